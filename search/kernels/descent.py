@@ -1,8 +1,10 @@
 """Plans shaken and made better, many from one: compiled, by estimates alone."""
 
+from typing import NamedTuple
+
 import numpy as np
 
-from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.kernels.estimates import (
     AllShards,
     Contents,
@@ -12,6 +14,7 @@ from neuroshard.stages.search.kernels.estimates import (
     ready_all,
     score_with,
 )
+from neuroshard.stages.search.kernels.lists import Lists, copied, listed, on_device, relisted
 from neuroshard.stages.search.kernels.steps import Bounds, Steps, best_steps, may_move, moved_by
 from neuroshard.stages.search.space.compiled import kernel
 from neuroshard.stages.search.space.limits import Limits
@@ -21,11 +24,18 @@ _TRIES = 64  # to draw a step that is allowed
 _MOST_STEPS = 10_000  # float32's noise must not keep a descent going for ever
 
 
+class _Touched(NamedTuple):
+    """Which items (I,) and which devices (D,) steps have changed."""
+
+    items: BoolArray
+    devices: BoolArray
+
+
 @kernel
 def explore(
     start: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs, shake_steps: int, seeds: IntArray,
-    found: Contents, estimate: FloatArray,
-) -> int:  # fmt: skip
+    estimate: FloatArray,
+) -> tuple[int, IntArray]:  # fmt: skip
     """Make K plans of one, each shaken by random steps, then improved by the best step until none helps.
 
     Args:
@@ -33,35 +43,49 @@ def explore(
         bounds: with what may still be moved from `start` on.
         shake_steps: random steps in a shake.
         seeds: (K,) one for every plan; equal seeds give equal plans.
-        found: the K plans, an axis in front of every array; filled.
         estimate: (K,) of their costs, ms; filled.
 
     Returns:
-        how many plans were looked at.
+        how many plans were looked at, and (n, 4) what is held otherwise than in `start`: plan, item, device, units.
     """
-    looked = 0
+    held, sums, size_bytes, units, score = start
+    plan = Contents(held.copy(), sums.copy(), size_bytes.copy(), units.copy(), score.copy())
+    all_lists, looked, changes = listed(held), 0, np.empty((0, 4), np.int64)
     for k in range(len(seeds)):
-        plan = Contents(found.held[k], found.sums[k], found.size_bytes[k], found.units[k], found.score[k])
-        plan.held[:], plan.sums[:], plan.size_bytes[:] = start.held, start.sums, start.size_bytes
-        plan.units[:], plan.score[:] = start.units, start.score
-        left = bounds.bytes_left
+        lists, left = copied(all_lists), bounds.bytes_left
+        touched = _Touched(np.zeros(held.shape[0], np.bool_), np.zeros(held.shape[1], np.bool_))
         np.random.seed(seeds[k])
         for _ in range(shake_steps):
-            left -= _shake(plan, all_shards, Bounds(bounds.memory_bytes, bounds.before, left), costs)
-        looked += _descend(plan, all_shards, Bounds(bounds.memory_bytes, bounds.before, left), costs)
-        fill(plan, all_shards, costs)  # what single precision added up on the way is gone
+            limited = Bounds(bounds.memory_bytes, bounds.before, left)
+            lists, moved = _shake(plan, lists, touched, all_shards, limited, costs)
+            left -= moved
+        limited = Bounds(bounds.memory_bytes, bounds.before, left)
+        lists, seen = _descend(plan, lists, touched, all_shards, limited, costs)
+        looked += seen
+        devices = np.flatnonzero(touched.devices)
+        for d in devices:
+            fill(plan, lists, int(d), all_shards, costs)  # what single precision added up on the way is gone
         estimate[k] = estimate_ms(plan, costs)
-    return looked
+        for i in np.flatnonzero(touched.items):
+            for d in devices:
+                if plan.held[i, d] != held[i, d]:
+                    changes = np.concatenate((changes, np.array([[k, i, d, plan.held[i, d]]])))
+                    plan.held[i, d] = held[i, d]
+        for d in devices:
+            plan.sums[d], plan.size_bytes[d], plan.units[d], plan.score[d] = sums[d], size_bytes[d], units[d], score[d]
+    return looked, changes
 
 
 @kernel
-def _shake(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) -> int:
+def _shake(
+    plan: Contents, lists: Lists, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
+) -> tuple[Lists, int]:
     """One random step that is allowed, if some are drawn before long; bytes more that it moves."""
     held = plan.held
     limits, first, size_bytes = all_shards.limits, all_shards.first, all_shards.size_bytes
     for _ in range(_TRIES):
         source, target = np.random.randint(held.shape[1]), np.random.randint(held.shape[1])
-        here, there = np.flatnonzero(held[:, source]), np.flatnonzero(held[:, target])
+        here, there = on_device(lists, source), on_device(lists, target)
         if source == target or not len(here):
             continue
         out = here[np.random.randint(len(here))]
@@ -73,7 +97,7 @@ def _shake(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) 
             while portion > 1 and np.random.randint(2):
                 portion //= 2
         step = (source, target, out, portion, back)
-        if back == out or not _allowed(held, limits, step, back_units):
+        if back == out or not _allowed(held, lists, limits, step, back_units):
             continue
         more = _bytes_at(size_bytes, first, held, out, target, portion)
         less = _bytes_at(size_bytes, first, held, out, source, -portion)
@@ -83,20 +107,18 @@ def _shake(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) 
         room = bounds.memory_bytes - plan.size_bytes
         moved = _moved(plan, all_shards, bounds, step)
         if more <= room[target] and less <= room[source] and moved <= bounds.bytes_left:
-            _apply(plan, all_shards, step, costs)
-            return moved
-    return 0
+            return _apply(plan, lists, touched, all_shards, step, costs)[0], moved
+    return lists, 0
 
 
 @kernel
-def _allowed(held: IntArray, limits: Limits, step: tuple[int, int, int, int, int], back_units: int) -> bool:
+def _allowed(
+    held: IntArray, lists: Lists, limits: Limits, step: tuple[int, int, int, int, int], back_units: int
+) -> bool:
     source, target, out, portion, back = step
-    shards = int(np.count_nonzero(held[out]))
-    if not may_move(limits, held, shards, out, portion, (source, target), back):
+    if not may_move(limits, held, lists.shards[out], out, portion, (source, target), back):
         return False
-    if back < 0:
-        return True
-    return bool(may_move(limits, held, int(np.count_nonzero(held[back])), back, back_units, (target, source), out))
+    return back < 0 or bool(may_move(limits, held, lists.shards[back], back, back_units, (target, source), out))
 
 
 @kernel
@@ -117,7 +139,10 @@ def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[in
 
 
 @kernel
-def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs) -> int:
+def _apply(
+    plan: Contents, lists: Lists, touched: _Touched, all_shards: AllShards, step: tuple[int, int, int, int, int],
+    costs: Costs,
+) -> tuple[Lists, int]:  # fmt: skip
     """Take a step; how many units of the item that comes back moved."""
     source, target, out, portion, back = step
     back_units = plan.held[back, target] if back >= 0 else 0
@@ -127,15 +152,19 @@ def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int
         _put(plan, all_shards, back, target, -back_units)
         _put(plan, all_shards, back, source, back_units)
     for device in (source, target):
+        touched.devices[device] = True
         nothing = all_shards.vectors[all_shards.first[out]]
         plan.score[device] = score_with(plan.sums[device], nothing, nothing, costs.weight)
         if plan.units[device] == 0:
             plan.score[device] = 0.0
-    return int(back_units)
+    for item in (out, back):
+        if item >= 0:
+            touched.items[item] = True
+    return _relisted(lists, plan.held, step), int(back_units)
 
 
 @kernel
-def _take_back(held: IntArray, step: tuple[int, int, int, int, int], back_units: int) -> None:
+def _take_back(held: IntArray, lists: Lists, step: tuple[int, int, int, int, int], back_units: int) -> Lists:
     """What was held before a step."""
     source, target, out, portion, back = step
     held[out, source] += portion
@@ -143,6 +172,16 @@ def _take_back(held: IntArray, step: tuple[int, int, int, int, int], back_units:
     if back >= 0:
         held[back, target] += back_units
         held[back, source] -= back_units
+    return _relisted(lists, held, step)
+
+
+@kernel
+def _relisted(lists: Lists, held: IntArray, step: tuple[int, int, int, int, int]) -> Lists:
+    source, target, out, _, back = step
+    for item in (out, back):
+        if item >= 0:
+            lists = relisted(relisted(lists, held, item, source), held, item, target)
+    return lists
 
 
 @kernel
@@ -156,7 +195,9 @@ def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: i
 
 
 @kernel
-def _descend(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) -> int:
+def _descend(
+    plan: Contents, lists: Lists, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
+) -> tuple[Lists, int]:
     """The best step from the most loaded devices until none helps; how many were looked at."""
     best = Steps(np.empty((1, 5), np.int64), np.empty(1))
     left, looked = bounds.bytes_left, 0
@@ -166,7 +207,7 @@ def _descend(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs
         chosen = (-1, -1, -1, -1, -1)
         limited = Bounds(bounds.memory_bytes, bounds.before, left)
         for number in range(1 + (sources[1] != sources[0])):
-            count, seen = best_steps(plan, int(sources[number]), all_shards, limited, costs, worth, best)
+            count, seen = best_steps(plan, lists, int(sources[number]), all_shards, limited, costs, worth, best)
             looked += seen
             if count:
                 worth = best.estimate[0]
@@ -175,9 +216,9 @@ def _descend(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs
         if chosen[0] < 0:
             break
         more = _moved(plan, all_shards, limited, chosen)
-        back_units = _apply(plan, all_shards, chosen, costs)
+        lists, back_units = _apply(plan, lists, touched, all_shards, chosen, costs)
         if estimate_ms(plan, costs) >= least:  # a step's estimate is rougher than a plan's
-            _take_back(plan.held, chosen, back_units)
+            lists = _take_back(plan.held, lists, chosen, back_units)
             break
         left -= more
-    return looked
+    return lists, looked

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.stages.search.kernels.lists import Lists, listed
 from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.limits import Limits
 
@@ -45,10 +46,16 @@ class Contents(NamedTuple):
     units: FloatArray
     score: FloatArray
 
-    def of(self, plans: "int | slice | BoolArray") -> "Contents":
-        """The contents of one or some of many plans, where they have an axis in front of every array."""
-        return Contents(
-            self.held[plans], self.sums[plans], self.size_bytes[plans], self.units[plans], self.score[plans]
+    @classmethod
+    def room(cls, held: IntArray, numbers: int) -> "Contents":
+        """Room for the contents of devices that hold so much, with sums of vectors of so many numbers."""
+        devices = held.shape[1]
+        return cls(
+            held,
+            np.empty((devices, numbers), dtype=np.float32),
+            np.empty(devices, dtype=np.int64),
+            np.empty(devices),
+            np.empty(devices),
         )
 
 
@@ -156,22 +163,26 @@ def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weig
 
 
 @kernel
-def fill(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
-    """Everything else from what is held."""
+def fill(contents: Contents, lists: Lists, device: int, all_shards: AllShards, costs: Costs) -> None:
+    """Add up all else of a device from what it holds."""
     held, sums, size, units, score = contents
-    first, nothing = all_shards.first, np.zeros(len(costs.weight), np.float32)
-    size[:], units[:], score[:] = 0, 0.0, 0.0
-    for d in range(held.shape[1]):
-        sums[d] = costs.bias
-    for i in range(held.shape[0]):  # along the rows of `held`, which are large
-        for d in range(held.shape[1]):
-            if held[i, d] > 0:
-                sums[d] += all_shards.vectors[first[i] + held[i, d]]
-                size[d] += all_shards.size_bytes[first[i] + held[i, d]]
-                units[d] += all_shards.given[first[i] + held[i, d]]
-    for d in range(held.shape[1]):
-        if units[d] > 0:
-            score[d] = score_with(sums[d], nothing, nothing, costs.weight)
+    sums[device], size[device], units[device], score[device] = costs.bias, 0, 0.0, 0.0
+    for p in range(lists.start[device], lists.start[device + 1]):
+        shard = all_shards.first[lists.items[p]] + held[lists.items[p], device]
+        sums[device] += all_shards.vectors[shard]
+        size[device] += all_shards.size_bytes[shard]
+        units[device] += all_shards.given[shard]
+    if units[device] > 0:
+        nothing = np.zeros(len(costs.weight), np.float32)
+        score[device] = score_with(sums[device], nothing, nothing, costs.weight)
+
+
+@kernel
+def fill_all(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
+    """Add up all else of every device from what they hold."""
+    lists = listed(contents.held)
+    for d in range(len(contents.units)):
+        fill(contents, lists, d, all_shards, costs)
 
 
 @leaf

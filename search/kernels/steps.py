@@ -16,6 +16,7 @@ from neuroshard.stages.search.kernels.estimates import (
     score_with,
     step_ms,
 )
+from neuroshard.stages.search.kernels.lists import Lists
 from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 
@@ -42,29 +43,6 @@ class Steps(NamedTuple):
 
     steps: IntArray
     estimate: FloatArray
-
-
-@kernel
-def _contents(held: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """(I,) shards of each item; and which items each device holds, ascending: items[start[d] : start[d + 1]]."""
-    num_items, num_devices = held.shape
-    shards = np.zeros(num_items, np.int64)
-    start = np.zeros(num_devices + 1, np.int64)
-    for i in range(num_items):
-        for d in range(num_devices):
-            if held[i, d] > 0:
-                shards[i] += 1
-                start[d + 1] += 1
-    start = start.cumsum()
-    items = np.empty(start[-1], np.int64)
-    filled = start[:-1].copy()
-    for i in range(num_items):
-        if shards[i]:
-            for d in range(num_devices):
-                if held[i, d] > 0:
-                    items[filled[d]] = i
-                    filled[d] += 1
-    return shards, start, items
 
 
 @leaf
@@ -128,8 +106,9 @@ def _too_late(
 
 @kernel
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
-    contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float, best: Steps
-) -> tuple[int, int]:
+    contents: Contents, lists: Lists, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float,
+    best: Steps,
+) -> tuple[int, int]:  # fmt: skip
     """Fill `best` with the best steps from `source` that are allowed and estimated below `worth`, ms.
 
     A step moves a shard i, or a half, quarter, ... of it, from the source s to a target t; for a whole one, a shard b
@@ -151,7 +130,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     held, sums, size, units, score = contents
     limits, first, size_bytes, _, given, vectors, least = all_shards
     weight, num_devices = costs.weight, held.shape[1]
-    num_shards, start, items = _contents(held)
+    num_shards, start, items = lists
     ready = ready_all(contents, costs)
     now = (units.max(), float(int(units.mean())))
     widest, left_ms = now[0], step_ms(costs.exchanges, ready, units) - ready.max()  # T

@@ -15,7 +15,8 @@ from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.stages.search.kernels.descent import explore
-from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, Exchanges, estimate_ms, fill
+from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, Exchanges, estimate_ms, fill_all
+from neuroshard.stages.search.kernels.lists import Lists, listed
 from neuroshard.stages.search.kernels.steps import (
     ITEM_BACK,
     ITEM_OUT,
@@ -85,7 +86,6 @@ class LocalSearch:
         base_ms, exchanges = catalog.items.base.compute_ms, self._exchanges()
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, exchanges, base_ms)
         self._looked = 0
-        self._explored = self._nothing(0)
 
     @property
     def looked(self) -> int:
@@ -94,10 +94,7 @@ class LocalSearch:
 
     def costed(self, held: IntArray) -> CostedPlan:
         """The plan `held` (I, D), costed."""
-        contents = self._nothing(1)
-        contents.held[0] = held
-        fill(contents.of(0), self._shards, self._costs)
-        return self._costed(contents)[0]
+        return self._costed([held.copy()])[0]
 
     def others(
         self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int], worth: float = np.inf
@@ -107,36 +104,19 @@ class LocalSearch:
         Every one depends on its seed alone, so they are made in threads. Those that look dearer than `worth` times
         the cheapest, this plan among them, are left out.
         """
-        found, estimate = self._room(len(seeds)), np.empty(len(seeds))
         bounds = self._bounds(plan)
 
-        def explored(numbers: IntArray) -> int:
-            part = slice(numbers[0], numbers[-1] + 1)
-            some = found.of(part)
-            own = np.array(seeds[part], dtype=np.int64)
-            return explore(plan.contents, self._shards, bounds, self._costs, shake_steps, own, some, estimate[part])
+        def explored(own: IntArray) -> tuple[int, list[IntArray], FloatArray]:
+            estimate = np.empty(len(own))
+            looked, changes = explore(plan.contents, self._shards, bounds, self._costs, shake_steps, own, estimate)
+            return looked, [changes[changes[:, 0] == k, 1:] for k in range(len(own))], estimate
 
-        parts = np.array_split(np.arange(len(seeds)), min(useful_threads(), len(seeds)))
-        self._looked += sum(in_threads(explored, parts))
-        near = estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth
-        return self._costed(found.of(near)) if near.any() else []
-
-    def _room(self, count: int) -> Contents:
-        """The same memory whenever it will do: on large tasks, getting it anew takes longer than what is done in it."""
-        if len(self._explored.held) < count:
-            self._explored = self._nothing(count)
-        return self._explored.of(slice(count))
-
-    def _nothing(self, count: int) -> Contents:
-        """Room for the contents of so many plans, an axis in front of every array."""
-        (items, devices), width = self._start.shape, self._catalog.vectors.shape[1]
-        return Contents(
-            np.empty((count, items, devices), dtype=np.int64),
-            np.empty((count, devices, width), dtype=np.float32),
-            np.empty((count, devices), dtype=np.int64),
-            np.empty((count, devices)),
-            np.empty((count, devices)),
-        )
+        parts = np.array_split(np.array(seeds, dtype=np.int64), min(useful_threads(), len(seeds)))
+        looked, changes, estimates = zip(*in_threads(explored, parts), strict=True)
+        self._looked += sum(looked)
+        estimate, every = np.concatenate(estimates), [one for some in changes for one in some]
+        near = np.flatnonzero(estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth)
+        return self._costed([_changed(plan.held, every[k]) for k in near]) if len(near) else []
 
     def _bounds(self, plan: CostedPlan) -> Bounds:
         left = _NO_LIMIT
@@ -145,12 +125,16 @@ class LocalSearch:
             left = min(self._max_moved_bytes, _NO_LIMIT) - int(moved.sum())
         return Bounds(self._memory_bytes, self._start, left)
 
-    def _costed(self, plans: Contents) -> list[CostedPlan]:
-        """Plans of these contents, an axis in front of every array; one call of the communication models."""
-        compute_ms = self._head.finish(plans.score) * (plans.units > 0)
-        ready_ms, total_ms = self._catalog.step(compute_ms, plans.units)
-        self._looked += 2 * plans.units.size
-        return [CostedPlan(plans.of(k), compute_ms[k], total_ms[k], ready_ms[k]) for k in range(len(compute_ms))]
+    def _costed(self, every: Sequence[IntArray]) -> list[CostedPlan]:
+        """Plans that hold so much (I, D) each; one call of the communication models."""
+        plans = [Contents.room(held, self._catalog.vectors.shape[1]) for held in every]
+        for plan in plans:
+            fill_all(plan, self._shards, self._costs)
+        units = np.stack([plan.units for plan in plans])
+        compute_ms = self._head.finish(np.stack([plan.score for plan in plans])) * (units > 0)
+        ready_ms, total_ms = self._catalog.step(compute_ms, units)
+        self._looked += 2 * units.size
+        return [CostedPlan(*its) for its in zip(plans, compute_ms, total_ms, ready_ms, strict=True)]
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
@@ -167,7 +151,8 @@ class LocalSearch:
         """(K, 5) steps, as the kernels have them, that are best by estimates, among those that are allowed."""
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
-        found = [self._steps_from(plan, source) for source in sorted(sources)]
+        lists = listed(plan.held)
+        found = [self._steps_from(plan, lists, source) for source in sorted(sources)]
         steps = np.concatenate([steps for steps, _ in found])
         estimate = np.concatenate([estimate for _, estimate in found])
         if len(steps) <= _COSTED_STEPS:
@@ -175,10 +160,11 @@ class LocalSearch:
         likely: IntArray = steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
         return likely
 
-    def _steps_from(self, plan: CostedPlan, source: int) -> tuple[IntArray, FloatArray]:
+    def _steps_from(self, plan: CostedPlan, lists: Lists, source: int) -> tuple[IntArray, FloatArray]:
         """(K, 5) the steps from `source` that are best by their estimates (K,), among those that are allowed."""
         best = Steps(np.empty((_COSTED_STEPS, 5), dtype=np.int64), np.empty(_COSTED_STEPS))
-        count, looked = best_steps(plan.contents, source, self._shards, self._bounds(plan), self._costs, np.inf, best)
+        bounds = self._bounds(plan)
+        count, looked = best_steps(plan.contents, lists, source, self._shards, bounds, self._costs, np.inf, best)
         self._looked += looked
         return best.steps[:count], best.estimate[:count]
 
@@ -231,6 +217,13 @@ class LocalSearch:
         parts = forward.parts_ms[:, 0].reshape(*shape, -1)
         steps = float(own[1]), float(widest[0]), float(widest[1] - widest[0])
         return Exchanges(*steps, backward.reshape(shape), parts.copy(), forward.share, forward.lead)
+
+
+def _changed(held: IntArray, changes: IntArray) -> IntArray:
+    """`held` (I, D) with other units, by (n, 3) items, devices and units."""
+    after = held.copy()
+    after[changes[:, 0], changes[:, 1]] = changes[:, 2]
+    return after
 
 
 def applied(held: IntArray, step: IntArray) -> IntArray:
