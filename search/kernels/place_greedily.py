@@ -7,7 +7,7 @@ import numpy as np
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.kernels.estimates import score_with
 from neuroshard.stages.search.space.compiled import kernel, leaf
-from neuroshard.stages.search.space.room import Room, may_join, put
+from neuroshard.stages.search.space.room import Room, may_join, takes_bytes
 
 
 class PlacementGrid(NamedTuple):
@@ -30,6 +30,29 @@ class PlacementGrid(NamedTuple):
     repeated: BoolArray
 
 
+class _Alone(NamedTuple):
+    """S shards of a layout where nothing of their items lies: gathered once, since catalogs are large.
+
+    Attributes:
+        adds: (S,) to a score, at least.
+        gives, takes: (S,) units of 4 columns and bytes.
+        vectors: (S, H).
+    """
+
+    adds: FloatArray
+    gives: FloatArray
+    takes: IntArray
+    vectors: Float32Array
+
+
+@kernel
+def _alone(room: Room, layout: IntArray, vectors: Float32Array, least_score: FloatArray) -> _Alone:
+    empty = room.first[layout[:, 0]]
+    shard = empty + layout[:, 1]
+    takes = room.size_bytes[shard] - room.size_bytes[empty]
+    return _Alone(least_score[shard], room.given[shard], takes, vectors[shard])
+
+
 @leaf
 def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
     """Move the device at a node of a heap, lowest score on top, to where its score belongs."""
@@ -49,11 +72,21 @@ def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
 
 
 @leaf
-def _least_given(room: Room, layout: IntArray, least: FloatArray) -> None:
-    """Write down the units that each shard, or any after it, gives out at least, (S,), of a layout (S, 2)."""
-    for s in range(len(layout) - 1, -1, -1):
-        given = room.given[room.first[layout[s, 0]] + layout[s, 1]]
-        least[s] = given if s + 1 == len(layout) else min(given, least[s + 1])
+def _least_given(gives: FloatArray, least: FloatArray) -> None:
+    """Write down the units that each shard, or any after it, gives out at least, (S,), of what each gives (S,)."""
+    for s in range(len(gives) - 1, -1, -1):
+        least[s] = gives[s] if s + 1 == len(gives) else min(gives[s], least[s + 1])
+
+
+@kernel
+def _remembered(room: Room, layout: IntArray) -> BoolArray:
+    """Which items (I,) of a layout (S, 2) may meet their own shards or rivals.
+
+    What is held matters for these alone: that matrix is large, and to write to it takes longer than all else.
+    """
+    has_rivals = room.limits.rival_first[1:] > room.limits.rival_first[:-1]
+    several: BoolArray = np.bincount(layout[:, 0], minlength=len(has_rivals)) > 1
+    return several | has_rivals
 
 
 @leaf
@@ -105,8 +138,10 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     heap, branches = np.empty(num_devices, np.int64), np.empty(num_devices, np.int64)
     spread, least = np.zeros(len(held), np.int64), np.empty(num_shards)  # devices that hold each item; `_least_given`
     idle_score = max(0.0, floor)
+    nothing = np.zeros(len(bias), np.float32)
     for p in range(num_layouts):
-        _least_given(room, shards[p], least)
+        alone, remembered = _alone(room, shards[p], vectors, least_score), _remembered(room, shards[p])
+        _least_given(alone.gives, least)
         for m in range(len(caps)):
             for d in range(num_devices):
                 sums[d] = bias
@@ -118,7 +153,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
             for s in range(num_shards):
                 i, w = shards[p, s, 0], shards[p, s, 1]
                 best, best_score, best_node = -1, np.inf, -1
-                empty, adds, gives = first[i], least_score[first[i] + w], room.given[first[i] + w]
+                adds, gives = alone.adds[s], alone.gives[s]
                 waiting = min(in_use, 1)
                 branches[0] = 0
                 while waiting:
@@ -132,12 +167,16 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                         branches[waiting] = child
                         waiting += 1
                     there = held[i, d] if spread[i] else 0
-                    before = empty + there
                     if beyond and there == 0:
                         continue
                     capped |= gives > room.free_units[d]
-                    if may_join(room, i, w, d, there):
-                        total = max(score_with(sums[d], vectors[before + w], vectors[before], weight), floor)
+                    takes = alone.takes[s] if there == 0 else takes_bytes(room, i, w, there)
+                    if may_join(room, i, d, there, gives, takes):
+                        if there == 0:
+                            total = max(score_with(sums[d], alone.vectors[s], nothing, weight), floor)
+                        else:
+                            before = first[i] + there
+                            total = max(score_with(sums[d], vectors[before + w], vectors[before], weight), floor)
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, node
                 for d in range(first_idle, num_devices):
@@ -147,18 +186,22 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                         first_idle += d == first_idle
                         continue
                     capped |= gives > room.free_units[d]
-                    if may_join(room, i, w, d, 0):
-                        total = max(score_with(sums[d], vectors[empty + w], vectors[empty], weight), floor)
+                    if may_join(room, i, d, 0, gives, alone.takes[s]):
+                        total = max(score_with(sums[d], alone.vectors[s], nothing, weight), floor)
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, in_use
                         break  # of devices that hold nothing, the first stands for all
                 if best < 0:
                     break
-                before = first[i] + held[i, best]
+                there = held[i, best] if spread[i] else 0
+                before = first[i] + there
                 for h in range(len(bias)):
-                    sums[best, h] += vectors[before + w, h] - vectors[before, h]
-                spread[i] += before == empty
-                put(room, i, w, best)
+                    sums[best, h] += vectors[before + w, h] - vectors[before, h] if there else alone.vectors[s, h]
+                room.free_bytes[best] -= takes_bytes(room, i, w, there) if there else alone.takes[s]
+                room.free_units[best] -= gives
+                if remembered[i]:
+                    spread[i] += there == 0
+                    held[i, best] += w
                 score[best] = best_score
                 devices[s] = best
                 if best_node == in_use:
@@ -177,7 +220,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
             outcome.alive[p, m] = devices[-1] >= 0
             outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and (devices == outcome.devices[p, m - 1]).all()
             for s in range(num_shards):
-                if devices[s] >= 0:
+                if devices[s] >= 0 and remembered[shards[p, s, 0]]:
                     held[shards[p, s, 0], devices[s]] = 0
                     spread[shards[p, s, 0]] = 0
             if not capped:  # nor would any higher cap be felt

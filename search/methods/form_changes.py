@@ -14,6 +14,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.space.base import device_memory
+from neuroshard.stages.search.space.chosen_forms import Choices, Forms
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Spread, allowed_forms
 from neuroshard.words.form import FORMS, Call
 
@@ -53,10 +54,10 @@ class FormChanges:
         """
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
-        def costs(forms: IntArray) -> tuple[FloatArray, FloatArray]:
-            cost, evenly = self.choices.estimates.costs(forms)
-            arriving = bytes_of[np.arange(len(self.now)), forms].sum(axis=1)
-            beyond = np.zeros(len(forms), dtype=np.bool_) if most_bytes is None else arriving > most_bytes
+        def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
+            cost, evenly = self.choices.estimates.costs(choices)
+            arriving = bytes_of[np.arange(len(self.now)), choices.forms].sum(axis=1)
+            beyond = np.zeros(len(choices), dtype=np.bool_) if most_bytes is None else arriving > most_bytes
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
 
         path = self.choices.descent(self.now, costs)
@@ -72,7 +73,7 @@ class FormChanges:
         tables = np.flatnonzero((self.now != COLUMNS) & choices.allowed[:, COLUMNS])
         tables = np.unique(choices.leaders[tables])
         back = np.array([self._back(tables[place : place + 1]) for place in range(len(tables))])
-        order = tables[np.argsort(choices.estimates.costs(back)[0], kind="stable")] if len(tables) else tables
+        order = tables[np.argsort(choices.estimates.costs(Forms(back))[0], kind="stable")] if len(tables) else tables
         done, more = 0, 1
         while done < len(order):
             plan = self._plan(self._back(order[: done + more]))

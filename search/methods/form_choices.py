@@ -17,9 +17,10 @@ from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.base import Base, placed_bytes
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.chosen_forms import Changes, Choices, Forms
 from neuroshard.stages.search.space.exact import Elsewhere, ways_that_fit
 from neuroshard.stages.search.space.feasibility import narrowest_shards
-from neuroshard.stages.search.space.form_descent import Costs, changed, descent, ranked_changes
+from neuroshard.stages.search.space.form_descent import Costs, descent, ranked_changes
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.forms import (
     BLOCKS,
@@ -126,7 +127,7 @@ class FormChoices:
         if self.simulator.models_for(self.task) is not models:
             return False  # what other parts ask for each shard is no bound
         cost_ms = self.simulator.cost(self.task, plan).total_ms
-        if cost_ms >= self.estimates.costs(self.first[None])[1][0]:
+        if cost_ms >= self.estimates.costs(Forms(self.first[None]))[1][0]:
             return False  # of tables that lie evenly: hardly ever does a bound lie above it
         bound_ms = lower_bound_ms(self.catalog, _BOUND_STEPS)
         return bound_ms is not None and cost_ms < bound_ms
@@ -150,7 +151,7 @@ class FormChoices:
 
         candidates = self._candidates()
         best: IntArray = candidates[0]
-        for forms, estimate_ms in zip(candidates, self.estimates.costs(candidates)[0].tolist(), strict=True):
+        for forms, estimate_ms in zip(candidates, self.estimates.costs(Forms(candidates))[0].tolist(), strict=True):
             if len(tried) == tries or (tried and estimate_ms >= tried_ms(best)):
                 break
             best = min(best, forms, key=tried_ms)
@@ -163,7 +164,7 @@ class FormChoices:
         near = [(forms, ms) for forms, ms in tried.values() if ms <= tried_ms(best) * _NEARLY]
         if not near:
             return best  # nothing finds a place
-        cost_ms = self.estimates.costs(np.array([forms for forms, _ in near]))[0] + [ms for _, ms in near]
+        cost_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in near])))[0] + [ms for _, ms in near]
         return near[int(np.argmin(cost_ms))][0]
 
     def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
@@ -171,7 +172,7 @@ class FormChoices:
         return self._descent(first, self.allowed, costs)
 
     def _descent(self, first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
-        path = descent(first, self._leading(allowed), lambda forms: costs(self._followed(forms)))
+        path = descent(first, self._leading(allowed), lambda some: costs(self._followed(some)))
         return [forms[self.leaders] for forms in path]
 
     def _candidates(self) -> IntArray:
@@ -192,19 +193,18 @@ class FormChoices:
         found = np.array([*self.descent(self.first, self.estimates.costs)[:-3:-1], *ends])
         _, earliest = np.unique(found, axis=0, return_index=True)
         found = found[np.sort(earliest)]
-        cheapest_first: IntArray = found[np.argsort(self.estimates.costs(found)[0], kind="stable")]
+        cheapest_first: IntArray = found[np.argsort(self.estimates.costs(Forms(found))[0], kind="stable")]
         return cheapest_first
 
     def _neighbours(self, forms: IntArray) -> IntArray:
         """(n, T) the changes of a choice (T,) that are estimated to be best; tables kept together change as one."""
         movable = self._leading(self.allowed)
         near = ranked_changes(forms, movable, lambda some: self.estimates.costs(self._followed(some)))
-        return self._followed(changed(forms, near.changes[:_NEIGHBOURS]))
+        return self._followed(Changes(forms, near.changes[:_NEIGHBOURS])).forms
 
-    def _followed(self, forms: IntArray) -> IntArray:
-        """(B, T) choices with each table in the form of its leader; without groups, as they are: they may be large."""
-        followed: IntArray = forms[:, self.leaders] if self._has_groups else forms
-        return followed
+    def _followed(self, choices: Choices) -> Choices:
+        """Choices with each table in the form of its leader."""
+        return Forms(choices.forms[:, self.leaders]) if self._has_groups else choices
 
     @cached_property
     def _has_groups(self) -> bool:
@@ -218,7 +218,7 @@ class FormChoices:
     def _dearest_in(self, form: int) -> IntArray:
         """(0 or 1, T) the first choice with its 1, 2, 4, ... dearest tables in a form: the one estimated to be best."""
         nested = self._more_in(form, self._alone_ms)[:-1]
-        return nested[self.estimates.costs(nested)[0].argmin()][None] if len(nested) else nested
+        return nested[self.estimates.costs(Forms(nested))[0].argmin()][None] if len(nested) else nested
 
     def more_in_blocks(self) -> Iterator[IntArray]:
         """(T,) the first choice, with the 1, 2, 4, ... largest tables in a form of blocks that they may lie in."""

@@ -6,14 +6,15 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.stages.search.space.chosen_forms import Changes, Choices, Forms
 from neuroshard.words.form import FORMS
 
 _MOST_STEPS = 100
 _LIKELY = 64  # changes that promised most when all were looked at: as long as some of them help, others are not
 _ROUNDING = 1e-6  # of costs, relative: less isn't a gain
 
-# Of B choices (B, T): (B,) ms, and (B,) ms to rank by where many cost the same.
-Costs = Callable[[IntArray], tuple[FloatArray, FloatArray]]
+# Of B choices: (B,) ms, and (B,) ms to rank by where many cost the same.
+Costs = Callable[[Choices], tuple[FloatArray, FloatArray]]
 
 
 class Ranked(NamedTuple):
@@ -34,7 +35,7 @@ def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]
     A step gives one table another form, or those 2, 3, 4, 6, 8, ... that promise most each their own: where many tables
     make a straggler, none of them alone helps.
     """
-    path, lowest = [first], float(costs(first[None])[0][0])
+    path, lowest = [first], float(costs(Forms(first[None]))[0][0])
     likely = np.empty((0, 2), dtype=np.int64)
     for _ in range(_MOST_STEPS):
         step = _best_step(path[-1], _ranked(path[-1], likely, costs), costs, lowest)
@@ -55,17 +56,10 @@ def ranked_changes(forms: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
     return _ranked(forms, np.argwhere(allowed & (np.arange(len(FORMS)) != forms[:, None])), costs)
 
 
-def changed(forms: IntArray, changes: IntArray) -> IntArray:
-    """(n, T) a choice (T,) after each of n changes alone, (n, 2)."""
-    after = np.repeat(forms[None], len(changes), axis=0)
-    after[np.arange(len(changes)), changes[:, 0]] = changes[:, 1]
-    return after
-
-
 def _ranked(forms: IntArray, changes: IntArray, costs: Costs) -> Ranked:
     if not len(changes):
         return Ranked(changes, np.zeros(0))
-    cost, evenly = costs(changed(forms, changes))
+    cost, evenly = costs(Changes(forms, changes))
     order = np.lexsort((cost, evenly))
     return Ranked(changes[order], cost[order])
 
@@ -75,13 +69,13 @@ def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
     if not len(ranked.changes):
         return None
     together = np.concatenate(list(_together(forms, ranked.changes)))
-    joint_ms = costs(together)[0] if len(together) else np.zeros(0)
+    joint_ms = costs(Forms(together))[0] if len(together) else np.zeros(0)
     cost_ms = np.concatenate([ranked.cost_ms, joint_ms])
     best = int(cost_ms.argmin())
     if not cost_ms[best] < lowest_ms * (1 - _ROUNDING):
         return None
     alone = best < len(ranked.changes)
-    after = changed(forms, ranked.changes[best : best + 1])[0] if alone else together[best - len(ranked.changes)]
+    after = Changes(forms, ranked.changes[best : best + 1]).forms[0] if alone else together[best - len(ranked.changes)]
     return float(cost_ms[best]), after
 
 

@@ -21,7 +21,8 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.threads import in_threads
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of, largest
+from neuroshard.stages.search.space.chosen_forms import Choices, Forms
+from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of
 from neuroshard.stages.search.space.forms import COLUMNS
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
@@ -70,37 +71,38 @@ class FormEstimates:
         cuts = Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog)
         return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))
 
-    def costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Estimate (B,) ms of B choices of forms (B, T), and (B,) ms if no shard made its device a straggler.
+    def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
+        """Estimate (B,) ms of B choices of forms, and (B,) ms if no shard made its device a straggler.
 
         Infinite where memory can't do.
         """
         count = max(1, min(_TOGETHER, _DEVICES // self.task.topology.num_devices))
-        parts = in_threads(self._costs, [forms[first : first + count] for first in range(0, len(forms), count)])
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        parts = (choices.some(slice(first, first + count)) for first in range(0, len(choices), count))
+        found = in_threads(self._costs, list(parts))
+        return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
 
     def base(self, forms: IntArray) -> Base:
         """What tables in rows and copies take and cost by a choice of forms (T,), the same on every device."""
-        shared, devices = self.everywhere(forms[None]), self.task.topology.num_devices
+        shared, devices = self.everywhere(Forms(forms[None])), self.task.topology.num_devices
         size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)
         compute_ms, given = np.full(devices, shared.compute_ms[0]), np.repeat(shared.given, devices, axis=0)
         return Base(self.task, np.flatnonzero(forms == COLUMNS), size_bytes, compute_ms, given)
 
-    def everywhere(self, forms: IntArray) -> "Shared":
-        """Compute what tables in rows and copies cost every device, for B choices of forms (B, T).
+    def everywhere(self, choices: Choices) -> "Shared":
+        """Compute what tables in rows and copies cost every device, for B choices of forms.
 
         With what other parts of a step take for forms in use, columns too.
         """
-        given, size_bytes = np.zeros((len(forms), len(Collective))), np.zeros(len(forms))
-        compute_ms = self.other_parts.shared_ms(self.simulator, forms, self.task.topology.num_devices)
+        given, size_bytes = np.zeros((len(choices), len(Collective))), np.zeros(len(choices))
+        compute_ms = self.other_parts.shared_ms(self.simulator, choices, self.task.topology.num_devices)
         for part in self.others:
-            chosen = part.chosen(forms)
-            compute_ms += _kernel(part.head, chosen @ part.vectors, chosen)
-            given += chosen @ part.given
-            size_bytes += chosen @ part.size_bytes
+            chosen = choices.at(part.form, part.called)
+            compute_ms += _kernel(part.head, chosen.total(part.vectors), chosen.any)
+            given += chosen.total(part.given)
+            size_bytes += chosen.total(part.size_bytes)
         return Shared(compute_ms, given, size_bytes)
 
-    def _costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
+    def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
         """Estimate `costs`, of all B choices at once.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and give out `mean` columns; but one of
@@ -110,14 +112,13 @@ class FormEstimates:
             min over cuts q that fit of total(max(even_q, dearest_q), max(mean, widest_q))   and
             total(min over q of even_q, mean), without stragglers.
         """
-        num_devices, cuts, shared = self.task.topology.num_devices, self.cuts, self.everywhere(forms)
-        in_columns = forms == COLUMNS  # (B, T)
-        counted = in_columns.astype(np.float64)
-        even_ms = _kernel(self.head, np.tensordot(counted, cuts.vectors, 1) / num_devices, counted)  # (B, Q)
-        mean = (counted @ cuts.given / num_devices)[:, None]  # (B, 1)
-        fits = self._fits(shared.size_bytes, counted @ cuts.total_bytes, largest(cuts.size_bytes, in_columns))
-        straggler_ms = np.where(fits, np.maximum(even_ms, largest(cuts.cost_ms, in_columns)), np.inf)  # (B, Q)
-        widest = np.maximum(mean, largest(cuts.columns, in_columns))  # (B, Q)
+        num_devices, cuts, shared = self.task.topology.num_devices, self.cuts, self.everywhere(choices)
+        its = choices.at(COLUMNS, np.ones(len(cuts.given), dtype=np.bool_))
+        even_ms = _kernel(self.head, its.total(cuts.vectors) / num_devices, its.any)  # (B, Q)
+        mean = (its.total(cuts.given) / num_devices)[:, None]  # (B, 1)
+        fits = self._fits(shared.size_bytes, its.total(cuts.total_bytes), its.largest(cuts.size_bytes))
+        straggler_ms = np.where(fits, np.maximum(even_ms, its.largest(cuts.cost_ms)), np.inf)  # (B, Q)
+        widest = np.maximum(mean, its.largest(cuts.columns))  # (B, Q)
         evenly = even_ms.min(axis=1, keepdims=True), mean, np.ones(mean.shape, dtype=np.bool_)
         each = zip((straggler_ms, widest, _unbeaten(straggler_ms, widest)), evenly, strict=True)
         total_ms = self._alike(shared, *(np.concatenate(both, axis=1) for both in each))
@@ -161,11 +162,11 @@ class OtherParts(NamedTuple):
     """What other parts of a step than compute and communication hang on, where devices are alike.
 
     Attributes:
-        calls: (T, F) the kernel call of each table in each form, by its place in `CALLS`.
+        called: (T, F, K) 1 for the kernel call of each table in each form, by its place in `CALLS`.
         counts: (T, F, C) what a device does for it (`Called.counts`).
     """
 
-    calls: IntArray
+    called: FloatArray
     counts: FloatArray
 
     @classmethod
@@ -178,15 +179,19 @@ class OtherParts(NamedTuple):
         for part in others:
             counts[part.tables, part.form] = simulator.counts_of(LoadSets.alone(part.loads))
             calls[part.tables, part.form] = part.loads.call
-        return cls(calls, counts)
+        return cls(np.eye(len(CALLS))[calls], counts)
 
-    def shared_ms(self, simulator: Simulator, forms: IntArray, num_devices: int) -> FloatArray:
-        """(B,) ms that such parts add to every device by B choices of forms (B, T)."""
-        if not self.counts.shape[2]:
-            return np.zeros(len(forms))
-        tables, used = np.arange(len(self.calls)), np.zeros((len(forms), len(CALLS)), dtype=np.bool_)
-        used[np.arange(len(forms))[:, None], self.calls[tables, forms]] = True
-        return simulator.shared_ms(used, self.counts[tables, forms].sum(axis=1), num_devices)
+    def shared_ms(self, simulator: Simulator, choices: Choices, num_devices: int) -> FloatArray:
+        """(B,) ms that such parts add to every device by B choices of forms."""
+        num_tables, _, numbers = self.counts.shape
+        if not numbers:
+            return np.zeros(len(choices))
+        each = [choices.at(form, np.ones(num_tables, dtype=np.bool_)) for form in range(len(FORMS))]
+        used, counts = (
+            np.sum([chosen.total(its[:, form]) for form, chosen in enumerate(each)], axis=0)
+            for its in (self.called, self.counts)
+        )
+        return simulator.shared_ms(used > 0, counts, num_devices)
 
 
 class Shared(NamedTuple):
@@ -203,11 +208,10 @@ class Shared(NamedTuple):
     size_bytes: FloatArray
 
 
-def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
-    """Compute (B, ...) ms of sums of vectors (B, ..., H), of the tables that are `called` (B, T); 0 without any."""
+def _kernel(head: ReluHead, sums: FloatArray, called: BoolArray) -> FloatArray:
+    """Compute (B, ...) ms of sums of vectors (B, ..., H); 0 where no table is `called` (B,)."""
     cost = head(sums.astype(np.float32))
-    any_called = called.any(axis=1).reshape(-1, *[1] * (cost.ndim - 1))
-    return np.where(any_called, cost, 0.0)
+    return np.where(called.reshape(-1, *[1] * (cost.ndim - 1)), cost, 0.0)
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:

@@ -21,19 +21,6 @@ from neuroshard.words.form import FORMS, Call
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 
 
-def largest(numbers: FloatArray, chosen: BoolArray) -> FloatArray:
-    """(B, Q) the largest of the numbers (T, Q), none below 0, of the tables that are chosen, (B, T); 0 where none is.
-
-    Choices that are looked at together differ in few tables: only those are looked at choice by choice.
-    """
-    always = chosen.all(axis=0)
-    sometimes = chosen.any(axis=0) & ~always
-    chosen, numbers, least = chosen[:, sometimes], numbers[sometimes], numbers[always].max(axis=0, initial=0.0)
-    each = (np.where(chosen, number, 0.0).max(axis=1, initial=0.0) for number in numbers.T)
-    found: FloatArray = np.maximum(np.stack(list(each), axis=1), least)
-    return found
-
-
 @dataclass(frozen=True, eq=False)
 class Cuts:
     """The tables in columns, cut in Q ways.
@@ -122,11 +109,6 @@ class Everywhere:
         found.given[tables] = given_bytes(loads, task.topology.num_devices)
         found.size_bytes[tables] = task.memory.device_bytes(loads)
         return found
-
-    def chosen(self, forms: IntArray) -> FloatArray:
-        """(B, T) 1 for tables that lie so by B choices of forms (B, T), 0 for others."""
-        chosen: FloatArray = ((forms == self.form) & self.called).astype(np.float64)
-        return chosen
 
 
 def head_of(models: ModelSet, call: Call) -> ReluHead:

@@ -38,26 +38,32 @@ class Room(NamedTuple):
 
 
 @leaf
-def may_join(room: Room, item: int, width: int, device: int, held: int) -> bool:
-    """Whether a shard of an item, `width` units wide, may go to a device that holds so many units of the item.
+def may_join(room: Room, item: int, device: int, held: int, gives: float, takes: int) -> bool:
+    """Whether a shard of an item that gives and takes so much may go to a device that holds so many units of the item.
 
     What it gives out and its bytes must find room, its item be allowed there, and none of its item's rivals lie there.
     Two shards of an item become one where they meet, so those of an item that needs several devices must not.
     """
-    if room.given[room.first[item] + width] > room.free_units[device]:
+    if gives > room.free_units[device] or takes > room.free_bytes[device]:
         return False
     if held > 0 and room.limits.min_shards[item] > 1:
-        return False
-    before = room.first[item] + held
-    if room.size_bytes[before + width] - room.size_bytes[before] > room.free_bytes[device]:
         return False
     return bool(may_lie(room.limits, room.held, item, device, -1))
 
 
 @leaf
+def takes_bytes(room: Room, item: int, width: int, held: int) -> int:
+    """Bytes that a shard of an item, `width` units wide, takes of a device that holds so many units of the item."""
+    before = room.first[item] + held
+    return int(room.size_bytes[before + width] - room.size_bytes[before])
+
+
+@leaf
 def may_put(room: Room, item: int, width: int, device: int) -> bool:
     """Whether a shard of an item, `width` units wide, may go to a device."""
-    return may_join(room, item, width, device, room.held[item, device])
+    held = room.held[item, device]
+    gives = room.given[room.first[item] + width]
+    return may_join(room, item, device, held, gives, takes_bytes(room, item, width, held))
 
 
 @kernel
@@ -72,7 +78,6 @@ def devices_with_room(room: Room, item: int, width: int) -> BoolArray:
 @leaf
 def put(room: Room, item: int, width: int, device: int) -> None:
     """Put a shard of an item, `width` units wide, on a device."""
-    before = room.first[item] + room.held[item, device]
-    room.free_bytes[device] -= room.size_bytes[before + width] - room.size_bytes[before]
+    room.free_bytes[device] -= takes_bytes(room, item, width, room.held[item, device])
     room.free_units[device] -= room.given[room.first[item] + width]
     room.held[item, device] += width

@@ -20,6 +20,7 @@ from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
 from neuroshard.stages.search.report.explained import picture, sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.page import render
+from neuroshard.stages.search.space.chosen_forms import Forms
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.forms import allowed_forms
 from neuroshard.tables import Table
@@ -49,7 +50,7 @@ def _estimates(task):
     estimates = FormEstimates.of(task, SIMULATOR, allowed_forms(task, CALLS), None)
     devices = range(task.topology.num_devices)
     plan = ns.Plan(task, tuple(one for t in range(len(task.tables)) for one in layout.over(task, t, devices)))
-    return float(estimates.costs(np.full((1, len(task.tables)), number))[0][0]), _ms(plan)
+    return float(estimates.costs(Forms(np.full((1, len(task.tables)), number)))[0][0]), _ms(plan)
 
 
 def _refused(target, plan):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from neuroshard.stages.search.space.form_descent import changed, descent, ranked_changes
+from neuroshard.stages.search.space.chosen_forms import Changes, Forms
+from neuroshard.stages.search.space.form_descent import descent, ranked_changes
 from neuroshard.words.form import FORMS
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
@@ -11,15 +12,17 @@ ALL = np.ones((6, 3), dtype=np.bool_)
 FIRST = np.full(6, COLUMNS)
 
 
-def _weights(forms):
+def _weights(choices):
     """Every table has a form of its own that is cheapest."""
+    forms = choices.forms
     wanted = np.arange(6) % 3
     cost = (forms != wanted) @ np.arange(1.0, 7.0)
     return cost, cost
 
 
-def _held_up(forms):
+def _held_up(choices):
     """The dearest table in columns counts, and a call of rows costs something: one table in rows alone never helps."""
+    forms = choices.forms
     ms = np.array([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])
     columns = np.where(forms == COLUMNS, ms, 0)
     calls = 0.5 * (forms == ROWS).any(axis=1) + 9.0 * (forms == COPIES).any(axis=1) + 0.4 * (forms == ROWS).sum(axis=1)
@@ -29,18 +32,18 @@ def _held_up(forms):
 def test_every_table_gets_its_best_form():
     path = descent(FIRST, ALL, _weights)
     assert path[-1].tolist() == [0, 1, 2, 0, 1, 2]
-    costs = _weights(np.array(path))[0]
+    costs = _weights(Forms(np.array(path)))[0]
     assert (np.diff(costs) < 0).all()
 
 
 def test_tables_are_changed_together_where_one_alone_does_not_help():
     ranked = ranked_changes(FIRST, ALL, _held_up)
     assert len(ranked.changes) == 12
-    assert ranked.cost_ms.min() > _held_up(FIRST[None])[0][0]
-    assert _held_up(changed(FIRST, ranked.changes))[0].tolist() == ranked.cost_ms.tolist()
+    assert ranked.cost_ms.min() > _held_up(Forms(FIRST[None]))[0][0]
+    assert _held_up(Changes(FIRST, ranked.changes))[0].tolist() == ranked.cost_ms.tolist()
     last = descent(FIRST, ALL, _held_up)[-1]
     assert set(last[:3]) == {ROWS}
-    assert _held_up(last[None])[0][0] < 4
+    assert _held_up(Forms(last[None]))[0][0] < 4
 
 
 def test_forms_that_are_not_allowed_are_never_taken():
@@ -55,22 +58,23 @@ def test_forms_that_are_not_allowed_are_never_taken():
 
 
 def test_what_fits_nowhere_stays_and_what_fits_somewhere_is_found():
-    def never(forms):
-        return np.full(len(forms), np.inf), np.full(len(forms), np.inf)
+    def never(choices):
+        return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
 
-    def in_rows_only(forms):
-        cost = np.where((forms == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
+    def in_rows_only(choices):
+        cost = np.where((choices.forms == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
         return cost, cost
 
     assert len(descent(FIRST, ALL, never)) == 1
-    assert in_rows_only(descent(FIRST, ALL, in_rows_only)[-1][None])[0][0] == pytest.approx(1.0)
+    assert in_rows_only(Forms(descent(FIRST, ALL, in_rows_only)[-1][None]))[0][0] == pytest.approx(1.0)
 
 
 def test_not_all_changes_are_looked_at_as_long_as_likely_ones_help():
     """400 tables that each help by themselves, by ever less: all get their best form, in few looks at all changes."""
     wanted, weight, looked = np.arange(400) % 3, 0.97 ** np.arange(400), []
 
-    def costs(forms):
+    def costs(choices):
+        forms = choices.forms
         looked.append(len(forms))
         cost = 1 + (forms != wanted) @ weight - 0.5 * np.minimum((forms == wanted).sum(axis=1), 390) / 400
         return cost, cost

@@ -14,8 +14,9 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.chosen_forms import Changes, Forms
 from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.form_parts import dearest, largest
+from neuroshard.stages.search.space.form_parts import dearest
 from neuroshard.stages.search.space.forms import Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import DeviceLoads
 from neuroshard.tables import Table
@@ -67,7 +68,7 @@ def _cost(task, forms):
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
 def test_rows_and_copies_cost_what_is_estimated(forms):
     task = _task()
-    held_up, evenly = _estimates(task).costs(np.array([forms]))
+    held_up, evenly = _estimates(task).costs(Forms(np.array([forms])))
     assert held_up[0] == pytest.approx(_cost(task, np.array(forms)), rel=1e-4)
     assert evenly[0] == pytest.approx(held_up[0])
 
@@ -78,7 +79,7 @@ def test_models_with_a_part_for_each_form_are_asked_for_their_own():
     for form in (ROWS, COPIES):
         forms = np.full(12, form)
         plan = Plan(task, tuple(Spread(task).others(forms)))
-        assert _estimates(task, simulator).costs(forms[None])[0][0] == pytest.approx(
+        assert _estimates(task, simulator).costs(Forms(forms[None]))[0][0] == pytest.approx(
             simulator.cost(task, plan).total_ms, rel=1e-3
         )
 
@@ -91,7 +92,7 @@ def test_what_a_form_in_use_costs_in_a_whole_step_is_estimated(forms):
     ).in_torchrec()
     task, simulator, forms = _task(), Simulator(counted), np.array(forms)
     plan = Plan(task, tuple(Spread(task).others(forms)))
-    estimated_ms = _estimates(task, simulator).costs(forms[None])[0][0]
+    estimated_ms = _estimates(task, simulator).costs(Forms(forms[None]))[0][0]
     assert estimated_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
     assert estimated_ms > _cost(task, forms) + 0.5
 
@@ -106,7 +107,7 @@ def test_rows_of_sequence_tables_are_calls_of_their_own(pooled):
         for forms in (np.full(12, ROWS), np.where(np.arange(12) == 1, COLUMNS, ROWS)):
             places = [(1, task.tables[1].dim, 0)] if forms[1] == COLUMNS else []
             _check_placed(task, forms, places, simulator, rel=1e-3)
-        assert np.isfinite(_estimates(task, simulator).costs(forms[None])[0][0])
+        assert np.isfinite(_estimates(task, simulator).costs(Forms(forms[None]))[0][0])
 
 
 def test_columns_cost_about_what_is_estimated():
@@ -114,7 +115,7 @@ def test_columns_cost_about_what_is_estimated():
     task, rng = _task(), np.random.default_rng(1)
     choices = np.stack([np.full(12, COLUMNS), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
     costs = np.array([_cost(task, forms) for forms in choices])
-    held_up, evenly = _estimates(task).costs(choices)
+    held_up, evenly = _estimates(task).costs(Forms(choices))
     assert held_up == pytest.approx(costs, rel=0.05)
     assert (evenly <= held_up * (1 + 1e-9)).all()
 
@@ -123,7 +124,7 @@ def test_a_table_that_cannot_be_cut_holds_a_device_up():
     base = _task().tables
     hot = replace(base[0], name="hot", dim=4, pooling_factor=2000.0)
     task = Task((hot, *base[1:]), Topology(4, "80GiB"), BATCH)
-    held_up, evenly = _estimates(task).costs(np.full((1, 12), COLUMNS))
+    held_up, evenly = _estimates(task).costs(Forms(np.full((1, 12), COLUMNS)))
     assert held_up[0] > 1.3 * evenly[0]
     assert held_up[0] == pytest.approx(_cost(task, np.full(12, COLUMNS)), rel=0.05)
 
@@ -132,7 +133,7 @@ def test_what_memory_cannot_hold_costs_infinitely_much():
     task = _task()
     total = task.size_bytes
     tight = Task(task.tables, Topology(4, int(total * 0.4)), BATCH)
-    held_up, evenly = _estimates(tight).costs(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12]))
+    held_up, evenly = _estimates(tight).costs(Forms(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12])))
     assert np.isfinite(held_up).tolist() == [True, True, False]
     assert np.isfinite(evenly).tolist() == [True, True, False]
 
@@ -140,17 +141,27 @@ def test_what_memory_cannot_hold_costs_infinitely_much():
 def test_many_choices_are_estimated_as_one_by_one():
     task = _task()
     choices = np.random.default_rng(2).choice(len(FORMS), (600, 12))
-    together = np.array(_estimates(task).costs(choices))
-    alone = np.array([_estimates(task).costs(choices[i : i + 1]) for i in (0, 300, 599)])[..., 0].T
+    together = np.array(_estimates(task).costs(Forms(choices)))
+    alone = np.array([_estimates(task).costs(Forms(choices[i : i + 1])) for i in (0, 300, 599)])[..., 0].T
     assert together[:, [0, 300, 599]] == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("simulator", [SIMULATOR, Simulator(ns.CostModels.load("cpu+torchrec"))])
+def test_changes_of_one_choice_are_estimated_as_choices(simulator):
+    task = _task()
+    estimates, rng = _estimates(task, simulator), np.random.default_rng(4)
+    for before in (np.full(12, COLUMNS), rng.integers(len(FORMS), size=12)):
+        changes = Changes(before, np.argwhere(np.arange(len(FORMS)) != before[:, None]))
+        for one, other in zip(estimates.costs(changes), estimates.costs(Forms(changes.forms)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
 def test_tables_with_constraints_are_estimated():
     for seed in range(6):
         task = constrained_task(seed)
         forms = np.full((1, len(task.tables)), COLUMNS)
-        held_up, _ = _estimates(task).costs(forms)
-        free, _ = _estimates(replace(task, constraints=Constraints())).costs(forms)
+        held_up, _ = _estimates(task).costs(Forms(forms))
+        free, _ = _estimates(replace(task, constraints=Constraints())).costs(Forms(forms))
         assert np.isfinite(held_up[0])
         assert held_up[0] >= free[0] * (1 - 1e-6)
 
@@ -159,26 +170,15 @@ def test_cuts_that_are_beaten_change_nothing(monkeypatch):
     """Of cuts that are no dearer and no wider, one is costed."""
     task = _task(30, 16)
     choices = np.random.default_rng(3).choice(len(FORMS), (50, 30), p=[0.8, 0.1, 0.1])
-    few = _estimates(task).costs(choices)
+    few = _estimates(task).costs(Forms(choices))
     monkeypatch.setattr(form_estimates, "_unbeaten", lambda cost_ms, columns: np.isfinite(cost_ms))
-    np.testing.assert_allclose(_estimates(task).costs(choices), few, rtol=1e-12)
+    np.testing.assert_allclose(_estimates(task).costs(Forms(choices)), few, rtol=1e-12)
 
 
 def test_of_equal_cuts_one_is_costed():
     cost = np.array([[2.0, 2.0, 1.0, 3.0, np.inf], [np.inf] * 5])
     columns = np.array([[4.0, 4.0, 8.0, 8.0, 0.0], [1.0] * 5])
     assert form_estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]
-
-
-@pytest.mark.parametrize("always", [0, 5, 40])
-def test_the_largest_of_some_are_found(always):
-    """Also where some tables are in all choices, or none in one, or choices are alike."""
-    rng = np.random.default_rng(4)
-    numbers = rng.uniform(size=(40, 3))
-    chosen = rng.uniform(size=(30, 40)) < rng.uniform(size=(30, 1)) ** 3
-    chosen[:, :always], chosen[0] = True, always > 0
-    expected = np.where(chosen[:, :, None], numbers, 0).max(axis=1)
-    np.testing.assert_array_equal(largest(numbers, chosen), expected)
 
 
 def test_placed_columns_cost_what_their_plan_does():
