@@ -93,6 +93,7 @@ KINDS: dict[str, Callable[[], Tables]] = {
 
 Searched = tuple[str, dict[str, object]]  # by some cost models, with settings
 DEFAULT: Mapping[str, Searched] = {"default": (STEPS, {})}
+IN_COLUMNS: Mapping[str, Searched] = {"columns": (STEPS, {"forms": ["columns"]})}
 SEARCHES: Mapping[str, Searched] = {
     **DEFAULT,
     "every_gain": (STEPS, {"choice": None}),
@@ -139,11 +140,11 @@ def main() -> None:
 
 def beside_torchrec(work: Path, small: bool) -> Made:
     """Steps on the default's plans beside those of TorchRec's planner: a table of `results.py`."""
-    protocol = StepProtocol(builds=2, turns=2) if small else StepProtocol(builds=3)
+    protocol = _protocol(small)
     rows, ratios, foreseen = [], [], []
     for kind in ["few_small"] if small else QUOTED:
-        frame = _trained(kind, work, DEFAULT, protocol).set_index("plan")
-        row, torchrec = frame.loc["default"], frame.loc["torchrec_planner"]
+        frame = _trained(kind, work, DEFAULT | IN_COLUMNS, protocol).set_index("plan")
+        row, torchrec, columns = (frame.loc[name] for name in ("default", "torchrec_planner", "columns"))
         span = f"{row.beside_first_least:.2f} to {row.beside_first_most:.2f}"
         ratios.append(row.beside_first)
         foreseen.append(row.steps_beside_first)
@@ -155,12 +156,17 @@ def beside_torchrec(work: Path, small: bool) -> Made:
                 "predicted step / TorchRec's": f"{row.steps_beside_first:.2f}",
                 "trained step / TorchRec's": f"{row.beside_first:.2f}",
                 f"lowest to highest of {protocol.builds} builds": span,
+                "the default's in columns alone": f"{columns.beside_first:.2f}",
                 "two equal plans differ by": f"{row.floor:.1%}",
             }
         )
     mean = {"tables of the model": "**mean**", "trained step / TorchRec's": f"**{np.mean(ratios):.3f}**"}
     off = np.abs(np.array(foreseen) / np.array(ratios) - 1).mean()
     return Made(pd.DataFrame([*rows, mean]).fillna(""), f"Predicted ratios are off by {off:.1%} on average.")
+
+
+def _protocol(small: bool) -> StepProtocol:
+    return StepProtocol(builds=2, turns=2) if small else StepProtocol()
 
 
 def predicted_steps(work: Path, small: bool) -> Made:
@@ -194,10 +200,9 @@ _AS_MEASURED = "Every plan is compared with TorchRec's; the dense part of a step
 
 def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]]:
     """What is trained of some models on plans of every method and on random ones, model by model."""
-    protocol = StepProtocol(builds=2, turns=2) if small else StepProtocol(builds=3)
     searches = DEFAULT if small else SEARCHES
     for kind in ["few_small"] if small else PREDICTED:
-        yield QUOTED[kind], _trained(kind, work, searches, protocol, RANDOM)
+        yield QUOTED[kind], _trained(kind, work, searches, _protocol(small), RANDOM)
 
 
 def judged(frame: pd.DataFrame) -> dict[str, str]:
