@@ -1,4 +1,4 @@
-"""Which items each device holds, kept while plans change: compiled. The matrix of all widths is large, and empty."""
+"""Which items each device holds, kept up to date as plans change: compiled. The matrix of units is large and sparse."""
 
 from typing import NamedTuple
 
