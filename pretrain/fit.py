@@ -1,6 +1,6 @@
 """Fitting a model to every kernel call and every collective that was measured, with or without models to start from."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from neuroshard.stages.pretrain.measurements import (
     SplitMeasurements,
 )
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, pieces_of
-from neuroshard.stages.pretrain.result import Errors, Predicted, tested
+from neuroshard.stages.pretrain.result import Predicted, tested
 from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.home import Tier
 
@@ -100,7 +100,7 @@ class Fit:
             elif len(its.train) >= self._least(part) and its.valid:
                 judges = its.valid if len(its.valid) >= _LEAST_VALID else its.known
                 both = known, further._fitted(part, known, bars)
-                pieces |= {part.name: min(both, key=lambda one: part.predict(one, judges).relative_errors().mean())}
+                pieces |= {part.name: min(both, key=lambda one: part.predict(one, judges).relative_error())}
         return pieces
 
     def _least(self, part: MeasuredPart) -> int:
@@ -125,43 +125,36 @@ def margins_of(models: CostModels, measured: Measured, start: CostModels | None 
     """
     before = None if start is None else start.margins
     known = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
-    for name, predicted, _ in _predicted(models, measured, lambda its: its.valid):
+    for name, predicted in _predicted(models, measured, lambda its: its.valid):
         if len(predicted.measured_ms) >= (_LEAST_VALID if name in known else 1):
             known[name] = predicted.margin()
     return Margins.by_part(known) if known.keys() >= _COLUMNS_AND_ALL_TO_ALLS else None
 
 
-def tests_of(models: CostModels, measured: Measured) -> dict[str, ModelTest]:
-    """Test every part on its test samples, by name; the models have margins."""
+def predicted_tests(models: CostModels, measured: Measured) -> dict[str, Predicted]:
+    """Predict the test samples of every part that the models know, by its name."""
+    return dict(_predicted(models, measured, lambda its: its.test))
+
+
+def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: Measured) -> dict[str, ModelTest]:
+    """Compare what models with margins predict of the test samples of parts, by name, with what was measured."""
     assert models.margins is not None
+    margins, known = models.margins, {part.name: part.measured for part in measured.parts}
     return {
-        name: tested(predicted, models.margins.of(name), its.everything)
-        for name, predicted, its in _predicted(models, measured, lambda its: its.test)
+        name: tested(its, margins.of(name), known.get(name, measured.local).everything)
+        for name, its in predicted.items()
     }
-
-
-def errors_of(models: CostModels, measured: Measured) -> dict[str, Errors]:
-    """Return the errors of the test samples of every part that the models know, by its name."""
-    most = max(len(its.test) for its in (*(part.measured for part in measured.parts), measured.local))
-    each = [(name, its) for n in range(most) for name, its, _ in _predicted(models, measured, _nth_test(n))]
-    by_name = grouped(each, lambda one: one[0])
-    return {name: [its.relative_errors() for _, its in some] for name, some in by_name.items()}
-
-
-def _nth_test(n: int) -> Callable[[SplitMeasurements], list[Measurement[Any]]]:
-    return lambda its: its.test[n : n + 1]
 
 
 def _predicted(
     models: CostModels, measured: Measured, some: Callable[[SplitMeasurements], list[Measurement[Any]]]
-) -> Iterator[tuple[str, Predicted, SplitMeasurements]]:
-    """Predict some samples of every part that the models know, if there are any, by its name; with all measurements."""
+) -> Iterator[tuple[str, Predicted]]:
+    """Predict some samples of every part that the models know, if there are any, by its name."""
     pieces = pieces_of(models)
     for part in measured.parts:
         if part.name in pieces and (its := some(part.measured)):
-            yield part.name, part.predict(pieces[part.name], its), part.measured
-    for name, predicted in predicted_framework(models, some(measured.local)).items():
-        yield name, predicted, measured.local
+            yield part.name, part.predict(pieces[part.name], its)
+    yield from predicted_framework(models, some(measured.local)).items()
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:

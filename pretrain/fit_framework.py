@@ -90,10 +90,10 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
     if models.framework is None or not some:
         return {}
     asked = _Asked.of(models, some)
-    found, none = {}, np.zeros(len(some))
+    found, none, each = {}, np.zeros(len(some)), np.ones(len(some), dtype=np.int64)
     for part, (name, took) in zip(models.framework.parts, asked.part_ms.items(), strict=True):
         kernels_ms = models.framework.factor * asked.kernels_ms if name == "kernels" else none
-        found[part.name] = Predicted(asked.terms @ part.slopes + kernels_ms, none, took, none)
+        found[part.name] = Predicted(asked.terms @ part.slopes + kernels_ms, none, took, none, each)
     return found
 
 

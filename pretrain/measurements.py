@@ -109,7 +109,8 @@ class MeasuredCalls:
         for _, group in sorted(grouped(some, lambda m: m.sample.batch_size).items()):
             sets = loads_of([m.sample for m in group])
             measured = np.array([m.typical_ms for m in group])
-            parts.append((model.predict(sets), model.spread_ms(sets), measured, np.zeros(len(group))))
+            each = np.ones(len(group), dtype=np.int64)
+            parts.append((model.predict(sets), model.spread_ms(sets), measured, np.zeros(len(group)), each))
         return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
@@ -150,7 +151,8 @@ class MeasuredExchange:
             starts = np.array([m.sample.start_ms for m in group]) * (self.repeats == records.FORWARD)
             measured = np.array([m.typical_ms[self.repeats] for m in group])
             predicted = model.predict(traffic_of([m.sample for m in group]), starts)
-            parts.append([part.ravel() for part in (predicted, np.zeros_like(predicted), measured, waits(starts))])
+            of_devices = (predicted, np.zeros_like(predicted), measured, waits(starts))
+            parts.append([*(part.ravel() for part in of_devices), np.full(len(group), measured.shape[1])])
         return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:

@@ -101,6 +101,6 @@ def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> Cost
 
     def error(start: CostModels) -> float:
         predicted = columns.predict(pieces_of(start)[COMPUTE], some)
-        return float(predicted.relative_errors(predicted.typical_ratio).mean())
+        return predicted.relative_error(predicted.typical_ratio)
 
     return min(starts, key=error)

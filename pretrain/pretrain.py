@@ -20,12 +20,12 @@ from neuroshard.plumbing.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.pretrain.fit import Fit, errors_of, margins_of, tests_of
+from neuroshard.stages.pretrain.fit import Fit, margins_of, predicted_tests, tests_of
 from neuroshard.stages.pretrain.fit_framework import fit_framework
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import nearest
-from neuroshard.stages.pretrain.result import Errors, PretrainResult, grew, mape_of
+from neuroshard.stages.pretrain.result import Predicted, PretrainResult
 from neuroshard.words.fingerprint import Fingerprint, versions
 from neuroshard.words.form import call_named
 
@@ -98,26 +98,28 @@ class Pretrain:
                 known = None if start is None else start.framework
                 fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train, known))
             fitted = replace(fitted, margins=margins_of(fitted, measured, start))
-            metrics = tests_of(fitted, measured)
-            before = {} if start is None else errors_of(start, measured)
+            after = predicted_tests(fitted, measured)
+            metrics = tests_of(fitted, after, measured)
+            before = {} if start is None else predicted_tests(start, measured)
             if start is not None and not self.keep_worse:
-                self._check_better(start.name, before, errors_of(fitted, measured), metrics)
+                self._check_better(start.name, before, after, metrics)
             card = self._card(manifest, measured, metrics, start)
             save_or_keep(Path(self.out), fitted, card)
-        return PretrainResult(Path(self.out), metrics, {part: mape_of(its) for part, its in before.items()})
+        return PretrainResult(Path(self.out), metrics, {part: its.relative_error() for part, its in before.items()})
 
     def _check_better(
         self,
         start: str | None,
-        before: dict[str, Errors],
-        after: dict[str, Errors],
+        before: dict[str, Predicted],
+        after: dict[str, Predicted],
         metrics: dict[str, ModelTest],
     ) -> None:
         """Raise UserError if a part's error is larger than it was, by more than a few test samples may be off."""
         worse = [
-            f"{part} {mape_of(after[part]):.1%} instead of {mape_of(its):.1%} (noise {metrics[part].noise_mean:.1%})"
+            f"{part} {metrics[part].test.mape:.1%} instead of {its.relative_error():.1%} "
+            f"(noise {metrics[part].noise_mean:.1%})"
             for part, its in before.items()
-            if grew(its, after[part])
+            if after[part].is_beaten_by(its)
         ]
         if worse:
             raise UserError(

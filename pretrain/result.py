@@ -12,32 +12,14 @@ from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
 from neuroshard.models.card import Accuracy, ModelTest
 from neuroshard.models.trust import LEVEL, Margin
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.records.samples import Measurement
 
 _DECILES = 10
 _LEAST_MS = 1e-3  # what takes less counts as this
-_WORSE = 1.1  # times the error before: models that are worse by less may choose as good plans
+_WORSE = 1.1  # times the error of others: models that are worse by less may choose as good plans
 _BY_CHANCE = 0.01  # how likely it may be by chance that errors of a few samples grew so
-
-Errors = list[FloatArray]  # relative ones of predictions, sample by sample: (1,), of an exchange (D,)
-
-
-def mape_of(errors: Errors) -> float:
-    """The mean error; every device of an exchange counts as much as every other."""
-    return float(np.concatenate(errors).mean())
-
-
-def grew(before: Errors, after: Errors) -> bool:
-    """Whether errors of the same samples grew, by more than a tenth and beyond chance (a paired t-test).
-
-    Devices of one exchange err alike, and count as one. A single sample can't tell.
-    """
-    were, are = ([its.mean() for its in errors] for errors in (before, after))
-    if len(were) < 2 or mape_of(after) <= _WORSE * mape_of(before):
-        return False
-    return bool(ttest_rel(are, were, alternative="greater").pvalue < _BY_CHANCE)
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
@@ -94,12 +76,14 @@ class Predicted:
 
     Attributes:
         wait_ms: of predictions and measurements, what is waiting for other devices: no matter of speed.
+        devices: (s,) of each sample; so many predictions, one after the other, are of it.
     """
 
     predicted_ms: FloatArray
     spread_ms: FloatArray
     measured_ms: FloatArray
     wait_ms: FloatArray
+    devices: IntArray
 
     @property
     def typical_ratio(self) -> float:
@@ -107,9 +91,29 @@ class Predicted:
         took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
         return float(np.median(took / foreseen))
 
-    def relative_errors(self, factor: float = 1.0) -> FloatArray:
-        """Return (n,) by how much predictions times the factor are off."""
-        errors: FloatArray = np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1).ravel()
+    def relative_error(self, factor: float = 1.0) -> float:
+        """Return the mean relative error of the predictions times the factor."""
+        return float(self._relative_errors(factor).mean())
+
+    def is_beaten_by(self, other: "Predicted") -> bool:
+        """Whether other predictions of the same samples are better: by more than a tenth of their error, and no chance.
+
+        By a paired t-test. Devices of one exchange err alike, and count as one; a single sample can't tell.
+        """
+        if len(self.devices) < 2 or self.relative_error() <= _WORSE * other.relative_error():
+            return False
+        return bool(ttest_rel(self._by_sample, other._by_sample, alternative="greater").pvalue < _BY_CHANCE)
+
+    @property
+    def _by_sample(self) -> FloatArray:
+        """(s,) mean relative error of each sample."""
+        first = np.concatenate([[0], self.devices[:-1].cumsum()])
+        errors: FloatArray = np.add.reduceat(self._relative_errors(), first) / self.devices
+        return errors
+
+    def _relative_errors(self, factor: float = 1.0) -> FloatArray:
+        """(n,) by how much the predictions times the factor are off."""
+        errors: FloatArray = np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)
         return errors
 
     def margin(self) -> Margin:

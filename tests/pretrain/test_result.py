@@ -1,13 +1,22 @@
-"""Errors of models before and after they were fitted: when they grew, and when few samples merely say so."""
+"""Errors of predictions of the same samples: when they are worse, and when few samples merely say so."""
 
 import numpy as np
 import pytest
 
-from neuroshard.stages.pretrain.result import grew, mape_of
+from neuroshard.stages.pretrain.result import Predicted
+
+
+def _predicted(errors, devices=1):
+    """Predictions of samples that each are off by so much, on so many devices."""
+    off, one = np.repeat(errors, devices), np.ones(len(errors) * devices)
+    return Predicted(1 + off, 0 * one, one, 0 * one, np.full(len(errors), devices))
 
 
 def test_the_mean_error_counts_every_device_alike():
-    assert mape_of([np.array([0.1]), np.array([0.2, 0.3, 0.4])]) == pytest.approx(0.25)
+    errors, one = np.array([0.1, 0.2, 0.3, 0.4]), np.ones(4)
+    predicted = Predicted(1 + errors, 0 * one, one, 0 * one, np.array([1, 3]))
+    assert predicted.relative_error() == pytest.approx(0.25)
+    assert predicted._by_sample == pytest.approx([0.1, 0.3])
 
 
 @pytest.mark.parametrize(
@@ -20,13 +29,13 @@ def test_the_mean_error_counts_every_device_alike():
         ([0.10], [0.90], False),
     ],
 )
-def test_errors_grew_if_most_samples_say_so(before, after, worse):
-    assert grew([np.array([one]) for one in before], [np.array([one]) for one in after]) is worse
+def test_errors_are_worse_if_most_samples_say_so(before, after, worse):
+    assert _predicted(after).is_beaten_by(_predicted(before)) is worse
 
 
 def test_devices_of_an_exchange_are_no_further_evidence():
     before, after = [0.12, 0.51, 0.11, 0.40, 0.16], [0.26, 0.52, 0.17, 0.43, 0.18]
-    assert not grew([np.full(8, one) for one in before], [np.full(8, one) for one in after])
+    assert not _predicted(after, 8).is_beaten_by(_predicted(before, 8))
     rng = np.random.default_rng(0)
     many = rng.uniform(0.1, 0.5, 40)
-    assert grew([np.array([one]) for one in many], [np.array([one]) for one in many + rng.uniform(0, 0.2, 40)])
+    assert _predicted(many + rng.uniform(0, 0.2, 40)).is_beaten_by(_predicted(many))
