@@ -14,7 +14,7 @@ from neuroshard.stages.search.kernels.estimates import (
     ready_all,
     score_with,
 )
-from neuroshard.stages.search.kernels.lists import Lists, copied, listed, on_device, relisted
+from neuroshard.stages.search.kernels.lists import Lists, copied, on_device, relisted
 from neuroshard.stages.search.kernels.steps import Bounds, Steps, best_steps, may_move, moved_by
 from neuroshard.stages.search.space.compiled import kernel
 from neuroshard.stages.search.space.limits import Limits
@@ -48,44 +48,59 @@ def explore(
     Returns:
         how many plans were looked at, and (n, 4) what is held otherwise than in `start`: plan, item, device, units.
     """
-    held, sums, size_bytes, units, score = start
-    plan = Contents(held.copy(), sums.copy(), size_bytes.copy(), units.copy(), score.copy())
-    all_lists, looked, changes = listed(held), 0, np.empty((0, 4), np.int64)
+    looked, changes = 0, np.empty((0, 4), np.int64)
+    mine = Contents(
+        start.held.copy(), start.lists, start.sums.copy(), start.size_bytes.copy(), start.units.copy(),
+        start.score.copy(),
+    )  # fmt: skip
     for k in range(len(seeds)):
-        lists, left = copied(all_lists), bounds.bytes_left
-        touched = _Touched(np.zeros(held.shape[0], np.bool_), np.zeros(held.shape[1], np.bool_))
+        plan, left = _with_lists(mine, copied(start.lists)), bounds.bytes_left
+        touched = _Touched(np.zeros(plan.held.shape[0], np.bool_), np.zeros(plan.held.shape[1], np.bool_))
         np.random.seed(seeds[k])
         for _ in range(shake_steps):
             limited = Bounds(bounds.memory_bytes, bounds.before, left)
-            lists, moved = _shake(plan, lists, touched, all_shards, limited, costs)
+            plan, moved = _shake(plan, touched, all_shards, limited, costs)
             left -= moved
-        limited = Bounds(bounds.memory_bytes, bounds.before, left)
-        lists, seen = _descend(plan, lists, touched, all_shards, limited, costs)
+        plan, seen = _descend(plan, touched, all_shards, Bounds(bounds.memory_bytes, bounds.before, left), costs)
         looked += seen
-        devices = np.flatnonzero(touched.devices)
-        for d in devices:
-            fill(plan, lists, int(d), all_shards, costs)  # what single precision added up on the way is gone
+        for d in np.flatnonzero(touched.devices):
+            fill(plan, int(d), all_shards, costs)  # what single precision added up on the way is gone
         estimate[k] = estimate_ms(plan, costs)
-        for i in np.flatnonzero(touched.items):
-            for d in devices:
-                if plan.held[i, d] != held[i, d]:
-                    changes = np.concatenate((changes, np.array([[k, i, d, plan.held[i, d]]])))
-                    plan.held[i, d] = held[i, d]
-        for d in devices:
-            plan.sums[d], plan.size_bytes[d], plan.units[d], plan.score[d] = sums[d], size_bytes[d], units[d], score[d]
+        changes = np.concatenate((changes, _undone(plan, start, touched, k)))
     return looked, changes
 
 
 @kernel
+def _with_lists(plan: Contents, lists: Lists) -> Contents:
+    return Contents(plan.held, lists, plan.sums, plan.size_bytes, plan.units, plan.score)
+
+
+@kernel
+def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
+    """(n, 4) what the plan of a number holds otherwise than the start; after that its arrays are the start's again."""
+    items, devices, found = np.flatnonzero(touched.items), np.flatnonzero(touched.devices), 0
+    changes = np.empty((len(items) * len(devices), 4), np.int64)
+    for d in devices:
+        for i in items:
+            if plan.held[i, d] != start.held[i, d]:
+                changes[found] = np.array([number, i, d, plan.held[i, d]])
+                plan.held[i, d] = start.held[i, d]
+                found += 1
+        plan.sums[d], plan.size_bytes[d] = start.sums[d], start.size_bytes[d]
+        plan.units[d], plan.score[d] = start.units[d], start.score[d]
+    return changes[:found]
+
+
+@kernel
 def _shake(
-    plan: Contents, lists: Lists, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
-) -> tuple[Lists, int]:
+    plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
+) -> tuple[Contents, int]:
     """One random step that is allowed, if some are drawn before long; bytes more that it moves."""
     held = plan.held
     limits, first, size_bytes = all_shards.limits, all_shards.first, all_shards.size_bytes
     for _ in range(_TRIES):
         source, target = np.random.randint(held.shape[1]), np.random.randint(held.shape[1])
-        here, there = on_device(lists, source), on_device(lists, target)
+        here, there = on_device(plan.lists, source), on_device(plan.lists, target)
         if source == target or not len(here):
             continue
         out = here[np.random.randint(len(here))]
@@ -97,7 +112,7 @@ def _shake(
             while portion > 1 and np.random.randint(2):
                 portion //= 2
         step = (source, target, out, portion, back)
-        if back == out or not _allowed(held, lists, limits, step, back_units):
+        if back == out or not _allowed(plan, limits, step, back_units):
             continue
         more = _bytes_at(size_bytes, first, held, out, target, portion)
         less = _bytes_at(size_bytes, first, held, out, source, -portion)
@@ -107,18 +122,17 @@ def _shake(
         room = bounds.memory_bytes - plan.size_bytes
         moved = _moved(plan, all_shards, bounds, step)
         if more <= room[target] and less <= room[source] and moved <= bounds.bytes_left:
-            return _apply(plan, lists, touched, all_shards, step, costs)[0], moved
-    return lists, 0
+            return _apply(plan, touched, all_shards, step, costs)[0], moved
+    return plan, 0
 
 
 @kernel
-def _allowed(
-    held: IntArray, lists: Lists, limits: Limits, step: tuple[int, int, int, int, int], back_units: int
-) -> bool:
+def _allowed(plan: Contents, limits: Limits, step: tuple[int, int, int, int, int], back_units: int) -> bool:
     source, target, out, portion, back = step
-    if not may_move(limits, held, lists.shards[out], out, portion, (source, target), back):
+    held, shards = plan.held, plan.lists.shards
+    if not may_move(limits, held, shards[out], out, portion, (source, target), back):
         return False
-    return back < 0 or bool(may_move(limits, held, lists.shards[back], back, back_units, (target, source), out))
+    return back < 0 or bool(may_move(limits, held, shards[back], back, back_units, (target, source), out))
 
 
 @kernel
@@ -140,10 +154,9 @@ def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[in
 
 @kernel
 def _apply(
-    plan: Contents, lists: Lists, touched: _Touched, all_shards: AllShards, step: tuple[int, int, int, int, int],
-    costs: Costs,
-) -> tuple[Lists, int]:  # fmt: skip
-    """Take a step; how many units of the item that comes back moved."""
+    plan: Contents, touched: _Touched, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs
+) -> tuple[Contents, int]:
+    """Take a step; the plan after it, and how many units of the item that comes back moved."""
     source, target, out, portion, back = step
     back_units = plan.held[back, target] if back >= 0 else 0
     _put(plan, all_shards, out, source, -portion)
@@ -160,28 +173,30 @@ def _apply(
     for item in (out, back):
         if item >= 0:
             touched.items[item] = True
-    return _relisted(lists, plan.held, step), int(back_units)
+    return _relisted(plan, step), int(back_units)
 
 
 @kernel
-def _take_back(held: IntArray, lists: Lists, step: tuple[int, int, int, int, int], back_units: int) -> Lists:
+def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units: int) -> Contents:
     """What was held before a step."""
     source, target, out, portion, back = step
-    held[out, source] += portion
-    held[out, target] -= portion
+    plan.held[out, source] += portion
+    plan.held[out, target] -= portion
     if back >= 0:
-        held[back, target] += back_units
-        held[back, source] -= back_units
-    return _relisted(lists, held, step)
+        plan.held[back, target] += back_units
+        plan.held[back, source] -= back_units
+    return _relisted(plan, step)
 
 
 @kernel
-def _relisted(lists: Lists, held: IntArray, step: tuple[int, int, int, int, int]) -> Lists:
+def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
+    """The plan with what is held by a step's devices of its items listed anew."""
     source, target, out, _, back = step
+    lists = plan.lists
     for item in (out, back):
         if item >= 0:
-            lists = relisted(relisted(lists, held, item, source), held, item, target)
-    return lists
+            lists = relisted(relisted(lists, plan.held, item, source), plan.held, item, target)
+    return _with_lists(plan, lists)
 
 
 @kernel
@@ -196,8 +211,8 @@ def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: i
 
 @kernel
 def _descend(
-    plan: Contents, lists: Lists, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
-) -> tuple[Lists, int]:
+    plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
+) -> tuple[Contents, int]:
     """The best step from the most loaded devices until none helps; how many were looked at."""
     best = Steps(np.empty((1, 5), np.int64), np.empty(1))
     left, looked = bounds.bytes_left, 0
@@ -207,7 +222,7 @@ def _descend(
         chosen = (-1, -1, -1, -1, -1)
         limited = Bounds(bounds.memory_bytes, bounds.before, left)
         for number in range(1 + (sources[1] != sources[0])):
-            count, seen = best_steps(plan, lists, int(sources[number]), all_shards, limited, costs, worth, best)
+            count, seen = best_steps(plan, int(sources[number]), all_shards, limited, costs, worth, best)
             looked += seen
             if count:
                 worth = best.estimate[0]
@@ -216,9 +231,9 @@ def _descend(
         if chosen[0] < 0:
             break
         more = _moved(plan, all_shards, limited, chosen)
-        lists, back_units = _apply(plan, lists, touched, all_shards, chosen, costs)
+        plan, back_units = _apply(plan, touched, all_shards, chosen, costs)
         if estimate_ms(plan, costs) >= least:  # a step's estimate is rougher than a plan's
-            lists = _take_back(plan.held, lists, chosen, back_units)
+            plan = _take_back(plan, chosen, back_units)
             break
         left -= more
-    return lists, looked
+    return plan, looked

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.stages.search.kernels.lists import Lists, listed
+from neuroshard.stages.search.kernels.lists import Lists, listed, on_device
 from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.limits import Limits
 
@@ -34,6 +34,7 @@ class Contents(NamedTuple):
 
     Attributes:
         held: (I, D) units of each item on each device.
+        lists: the same without what is 0.
         sums: (D, H) of the vectors on each device, bias included.
         size_bytes: (D,) bytes on each device.
         units: (D,) of 4 columns, that a sample gets of each device.
@@ -41,22 +42,11 @@ class Contents(NamedTuple):
     """
 
     held: IntArray
+    lists: Lists
     sums: Float32Array
     size_bytes: IntArray
     units: FloatArray
     score: FloatArray
-
-    @classmethod
-    def room(cls, held: IntArray, numbers: int) -> "Contents":
-        """Room for the contents of devices that hold so much, with sums of vectors of so many numbers."""
-        devices = held.shape[1]
-        return cls(
-            held,
-            np.empty((devices, numbers), dtype=np.float32),
-            np.empty(devices, dtype=np.int64),
-            np.empty(devices),
-            np.empty(devices),
-        )
 
 
 class Exchanges(NamedTuple):
@@ -163,12 +153,12 @@ def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weig
 
 
 @kernel
-def fill(contents: Contents, lists: Lists, device: int, all_shards: AllShards, costs: Costs) -> None:
+def fill(contents: Contents, device: int, all_shards: AllShards, costs: Costs) -> None:
     """Add up all else of a device from what it holds."""
-    held, sums, size, units, score = contents
+    held, lists, sums, size, units, score = contents
     sums[device], size[device], units[device], score[device] = costs.bias, 0, 0.0, 0.0
-    for p in range(lists.start[device], lists.start[device + 1]):
-        shard = all_shards.first[lists.items[p]] + held[lists.items[p], device]
+    for item in on_device(lists, device):
+        shard = all_shards.first[item] + held[item, device]
         sums[device] += all_shards.vectors[shard]
         size[device] += all_shards.size_bytes[shard]
         units[device] += all_shards.given[shard]
@@ -178,11 +168,14 @@ def fill(contents: Contents, lists: Lists, device: int, all_shards: AllShards, c
 
 
 @kernel
-def fill_all(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
-    """Add up all else of every device from what they hold."""
-    lists = listed(contents.held)
-    for d in range(len(contents.units)):
-        fill(contents, lists, d, all_shards, costs)
+def contents_of(held: IntArray, all_shards: AllShards, costs: Costs) -> Contents:
+    """Add up all else of every device from what they hold (I, D)."""
+    devices = held.shape[1]
+    sums, units = np.empty((devices, len(costs.bias)), np.float32), np.empty(devices)
+    contents = Contents(held, listed(held), sums, np.empty(devices, np.int64), units, np.empty(devices))
+    for d in range(devices):
+        fill(contents, d, all_shards, costs)
+    return contents
 
 
 @leaf

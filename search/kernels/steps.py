@@ -16,7 +16,6 @@ from neuroshard.stages.search.kernels.estimates import (
     score_with,
     step_ms,
 )
-from neuroshard.stages.search.kernels.lists import Lists
 from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 
@@ -106,9 +105,8 @@ def _too_late(
 
 @kernel
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
-    contents: Contents, lists: Lists, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float,
-    best: Steps,
-) -> tuple[int, int]:  # fmt: skip
+    contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float, best: Steps
+) -> tuple[int, int]:
     """Fill `best` with the best steps from `source` that are allowed and estimated below `worth`, ms.
 
     A step moves a shard i, or a half, quarter, ... of it, from the source s to a target t; for a whole one, a shard b
@@ -127,10 +125,9 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     Returns:
         how many there are, in no order, and how many were looked at.
     """
-    held, sums, size, units, score = contents
+    held, (num_shards, start, items), sums, size, units, score = contents
     limits, first, size_bytes, _, given, vectors, least = all_shards
     weight, num_devices = costs.weight, held.shape[1]
-    num_shards, start, items = lists
     ready = ready_all(contents, costs)
     now = (units.max(), float(int(units.mean())))
     widest, left_ms = now[0], step_ms(costs.exchanges, ready, units) - ready.max()  # T

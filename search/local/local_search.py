@@ -15,8 +15,7 @@ from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.stages.search.kernels.descent import explore
-from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, Exchanges, estimate_ms, fill_all
-from neuroshard.stages.search.kernels.lists import Lists, listed
+from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, Exchanges, contents_of, estimate_ms
 from neuroshard.stages.search.kernels.steps import (
     ITEM_BACK,
     ITEM_OUT,
@@ -127,9 +126,7 @@ class LocalSearch:
 
     def _costed(self, every: Sequence[IntArray]) -> list[CostedPlan]:
         """Plans that hold so much (I, D) each; one call of the communication models."""
-        plans = [Contents.room(held, self._catalog.vectors.shape[1]) for held in every]
-        for plan in plans:
-            fill_all(plan, self._shards, self._costs)
+        plans = [contents_of(held, self._shards, self._costs) for held in every]
         units = np.stack([plan.units for plan in plans])
         compute_ms = self._head.finish(np.stack([plan.score for plan in plans])) * (units > 0)
         ready_ms, total_ms = self._catalog.step(compute_ms, units)
@@ -151,8 +148,7 @@ class LocalSearch:
         """(K, 5) steps, as the kernels have them, that are best by estimates, among those that are allowed."""
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
-        lists = listed(plan.held)
-        found = [self._steps_from(plan, lists, source) for source in sorted(sources)]
+        found = [self._steps_from(plan, source) for source in sorted(sources)]
         steps = np.concatenate([steps for steps, _ in found])
         estimate = np.concatenate([estimate for _, estimate in found])
         if len(steps) <= _COSTED_STEPS:
@@ -160,11 +156,10 @@ class LocalSearch:
         likely: IntArray = steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
         return likely
 
-    def _steps_from(self, plan: CostedPlan, lists: Lists, source: int) -> tuple[IntArray, FloatArray]:
+    def _steps_from(self, plan: CostedPlan, source: int) -> tuple[IntArray, FloatArray]:
         """(K, 5) the steps from `source` that are best by their estimates (K,), among those that are allowed."""
         best = Steps(np.empty((_COSTED_STEPS, 5), dtype=np.int64), np.empty(_COSTED_STEPS))
-        bounds = self._bounds(plan)
-        count, looked = best_steps(plan.contents, lists, source, self._shards, bounds, self._costs, np.inf, best)
+        count, looked = best_steps(plan.contents, source, self._shards, self._bounds(plan), self._costs, np.inf, best)
         self._looked += looked
         return best.steps[:count], best.estimate[:count]
 
