@@ -14,7 +14,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.space.base import device_memory
-from neuroshard.stages.search.space.chosen_forms import Choices, Forms
+from neuroshard.stages.search.space.chosen_forms import Choices, Forms, total_by_form
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Spread, allowed_forms
 from neuroshard.words.form import FORMS, Call
 
@@ -56,8 +56,7 @@ class FormChanges:
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
             cost, evenly = self.choices.estimates.costs(choices)
-            arriving = bytes_of[np.arange(len(self.now)), choices.forms].sum(axis=1)
-            beyond = np.zeros(len(choices), dtype=np.bool_) if most_bytes is None else arriving > most_bytes
+            beyond = total_by_form(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
 
         path = self.choices.descent(self.now, costs)

@@ -203,7 +203,7 @@ class FormChoices:
         return self._followed(Changes(forms, near.changes[:_NEIGHBOURS])).forms
 
     def _followed(self, choices: Choices) -> Choices:
-        """Choices with each table in the form of its leader."""
+        """Choices with each table in the form of its leader; without groups, as they are: they may be large."""
         return Forms(choices.forms[:, self.leaders]) if self._has_groups else choices
 
     @cached_property

@@ -6,19 +6,16 @@ import numpy as np
 
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 
+Numbers = FloatArray | IntArray | BoolArray
+
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class Members:
     """The tables that each of B choices has in some form, (B, T)."""
 
     tables: BoolArray
 
-    @property
-    def any(self) -> BoolArray:
-        """(B,) whether there are any."""
-        return np.asarray(self.tables.any(axis=1))
-
-    def total(self, numbers: FloatArray) -> FloatArray:
+    def total(self, numbers: Numbers) -> FloatArray:
         """(B, ...) the sum of such numbers (T, ...)."""
         total: FloatArray = np.tensordot(self.tables.astype(np.float64), numbers, 1)
         return total
@@ -37,7 +34,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class ChosenAfter:
+class MembersAfter:
     """The tables that one choice has in some form, after each of B changes of a table alone.
 
     Attributes:
@@ -50,13 +47,7 @@ class ChosenAfter:
     table: IntArray
     more: IntArray
 
-    @property
-    def any(self) -> BoolArray:
-        """(B,) whether there are any."""
-        found: BoolArray = np.count_nonzero(self.before) + self.more > 0
-        return found
-
-    def total(self, numbers: FloatArray) -> FloatArray:
+    def total(self, numbers: Numbers) -> FloatArray:
         """(B, ...) the sum of such numbers (T, ...)."""
         total: FloatArray = self.before.astype(np.float64) @ numbers.reshape(len(numbers), -1)
         after = total + self.more[:, None] * numbers.reshape(len(numbers), -1)[self.table]
@@ -76,7 +67,7 @@ class ChosenAfter:
 
 @dataclass(frozen=True, eq=False)
 class Forms:
-    """B choices, (B, T)."""
+    """B choices of a form for each table, (B, T)."""
 
     forms: IntArray
 
@@ -85,12 +76,12 @@ class Forms:
         return len(self.forms)
 
     def some(self, part: slice) -> "Forms":
-        """Take part of them."""
+        """Take the choices of a part."""
         return Forms(self.forms[part])
 
-    def at(self, form: int, among: BoolArray) -> Chosen:
-        """Which tables have a form, among some (T,)."""
-        return Chosen((self.forms == form) & among)
+    def at(self, form: int) -> Members:
+        """Which tables have a form."""
+        return Members(self.forms == form)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,20 +97,26 @@ class Changes:
 
     @property
     def forms(self) -> IntArray:
-        """(B, T) the choices."""
+        """(B, T) the choices themselves."""
         after = np.repeat(self.before[None], len(self.changes), axis=0)
         after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
         return after
 
     def some(self, part: slice) -> "Changes":
-        """Take part of them."""
+        """Take the choices of a part."""
         return Changes(self.before, self.changes[part])
 
-    def at(self, form: int, among: BoolArray) -> ChosenAfter:
-        """Which tables have a form, among some (T,)."""
+    def at(self, form: int) -> MembersAfter:
+        """Which tables have a form."""
         table, new = self.changes.T
-        more = ((new == form).astype(np.int64) - (self.before[table] == form)) * among[table]
-        return ChosenAfter((self.before == form) & among, table, more)
+        more = (new == form).astype(np.int64) - (self.before[table] == form)
+        return MembersAfter(self.before == form, table, more)
 
 
 Choices = Forms | Changes
+
+
+def total_by_form(choices: Choices, numbers: Numbers) -> FloatArray:
+    """(B, ...) sums over all tables of what each counts in its form, (T, F, ...)."""
+    total: FloatArray = np.sum([choices.at(form).total(numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
+    return total

@@ -21,7 +21,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.threads import in_threads
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.chosen_forms import Choices, Forms
+from neuroshard.stages.search.space.chosen_forms import Choices, Forms, total_by_form
 from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of
 from neuroshard.stages.search.space.forms import COLUMNS
 from neuroshard.tasks.task import Task
@@ -96,10 +96,10 @@ class FormEstimates:
         given, size_bytes = np.zeros((len(choices), len(Collective))), np.zeros(len(choices))
         compute_ms = self.other_parts.shared_ms(self.simulator, choices, self.task.topology.num_devices)
         for part in self.others:
-            chosen = choices.at(part.form, part.called)
-            compute_ms += _kernel(part.head, chosen.total(part.vectors), chosen.any)
-            given += chosen.total(part.given)
-            size_bytes += chosen.total(part.size_bytes)
+            its = choices.at(part.form)
+            compute_ms += _kernel(part.head, its.total(part.vectors), its.total(part.called))
+            given += its.total(part.given)
+            size_bytes += its.total(part.size_bytes)
         return Shared(compute_ms, given, size_bytes)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
@@ -113,8 +113,10 @@ class FormEstimates:
             total(min over q of even_q, mean), without stragglers.
         """
         num_devices, cuts, shared = self.task.topology.num_devices, self.cuts, self.everywhere(choices)
-        its = choices.at(COLUMNS, np.ones(len(cuts.given), dtype=np.bool_))
-        even_ms = _kernel(self.head, its.total(cuts.vectors) / num_devices, its.any)  # (B, Q)
+        its = choices.at(COLUMNS)
+        even_ms = _kernel(
+            self.head, its.total(cuts.vectors) / num_devices, its.total(np.ones(len(cuts.given)))
+        )  # (B, Q)
         mean = (its.total(cuts.given) / num_devices)[:, None]  # (B, 1)
         fits = self._fits(shared.size_bytes, its.total(cuts.total_bytes), its.largest(cuts.size_bytes))
         straggler_ms = np.where(fits, np.maximum(even_ms, its.largest(cuts.cost_ms)), np.inf)  # (B, Q)
@@ -183,14 +185,9 @@ class OtherParts(NamedTuple):
 
     def shared_ms(self, simulator: Simulator, choices: Choices, num_devices: int) -> FloatArray:
         """(B,) ms that such parts add to every device by B choices of forms."""
-        num_tables, _, numbers = self.counts.shape
-        if not numbers:
+        if not self.counts.shape[2]:
             return np.zeros(len(choices))
-        each = [choices.at(form, np.ones(num_tables, dtype=np.bool_)) for form in range(len(FORMS))]
-        used, counts = (
-            np.sum([chosen.total(its[:, form]) for form, chosen in enumerate(each)], axis=0)
-            for its in (self.called, self.counts)
-        )
+        used, counts = (total_by_form(choices, its) for its in (self.called, self.counts))
         return simulator.shared_ms(used > 0, counts, num_devices)
 
 
@@ -208,10 +205,10 @@ class Shared(NamedTuple):
     size_bytes: FloatArray
 
 
-def _kernel(head: ReluHead, sums: FloatArray, called: BoolArray) -> FloatArray:
-    """Compute (B, ...) ms of sums of vectors (B, ..., H); 0 where no table is `called` (B,)."""
+def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
+    """Compute (B, ...) ms of sums of vectors (B, ..., H) of as many tables as are `called` (B,); 0 without any."""
     cost = head(sums.astype(np.float32))
-    return np.where(called.reshape(-1, *[1] * (cost.ndim - 1)), cost, 0.0)
+    return np.where(called.reshape(-1, *[1] * (cost.ndim - 1)) > 0, cost, 0.0)
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.stages.search.space.chosen_forms import Changes, Chosen, Forms
+from neuroshard.stages.search.space.chosen_forms import Changes, Forms, Members, total_by_form
 from neuroshard.words.form import FORMS
 
 
@@ -20,10 +20,13 @@ def test_changes_give_what_the_choices_give(seed, num_tables):
     for row, (table, form) in zip(choices.forms, changes, strict=True):
         assert row[table] == form
         assert np.delete(row == before, table).all()
-    among, numbers = rng.random(num_tables) < 0.8, rng.integers(0, 4, size=(num_tables, 3)).astype(float)
+    numbers = rng.integers(0, 4, size=(num_tables, 3)).astype(float)
+    by_form = rng.integers(0, 4, size=(num_tables, len(FORMS), 3)).astype(float)
+    expected = by_form[np.arange(num_tables), choices.forms].sum(axis=1).tolist()
+    assert total_by_form(choices, by_form).tolist() == total_by_form(Forms(choices.forms), by_form).tolist() == expected
     for form in range(len(FORMS)):
-        one, other = choices.at(form, among), Forms(choices.forms).at(form, among)
-        assert one.any.tolist() == other.any.tolist()
+        one, other = choices.at(form), Forms(choices.forms).at(form)
+        assert (one.total(np.ones(num_tables)) > 0).tolist() == (choices.forms == form).any(axis=1).tolist()
         assert one.total(numbers).tolist() == other.total(numbers).tolist()
         assert one.total(numbers[:, 0]).tolist() == other.total(numbers[:, 0]).tolist()
         assert one.total(numbers[:, :, None]).shape == (20, 3, 1)
@@ -45,4 +48,4 @@ def test_the_largest_of_some_are_found(always):
     chosen = rng.uniform(size=(30, 40)) < rng.uniform(size=(30, 1)) ** 3
     chosen[:, :always], chosen[0] = True, always > 0
     expected = np.where(chosen[:, :, None], numbers, 0).max(axis=1)
-    np.testing.assert_array_equal(Chosen(chosen).largest(numbers), expected)
+    np.testing.assert_array_equal(Members(chosen).largest(numbers), expected)
