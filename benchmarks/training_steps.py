@@ -140,7 +140,7 @@ def main() -> None:
 
 def beside_torchrec(work: Path, small: bool) -> Made:
     """Steps on the default's plans beside those of TorchRec's planner: a table of `results.py`."""
-    protocol = _protocol(small)
+    protocol = _BRIEF if small else StepProtocol()
     rows, ratios, foreseen = [], [], []
     for kind in ["few_small"] if small else QUOTED:
         frame = _trained(kind, work, DEFAULT | IN_COLUMNS, protocol).set_index("plan")
@@ -165,10 +165,6 @@ def beside_torchrec(work: Path, small: bool) -> Made:
     return Made(pd.DataFrame([*rows, mean]).fillna(""), f"Predicted ratios are off by {off:.1%} on average.")
 
 
-def _protocol(small: bool) -> StepProtocol:
-    return StepProtocol(builds=2, turns=2) if small else StepProtocol()
-
-
 def predicted_steps(work: Path, small: bool) -> Made:
     """Costs of whole steps, and of kernels alone, beside trained steps on many plans: a table of `results.py`."""
     rows = [{"tables of the model": kind, **judged(its)} for kind, its in _on_many_plans(work, small)]
@@ -177,10 +173,7 @@ def predicted_steps(work: Path, small: bool) -> Made:
 
 def steps_by_method(work: Path, small: bool) -> Made:
     """Steps on each method's plans over those on TorchRec's, of the same runs: a table of `results.py`."""
-    by_kind = {
-        kind: its.set_index("plan")["beside_first"] for kind, its in _on_many_plans(work.with_name(_RUNS), small)
-    }
-    found = pd.DataFrame(by_kind)
+    found = pd.DataFrame({kind: its.set_index("plan")["beside_first"] for kind, its in _on_many_plans(work, small)})
     found = found.loc[[name for name in SAID if name in found.index]].assign(mean=lambda its: its.mean(axis=1))
     cells = found.map(lambda ratio: f"{ratio:.2f}").rename(index=SAID, columns={"mean": "**mean**"})
     return Made(cells.rename_axis("plan by").reset_index(), "Trained step over that on TorchRec's plan.")
@@ -188,21 +181,23 @@ def steps_by_method(work: Path, small: bool) -> Made:
 
 def step_plans(work: Path, small: bool) -> Made:
     """Predicted and trained steps of every plan of these runs, which is drawn: a table of `results.py`."""
-    frame = pd.concat([its.assign(model=kind) for kind, its in _on_many_plans(work.with_name(_RUNS), small)])
+    frame = pd.concat([its.assign(model=kind) for kind, its in _on_many_plans(work, small)])
     drawn = frame[["model", "plan", "steps_beside_first", "beside_first"]]
     named = {"steps_beside_first": "predicted step / TorchRec's", "beside_first": "trained step / TorchRec's"}
     return Made(drawn.rename(columns=named).round(4), _AS_MEASURED)
 
 
-_RUNS = "predicted_steps"  # whose runs several tables are made of
+_BRIEF = StepProtocol(builds=2, turns=2)
 _AS_MEASURED = "Every plan is compared with TorchRec's; the dense part of a step is as measured."
 
 
 def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]]:
-    """What is trained of some models on plans of every method and on random ones, model by model."""
-    searches = DEFAULT if small else SEARCHES
+    """What is trained of some models on plans of every method and on random ones, in one run for several tables."""
+    runs, protocol, searches = work.with_name("predicted_steps"), StepProtocol(), SEARCHES
+    if small:
+        protocol, searches = _BRIEF, DEFAULT
     for kind in ["few_small"] if small else PREDICTED:
-        yield QUOTED[kind], _trained(kind, work, searches, _protocol(small), RANDOM)
+        yield QUOTED[kind], _trained(kind, runs, searches, protocol, RANDOM)
 
 
 def judged(frame: pd.DataFrame) -> dict[str, str]:
@@ -241,7 +236,7 @@ def _trained(
     result = Evaluate(files, None, Hardware(DeviceSpec("cpu")), None, 0, steps, through=InSteps(protocol)).run()
     assert isinstance(result, StepsResult)
     result.show(Console(width=160))
-    frame = pd.read_parquet(Path(steps) / "results.parquet").assign(kind=kind)
+    frame = pd.read_parquet(Path(steps) / "results.parquet")
     dense = pd.read_parquet(Path(steps) / "phases.parquet")["dense"]
     frame = frame.assign(dense_share=(dense / frame["step_ms"]).to_numpy())
     plans = [Plan.load(file) for file in files]
