@@ -9,6 +9,7 @@ job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.stand_in import StandIn, renamed
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
+from neuroshard.searching.searcher import searcher_of
+from neuroshard.searching.verifier import verifier_of
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_steps import InSteps, StepsResult
@@ -91,17 +94,30 @@ KINDS: dict[str, Callable[[], Tables]] = {
 }
 
 
-Searched = tuple[str, dict[str, object]]  # by some cost models, with settings
-DEFAULT: Mapping[str, Searched] = {"default": (STEPS, {})}
-IN_COLUMNS: Mapping[str, Searched] = {"columns": (STEPS, {"forms": ["columns"]})}
-SEARCHES: Mapping[str, Searched] = {
+Search = Callable[[ns.Task], Plan]
+
+
+def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Search:
+    return lambda task: ns.search(task, ns.Simulator(ns.CostModels.load(models)), searcher, **settings)
+
+
+def _verified(task: ns.Task) -> Plan:
+    """What `NeuroShardPlanner(verify="torchrec")` takes."""
+    verifier = verifier_of("torchrec", STEPS, "cpu", finalists=4, passes=4)
+    assert verifier is not None
+    return verifier.decided(searcher_of("neuroshard"), task, ns.Simulator(ns.CostModels.load(STEPS))).plan
+
+
+DEFAULT: Mapping[str, Search] = {"default": _by(STEPS)}
+BESIDE: Mapping[str, Search] = {**DEFAULT, "columns": _by(STEPS, forms=["columns"]), "verified": _verified}
+SEARCHES: Mapping[str, Search] = {
     **DEFAULT,
-    "every_gain": (STEPS, {"choice": None}),
-    "kernels_alone": (KERNELS, {}),
-    "kernels_every_gain": (KERNELS, {"choice": None}),
-    "published": (KERNELS, {"searcher": "neuroshard_published"}),
-    "size_lookup_greedy": (KERNELS, {"searcher": "size_lookup_greedy"}),
-    "dim_greedy": (KERNELS, {"searcher": "dim_greedy"}),
+    "every_gain": _by(STEPS, choice=None),
+    "kernels_alone": _by(KERNELS),
+    "kernels_every_gain": _by(KERNELS, choice=None),
+    "published": _by(KERNELS, "neuroshard_published"),
+    "size_lookup_greedy": _by(KERNELS, "size_lookup_greedy"),
+    "dim_greedy": _by(KERNELS, "dim_greedy"),
 }
 RANDOM = 4  # plans besides, in all forms
 SAID = {  # of methods, on the page
@@ -143,8 +159,8 @@ def beside_torchrec(work: Path, small: bool) -> Made:
     protocol = _BRIEF if small else StepProtocol()
     rows, ratios, foreseen = [], [], []
     for kind in ["few_small"] if small else QUOTED:
-        frame = _trained(kind, work, DEFAULT | IN_COLUMNS, protocol).set_index("plan")
-        row, torchrec, columns = (frame.loc[name] for name in ("default", "torchrec_planner", "columns"))
+        frame = _trained(kind, work, BESIDE, protocol).set_index("plan")
+        row, torchrec = frame.loc["default"], frame.loc["torchrec_planner"]
         span = f"{row.beside_first_least:.2f} to {row.beside_first_most:.2f}"
         ratios.append(row.beside_first)
         foreseen.append(row.steps_beside_first)
@@ -156,7 +172,8 @@ def beside_torchrec(work: Path, small: bool) -> Made:
                 "predicted step / TorchRec's": f"{row.steps_beside_first:.2f}",
                 "trained step / TorchRec's": f"{row.beside_first:.2f}",
                 f"lowest to highest of {protocol.builds} builds": span,
-                "the default's in columns alone": f"{columns.beside_first:.2f}",
+                "the default's in columns alone": f"{frame.loc['columns'].beside_first:.2f}",
+                "verified": f"{frame.loc['verified'].beside_first:.2f}",
                 "two equal plans differ by": f"{row.floor:.1%}",
             }
         )
@@ -224,7 +241,7 @@ def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
 
 
 def _trained(
-    kind: str, out: Path, searches: Mapping[str, Searched], protocol: StepProtocol, random: int = 0
+    kind: str, out: Path, searches: Mapping[str, Search], protocol: StepProtocol, random: int = 0
 ) -> pd.DataFrame:
     """What `evaluate` leaves of the kind's plans: a row for each, TorchRec's first; `method` names equal ones alike.
 
@@ -250,14 +267,12 @@ def _trained(
     return by_file.loc[list(planned.values())].assign(plan=list(planned))
 
 
-def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Searched], random: int) -> dict[str, str]:
+def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Search], random: int) -> dict[str, str]:
     """The file of each method's plan, TorchRec's first; equal plans share one."""
     sim = ns.Simulator(ns.CostModels.load(STEPS))
-    plans = {"torchrec_planner": _torchrec(task)} | {
-        name: ns.search(task, ns.Simulator(ns.CostModels.load(models)), **settings)
-        for name, (models, settings) in searches.items()
-    }
-    plans |= {f"random_{n}": PlanAugmentation().placed(task, np.random.default_rng([7, n])) for n in range(random)}
+    drawn = {f"random_{n}": partial(_random, n) for n in range(random)}
+    methods = {"torchrec_planner": _torchrec, **searches, **drawn}
+    plans = {name: _kept(folder / "found" / f"{name}.json", task, search) for name, search in methods.items()}
     planned: dict[str, str] = {}
     for name, plan in plans.items():
         same = next((other for other in planned if plans[other].placements == plan.placements), name)
@@ -265,6 +280,17 @@ def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Searched], rand
         if same == name:
             sim.predicted(plan).save(planned[name])
     return planned
+
+
+def _kept(file: Path, task: ns.Task, search: Search) -> Plan:
+    """What was found before a stop, if it was: measuring may decide otherwise the next time."""
+    if not file.exists():
+        search(task).save(str(file))
+    return Plan.load(str(file))
+
+
+def _random(number: int, task: ns.Task) -> Plan:
+    return PlanAugmentation().placed(task, np.random.default_rng([7, number]))
 
 
 def _torchrec(task: ns.Task) -> Plan:
