@@ -97,15 +97,20 @@ KINDS: dict[str, Callable[[], Tables]] = {
 Search = Callable[[ns.Task], Plan]
 
 
+def _simulator(models: str) -> ns.Simulator:
+    """No pipeline hides the exchange of indices in these steps, so it counts; the papers leave it out."""
+    return ns.Simulator(ns.CostModels.load(models), count_input=models == STEPS)
+
+
 def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Search:
-    return lambda task: ns.search(task, ns.Simulator(ns.CostModels.load(models)), searcher, **settings)
+    return lambda task: ns.search(task, _simulator(models), searcher, **settings)
 
 
 def _verified(task: ns.Task) -> Plan:
     """What `NeuroShardPlanner(verify="torchrec")` takes."""
     verifier = verifier_of("torchrec", STEPS, "cpu", finalists=4, passes=4)
     assert verifier is not None
-    return verifier.decided(searcher_of("neuroshard"), task, ns.Simulator(ns.CostModels.load(STEPS))).plan
+    return verifier.decided(searcher_of("neuroshard"), task, _simulator(STEPS)).plan
 
 
 DEFAULT: Mapping[str, Search] = {"default": _by(STEPS)}
@@ -258,7 +263,7 @@ def _trained(
     frame = frame.assign(dense_share=(dense / frame["step_ms"]).to_numpy())
     plans = [Plan.load(file) for file in files]
     for name, models in (("steps", STEPS), ("kernels", KERNELS)):
-        simulator, share = ns.Simulator(ns.CostModels.load(models)), frame["dense_share"].iloc[0]
+        simulator, share = _simulator(models), frame["dense_share"].iloc[0]
         cost_ms = np.array([simulator.cost(task, plan).total_ms for plan in plans])
         step_ms = cost_ms + cost_ms[0] * share / (1 - share)
         frame = frame.assign(**{f"{name}_ms": cost_ms, f"{name}_beside_first": step_ms / step_ms[0]})
@@ -269,7 +274,7 @@ def _trained(
 
 def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Search], random: int) -> dict[str, str]:
     """The file of each method's plan, TorchRec's first; equal plans share one."""
-    sim = ns.Simulator(ns.CostModels.load(STEPS))
+    sim = _simulator(STEPS)
     drawn = {f"random_{n}": partial(_random, n) for n in range(random)}
     methods = {"torchrec_planner": _torchrec, **searches, **drawn}
     plans = {name: _kept(folder / "found" / f"{name}.json", task, search) for name, search in methods.items()}
