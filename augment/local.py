@@ -86,7 +86,8 @@ class PlanAugmentation:
         """Tables in forms that they can have, some columns in halves; devices all alike, or the first ones favoured."""
         layouts = tuple(LAYOUTS.values())
         often = [_SHARES.get(layout, 1.0) for layout in layouts]
-        shares = rng.dirichlet(often) if rng.random() < 0.8 else np.eye(len(layouts))[0]
+        only = layouts.index(COLUMNS if rng.random() < 0.5 else COPIES)
+        shares = rng.dirichlet(often) if rng.random() < 0.8 else np.eye(len(layouts))[only]
         halved, favoured = rng.random() * (rng.random() < 0.5), rng.random() < 0.4
         devices = task.topology.num_devices
         placed: list[Placement] = []

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from neuroshard.models import CostModels
-from neuroshard.models.framework import TERMS, Framework, counts_of_sets, terms_of
+from neuroshard.models.framework import FRAMEWORK, TERMS, Framework, counts_of_sets, terms_of
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Measurement
@@ -28,12 +28,12 @@ class _Asked(NamedTuple):
     """What n ranks are asked for in a step, and what they took.
 
     Attributes:
-        terms: (n, F) of `TERMS`.
+        terms: (n, F) of `TERMS`, as they count for each part.
         kernels_ms: (n,) predicted.
         part_ms: (n,) measured of each part.
     """
 
-    terms: FloatArray
+    terms: dict[str, FloatArray]
     kernels_ms: FloatArray
     part_ms: dict[str, FloatArray]
 
@@ -41,7 +41,7 @@ class _Asked(NamedTuple):
     def of(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "_Asked":
         """Ask compute models for the kernels of each."""
         rows = [_of_rank(Simulator(models), m.sample) for m in some]
-        terms = np.array([its for its, _ in rows]).reshape(len(rows), len(TERMS))
+        terms = {name: np.array([its[name] for its, _ in rows]).reshape(len(rows), len(TERMS)) for name in _PARTS}
         phases = np.array([m.typical_ms for m in some])
         took = {
             name: phases[:, [LOCAL_PHASES.index(its) for its in named]].sum(axis=1) for name, named in _PARTS.items()
@@ -49,11 +49,12 @@ class _Asked(NamedTuple):
         return cls(terms, np.array([ms for _, ms in rows]), took)
 
 
-def _of_rank(simulator: Simulator, sample: LocalSample) -> tuple[FloatArray, float]:
-    """(F,) terms of a rank, and ms of its kernels."""
+def _of_rank(simulator: Simulator, sample: LocalSample) -> tuple[dict[str, FloatArray], float]:
+    """(F,) terms of a rank for each part, and ms of its kernels."""
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
     called = simulator.called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
-    return terms_of(called)[0, sample.rank], float(called.ms[0, sample.rank].sum())
+    terms = {name: terms_of(called, f"{FRAMEWORK}.{name}")[0, sample.rank] for name in _PARTS}
+    return terms, float(called.ms[0, sample.rank].sum())
 
 
 def fit_framework(
@@ -66,8 +67,9 @@ def fit_framework(
     """
     asked = _Asked.of(models, some)
     known = {} if start is None else _known(start)
+    kernels_ms = {name: asked.kernels_ms * (name == "kernels") for name in _PARTS}
     slopes = {
-        name: _solved(np.column_stack([asked.terms, asked.kernels_ms * (name == "kernels")]), took, known.get(name))
+        name: _solved(np.column_stack([asked.terms[name], kernels_ms[name]]), took, known.get(name))
         for name, took in asked.part_ms.items()
     }
     named = {
@@ -93,7 +95,7 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
     found, none, each = {}, np.zeros(len(some)), np.ones(len(some), dtype=np.int64)
     for part, (name, took) in zip(models.framework.parts, asked.part_ms.items(), strict=True):
         kernels_ms = models.framework.factor * asked.kernels_ms if name == "kernels" else none
-        found[part.name] = Predicted(asked.terms @ part.slopes + kernels_ms, none, took, none, each)
+        found[part.name] = Predicted(asked.terms[name] @ part.slopes + kernels_ms, none, took, none, each)
     return found
 
 

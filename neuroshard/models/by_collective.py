@@ -138,7 +138,7 @@ def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms
     """(B, D) ms of one collective; nothing, waiting neither, among devices that put nothing in."""
     groups, alone = traffic.groups(collective), traffic.alone(collective)
     starts = start_ms[:, groups].reshape(-1, groups.shape[1])
-    taken = model.predict(alone, starts) * (alone.size_bytes[..., 0].sum(axis=1, keepdims=True) > 0)
+    taken = model.predict(alone, starts) * alone.exchanged
     cost = np.empty_like(start_ms)
     cost[:, groups] = taken.reshape(len(traffic), *groups.shape)
     return cost

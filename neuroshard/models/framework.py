@@ -77,12 +77,22 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
     return np.stack([sets.totals(its) for its in counts_of(sets.loads).T], axis=-1)
 
 
-def terms_of(called: Called) -> FloatArray:
-    """(B, D, F) of `TERMS` for each device of B plans."""
-    own, devices = called.counts, called.counts.shape[1]
-    of_plan = _terms_of_plan(np.any(called.shards > 0, axis=1), devices)[:, None]
+def terms_of(called: Called, part: str) -> FloatArray:
+    """(B, D, F) of `TERMS` for each device of B plans, as they count for a part of a step."""
+    devices, used = called.counts.shape[1], np.any(called.shards > 0, axis=1)
+    of_plan = _terms_of_plan(used, devices)[:, None]
+    own = np.where(_counts_own(part, used)[:, None, None], called.counts, 0.0)
     mean = own.mean(axis=1, keepdims=True)[..., _MEANS]
     return np.concatenate([of_plan.repeat(devices, axis=1), own, mean.repeat(devices, axis=1)], axis=-1)
+
+
+def _counts_own(part: str, used: BoolArray) -> BoolArray:
+    """(B,) whether a part hangs on what devices of plans do that make such kernel calls (B, K).
+
+    What is exchanged is put in order, and what is in copies with it; where all tables are copied, nothing is.
+    """
+    counts: BoolArray = (used & ~_OF_COPIES).any(axis=1) | (part == f"{FRAMEWORK}.kernels")
+    return counts
 
 
 def _terms_of_plan(used: BoolArray, num_devices: int) -> FloatArray:
@@ -109,7 +119,7 @@ class FrameworkPart(PartModel):
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """(B, D) ms; what comes after an exchange waits for no other device, so that its place doesn't matter."""
-        ms: FloatArray = terms_of(called) @ self.slopes
+        ms: FloatArray = terms_of(called, self.name) @ self.slopes
         return ms
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
@@ -117,10 +127,13 @@ class FrameworkPart(PartModel):
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
-    def shared_ms(self, used: BoolArray, counts: FloatArray, num_devices: int) -> FloatArray:
-        """What a step takes, each kernel call in use, and what all devices do in the mean."""
-        of_plan = _terms_of_plan(used, num_devices) @ self.slopes[: _OWN.start]
-        ms: FloatArray = of_plan + counts[:, _MEANS] @ self.slopes[_OWN.stop :]
+    def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+        """What a step takes, each kernel call in use, and what all devices do in the mean; less what doesn't count."""
+        of_plan = _terms_of_plan(used, task.topology.num_devices) @ self.slopes[: _OWN.start]
+        own = -(counts @ self.slopes[_OWN])
+        ms: FloatArray = of_plan + np.where(
+            _counts_own(self.name, used), counts[:, _MEANS] @ self.slopes[_OWN.stop :], own
+        )
         return ms
 
 

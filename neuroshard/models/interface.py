@@ -201,15 +201,16 @@ class PartModel(ABC):
         """
         return None
 
-    def shared_ms(self, used: BoolArray, counts: FloatArray, num_devices: int) -> FloatArray:
+    def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """(B,) ms besides what `of_shards` says, on each of devices that are alike: searches choose forms by that.
 
         By default nothing.
 
         Args:
+            task: on so many devices.
             used: (B, K) whether they call each kernel in `CALLS`.
             counts: (B, C) of what one of them does, as in `Called`.
-            num_devices: that there are.
+            input_bytes: (B,) of indices and lengths that come to one of them.
         """
         return np.zeros(len(used))
 

@@ -10,7 +10,7 @@ from neuroshard.cost.parts import COMPUTE, INPUT, Called, When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models.interface import CommModel, PartModel
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS, Call
@@ -75,21 +75,34 @@ class InputExchange(PartModel):
     model: CommModel
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """(B, D) ms of what comes to each device."""
-        return self.model.predict(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
+        """(B, D) ms of what comes to each device; nothing where all tables lie in copies."""
+        alone = traffic.alone(Collective.INPUT)
+        taken: FloatArray = self.model.predict(alone, np.zeros_like(ready_ms)) * alone.exchanged
+        return taken
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
         """What a load's indices add, about: what a device takes longer to which twice the mean comes, for each byte."""
+        ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
+        return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
+
+    def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+        """What an even exchange takes, but for what each load adds."""
+        sent = np.repeat(input_bytes[:, None], task.topology.num_devices, axis=1)[..., None]
+        traffic = Traffic(sent, np.full(len(sent), task.batch_size), task.topology.fast_links)
+        taken = self.model.predict(traffic, np.zeros(sent.shape[:2])) * traffic.exchanged
+        shared: FloatArray = taken[:, 0] - input_bytes * self._ms_per_byte(task)
+        return shared
+
+    def _ms_per_byte(self, task: Task) -> float:
         devices = task.topology.num_devices
         mean = _input_bytes(task.loads, devices).sum() / devices
         if devices == 1 or not mean:
-            return None
+            return 0.0
         size_bytes = np.full((2, devices, 1), mean)
         size_bytes[1, 0] *= 2
         exchange = Traffic(size_bytes, np.full(2, task.batch_size), task.topology.fast_links)
         even_ms, uneven_ms = self.model.predict(exchange, np.zeros((2, devices))).max(axis=1)
-        ms_per_byte = max(uneven_ms - even_ms, 0.0) / mean
-        return lambda loads: _input_bytes(loads, devices) * ms_per_byte
+        return float(max(uneven_ms - even_ms, 0.0) / mean)
 
     def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
         """Return the amounts of this exchange by itself."""

@@ -100,9 +100,9 @@ class Simulator:
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
-    def shared_ms(self, used: BoolArray, counts: FloatArray, num_devices: int) -> FloatArray:
+    def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """(B,) ms of parts on each of devices that are alike, besides what `models_for` says of loads (`PartModel`)."""
-        parts = (part.shared_ms(used, counts, num_devices) for part in self.models.parts if self._counts(part))
+        parts = (part.shared_ms(task, used, counts, input_bytes) for part in self.models.parts if self._counts(part))
         return sum(parts, np.zeros(len(used)))
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
-from neuroshard.layouts import LAYOUTS
+from neuroshard.layouts import LAYOUTS, given_bytes
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
 from neuroshard.models.simulator import Simulator
@@ -94,7 +94,7 @@ class FormEstimates:
         With what other parts of a step take for forms in use, columns too.
         """
         given, size_bytes = np.zeros((len(choices), len(Collective))), np.zeros(len(choices))
-        compute_ms = self.other_parts.shared_ms(self.simulator, choices, self.task.topology.num_devices)
+        compute_ms = self.other_parts.shared_ms(self.simulator, choices, self.task)
         for part in self.others:
             its = choices.at(part.form)
             compute_ms += _kernel(part.head, its.total(part.vectors), its.total(part.called))
@@ -166,29 +166,35 @@ class OtherParts(NamedTuple):
     Attributes:
         called: (T, F, K) 1 for the kernel call of each table in each form, by its place in `CALLS`.
         counts: (T, F, C) what a device does for it (`Called.counts`).
+        input_bytes: (T, F) of indices and lengths that come to a device for it.
     """
 
     called: FloatArray
     counts: FloatArray
+    input_bytes: FloatArray
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "OtherParts":
         """Gather them; in columns a device has its share of a whole table."""
-        in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / task.topology.num_devices
+        devices = task.topology.num_devices
+        in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
         counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
-        calls = np.repeat(task.loads.call[:, None], len(FORMS), axis=1)
+        calls, input_bytes = np.repeat(task.loads.call[:, None], len(FORMS), axis=1), np.zeros(counts.shape[:2])
         counts[:, COLUMNS] = in_columns
+        input_bytes[:, COLUMNS] = given_bytes(task.loads, devices)[:, Collective.INPUT] / devices
         for part in others:
             counts[part.tables, part.form] = simulator.counts_of(LoadSets.alone(part.loads))
             calls[part.tables, part.form] = part.loads.call
-        return cls(np.eye(len(CALLS))[calls], counts)
+            input_bytes[part.tables, part.form] = part.given[part.tables, Collective.INPUT]
+        return cls(np.eye(len(CALLS))[calls], counts, input_bytes)
 
-    def shared_ms(self, simulator: Simulator, choices: Choices, num_devices: int) -> FloatArray:
+    def shared_ms(self, simulator: Simulator, choices: Choices, task: Task) -> FloatArray:
         """(B,) ms that such parts add to every device by B choices of forms."""
-        if not self.counts.shape[2]:
+        if not (self.counts.shape[2] or simulator.count_input):
             return np.zeros(len(choices))
-        used, counts = (total_by_form(choices, its) for its in (self.called, self.counts))
-        return simulator.shared_ms(used > 0, counts, num_devices)
+        each = (self.called, self.counts, self.input_bytes)
+        used, counts, input_bytes = (total_by_form(choices, its) for its in each)
+        return simulator.shared_ms(task, used > 0, counts, input_bytes)
 
 
 class Shared(NamedTuple):

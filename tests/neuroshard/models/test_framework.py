@@ -63,6 +63,20 @@ def test_parts_of_a_step_are_sums_of_terms():
     assert cost.device_ms.min() > 1.2
 
 
+def test_where_all_tables_are_copied_nothing_is_exchanged_and_put_in_order():
+    ordered = {"step": 0.1, "calls": 0.2, "own copies": 5.0, "own lookups of copies": 1.0, "mean lookups": 1.0}
+    framework = Framework(0.5, ordered, {"own copies": 5.0}, {"own MB out of copies": 9.0})
+    models = replace(PLAIN, framework=framework).in_torchrec()
+    copied = Plan(TASK, tuple(placed for table in range(4) for placed in in_copies(TASK, table)))
+    cost = Simulator(models, count_input=True).cost(TASK, copied)
+    expected = {"input": 0.0, "framework.input": 0.1 + 0.2, "framework.kernels": 4 * 5.0, "framework.outputs": 0.0}
+    for name, each_ms in expected.items():
+        assert cost.ms(name).tolist() == pytest.approx([each_ms] * 2)
+    mixed = Simulator(models, count_input=True).cost(TASK, _mixed())
+    assert mixed.ms("framework.input").min() > 5
+    assert mixed.ms("framework.outputs").min() > 0 < mixed.ms("input").min()
+
+
 def test_a_step_without_the_framework_is_as_before():
     plan = _mixed()
     cost, before = (Simulator(models).cost(TASK, plan) for models in (PLAIN, random_form_models()))
