@@ -67,8 +67,8 @@ results: $(INSTALLED)  ## make the tables and pictures of docs/results.md, but f
 
 bench: $(INSTALLED)  ## what is measured rather than asserted, and isn't in docs/results.md; let nothing else run
 	$(BIN)/python benchmarks/training_steps.py bench/steps
-	$(BIN)/python benchmarks/feasibility.py
 	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/test_damaged_files.py tests/neuroshard/models/test_bundle_values.py
+	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/search/space/test_exact.py -k impossible
 	$(BIN)/python benchmarks/kill_runs.py
 
 # Run without PYTHONPATH: a checkout on it would pass for the installed package, to pip too.
