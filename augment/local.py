@@ -83,11 +83,14 @@ class PlanAugmentation:
         return tuple(chosen[: max(int((outputs <= self.max_output_bytes).sum()), 1)])
 
     def placed(self, task: Task, rng: np.random.Generator) -> Plan:
-        """Tables in forms that they can have, some columns in halves; devices all alike, or the first ones favoured."""
+        """Tables in forms that they can have, some columns in halves; devices all alike, or the first ones favoured.
+
+        Of a tenth of the plans all tables lie in columns, of another tenth all in copies that can.
+        """
         layouts = tuple(LAYOUTS.values())
         often = [_SHARES.get(layout, 1.0) for layout in layouts]
-        only = layouts.index(COLUMNS if rng.random() < 0.5 else COPIES)
-        shares = rng.dirichlet(often) if rng.random() < 0.8 else np.eye(len(layouts))[only]
+        only = COLUMNS if rng.random() < 0.5 else COPIES
+        shares = rng.dirichlet(often) if rng.random() < 0.8 else [float(layout is only) for layout in layouts]
         halved, favoured = rng.random() * (rng.random() < 0.5), rng.random() < 0.4
         devices = task.topology.num_devices
         placed: list[Placement] = []

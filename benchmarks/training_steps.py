@@ -9,7 +9,6 @@ job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -29,10 +28,11 @@ from neuroshard.hardware.stand_in import StandIn, renamed
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.searching.searcher import searcher_of
-from neuroshard.searching.verifier import verifier_of
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_steps import InSteps, StepsResult
+from neuroshard.stages.search.runs.search import Search
+from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.torchrec import from_sharding_plan
@@ -94,7 +94,7 @@ KINDS: dict[str, Callable[[], Tables]] = {
 }
 
 
-Search = Callable[[ns.Task], Plan]
+Method = Callable[[ns.Task, Path], Plan]  # Path: a folder of its own, where it measures
 
 
 def _simulator(models: str) -> ns.Simulator:
@@ -102,20 +102,22 @@ def _simulator(models: str) -> ns.Simulator:
     return ns.Simulator(ns.CostModels.load(models), count_input=models == STEPS)
 
 
-def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Search:
-    return lambda task: ns.search(task, _simulator(models), searcher, **settings)
+def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Method:
+    return lambda task, _: ns.search(task, _simulator(models), searcher, **settings)
 
 
-def _verified(task: ns.Task) -> Plan:
-    """What `NeuroShardPlanner(verify="torchrec")` takes."""
-    verifier = verifier_of("torchrec", STEPS, "cpu", finalists=4, passes=4)
-    assert verifier is not None
-    return verifier.decided(searcher_of("neuroshard"), task, _simulator(STEPS)).plan
+def _verified(task: ns.Task, folder: Path) -> Plan:
+    """What `NeuroShardPlanner(verify="torchrec", pipeline="none")` takes."""
+    verify = Verify(Hardware(DeviceSpec("cpu")), finalists=4, passes=4, means=InSteps())
+    searcher = searcher_of("neuroshard")
+    result = Search(STEPS, (task,), searcher, "verified", str(folder), count_input=True, verify=verify).run()
+    assert result is not None
+    return result.saved.plans()[0]
 
 
-DEFAULT: Mapping[str, Search] = {"default": _by(STEPS)}
-BESIDE: Mapping[str, Search] = {**DEFAULT, "columns": _by(STEPS, forms=["columns"]), "verified": _verified}
-SEARCHES: Mapping[str, Search] = {
+DEFAULT: Mapping[str, Method] = {"default": _by(STEPS)}
+BESIDE: Mapping[str, Method] = {**DEFAULT, "columns": _by(STEPS, forms=["columns"]), "verified": _verified}
+SEARCHES: Mapping[str, Method] = {
     **DEFAULT,
     "every_gain": _by(STEPS, choice=None),
     "kernels_alone": _by(KERNELS),
@@ -246,7 +248,7 @@ def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
 
 
 def _trained(
-    kind: str, out: Path, searches: Mapping[str, Search], protocol: StepProtocol, random: int = 0
+    kind: str, out: Path, searches: Mapping[str, Method], protocol: StepProtocol, random: int = 0
 ) -> pd.DataFrame:
     """What `evaluate` leaves of the kind's plans: a row for each, TorchRec's first; `method` names equal ones alike.
 
@@ -272,12 +274,12 @@ def _trained(
     return by_file.loc[list(planned.values())].assign(plan=list(planned))
 
 
-def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Search], random: int) -> dict[str, str]:
+def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Method], random: int) -> dict[str, str]:
     """The file of each method's plan, TorchRec's first; equal plans share one."""
     sim = _simulator(STEPS)
-    drawn = {f"random_{n}": partial(_random, n) for n in range(random)}
-    methods = {"torchrec_planner": _torchrec, **searches, **drawn}
-    plans = {name: _kept(folder / "found" / f"{name}.json", task, search) for name, search in methods.items()}
+    plans = {"torchrec_planner": _torchrec(task)}
+    plans |= {name: search(task, folder / name) for name, search in searches.items()}
+    plans |= {f"random_{n}": PlanAugmentation().placed(task, np.random.default_rng([7, n])) for n in range(random)}
     planned: dict[str, str] = {}
     for name, plan in plans.items():
         same = next((other for other in planned if plans[other].placements == plan.placements), name)
@@ -285,17 +287,6 @@ def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Search], random
         if same == name:
             sim.predicted(plan).save(planned[name])
     return planned
-
-
-def _kept(file: Path, task: ns.Task, search: Search) -> Plan:
-    """What was found before a stop, if it was: measuring may decide otherwise the next time."""
-    if not file.exists():
-        search(task).save(str(file))
-    return Plan.load(str(file))
-
-
-def _random(number: int, task: ns.Task) -> Plan:
-    return PlanAugmentation().placed(task, np.random.default_rng([7, number]))
 
 
 def _torchrec(task: ns.Task) -> Plan:

@@ -21,6 +21,7 @@ _PARTS = {  # of the framework, with the phases that they stand for; the dense n
 _START_COUNTS = (
     8.0  # samples: where few were measured, plans are chosen as well as by the start, and errors are smaller
 )
+_ROUNDING_MS = 1e-9  # of a term: less is what is left of sums that cancel
 _LEAST_MS = 0.1  # errors of what takes less count as if it took so much
 
 
@@ -111,7 +112,8 @@ def _solved(amounts: FloatArray, took_ms: FloatArray, before: FloatArray | None)
         drawn = np.eye(len(scale)) * np.sqrt(_START_COUNTS) * np.median(weight)
         known = before * _typical_ratio(amounts, took_ms, before) * scale
         asked, wanted = np.concatenate([asked, drawn]), np.concatenate([wanted, drawn @ known])
-    solved: FloatArray = nnls(asked, wanted)[0] / scale
+    largest_ms = nnls(asked, wanted)[0]  # of each term, where there is most of it
+    solved: FloatArray = np.where(largest_ms > _ROUNDING_MS, largest_ms, 0.0) / scale
     # Squares of relative errors favour what is too low: half of what was measured took longer than this, half less.
     solved *= _typical_ratio(amounts, took_ms, solved)
     return solved

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets
-from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 
 
@@ -74,12 +74,6 @@ class Traffic:
         if collective < self.size_bytes.shape[2]:
             return self.size_bytes[..., collective]
         return np.zeros(self.size_bytes.shape[:2])
-
-    @property
-    def exchanged(self) -> BoolArray:
-        """(B, 1) whether any device puts anything into any collective: what nobody puts anything into doesn't begin."""
-        exchanged: BoolArray = self.size_bytes.sum(axis=(1, 2))[:, None] > 0
-        return exchanged
 
     def alone(self, collective: Collective) -> "Traffic":
         """The collective by itself, as if it were an all-to-all: (B G, M, 1), each group's exchange after the other.

@@ -136,9 +136,8 @@ def _of_columns(traffic: Traffic) -> bool:
 
 def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
     """(B, D) ms of one collective; nothing, waiting neither, among devices that put nothing in."""
-    groups, alone = traffic.groups(collective), traffic.alone(collective)
-    starts = start_ms[:, groups].reshape(-1, groups.shape[1])
-    taken = model.predict(alone, starts) * alone.exchanged
+    groups = traffic.groups(collective)
+    taken = model.alone_ms(traffic.alone(collective), start_ms[:, groups].reshape(-1, groups.shape[1]))
     cost = np.empty_like(start_ms)
     cost[:, groups] = taken.reshape(len(traffic), *groups.shape)
     return cost

@@ -129,11 +129,9 @@ class FrameworkPart(PartModel):
 
     def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """What a step takes, each kernel call in use, and what all devices do in the mean; less what doesn't count."""
-        of_plan = _terms_of_plan(used, task.topology.num_devices) @ self.slopes[: _OWN.start]
-        own = -(counts @ self.slopes[_OWN])
-        ms: FloatArray = of_plan + np.where(
-            _counts_own(self.name, used), counts[:, _MEANS] @ self.slopes[_OWN.stop :], own
-        )
+        plan_ms = _terms_of_plan(used, task.topology.num_devices) @ self.slopes[: _OWN.start]
+        mean_ms, own_ms = counts[:, _MEANS] @ self.slopes[_OWN.stop :], counts @ self.slopes[_OWN]
+        ms: FloatArray = plan_ms + np.where(_counts_own(self.name, used), mean_ms, -own_ms)  # `of_shards` counts those
         return ms
 
 

@@ -149,6 +149,11 @@ class CommModel(ABC):
         wait_ms = waits(start_ms)
         return wait_ms + self.transfer_ms(traffic, wait_ms)
 
+    def alone_ms(self, alone: Traffic, start_ms: FloatArray) -> FloatArray:
+        """(B, D) ms of one collective (`Traffic.alone`); nothing, waiting neither, where nobody puts anything in."""
+        taken: FloatArray = self.predict(alone, start_ms) * (alone.size_bytes.sum(axis=(1, 2)) > 0)[:, None]
+        return taken
+
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
         """What `predict` says, and what it is made of; here, of one all-to-all."""
         total_ms = self.predict(traffic, start_ms)

@@ -76,12 +76,10 @@ class InputExchange(PartModel):
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """(B, D) ms of what comes to each device; nothing where all tables lie in copies."""
-        alone = traffic.alone(Collective.INPUT)
-        taken: FloatArray = self.model.predict(alone, np.zeros_like(ready_ms)) * alone.exchanged
-        return taken
+        return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """What a load's indices add, about: what a device takes longer to which twice the mean comes, for each byte."""
+        """What a load's indices add, about: bytes times what one more takes."""
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
@@ -89,11 +87,11 @@ class InputExchange(PartModel):
         """What an even exchange takes, but for what each load adds."""
         sent = np.repeat(input_bytes[:, None], task.topology.num_devices, axis=1)[..., None]
         traffic = Traffic(sent, np.full(len(sent), task.batch_size), task.topology.fast_links)
-        taken = self.model.predict(traffic, np.zeros(sent.shape[:2])) * traffic.exchanged
-        shared: FloatArray = taken[:, 0] - input_bytes * self._ms_per_byte(task)
-        return shared
+        even_ms = self.model.alone_ms(traffic, np.zeros(sent.shape[:2]))[:, 0]
+        return even_ms - input_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:
+        """What a device to which twice the mean comes takes longer, for each byte; 0 where nothing is exchanged."""
         devices = task.topology.num_devices
         mean = _input_bytes(task.loads, devices).sum() / devices
         if devices == 1 or not mean:

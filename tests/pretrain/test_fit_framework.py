@@ -61,7 +61,7 @@ def test_it_finds_the_truth_where_there_is_no_noise():
     learned = replace(MODELS, framework=fit_framework(MODELS, _measured(150)))
     assert learned.framework.factor == pytest.approx(TRUTH.factor, rel=1e-3)
     for name, predicted in predicted_framework(learned, _measured(30, first=1000)).items():
-        np.testing.assert_allclose(predicted.predicted_ms, predicted.measured_ms, rtol=0.02, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(predicted.predicted_ms, predicted.measured_ms, rtol=0.02, err_msg=name)
 
 
 def _missed(its):
