@@ -15,8 +15,7 @@ from rich.progress import Progress
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import is_follower
-from neuroshard.lab.meters import meters_of
-from neuroshard.lab.recorder import Due, Recorder, in_batches, mixed
+from neuroshard.lab.recorder import Due, Recorder, in_batches, meters_of, mixed
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
@@ -34,7 +33,7 @@ from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.augment.summary import MAX_NOISE, KindSummary, Summary
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.words.fingerprint import versions
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 _COMPUTE, _COMM, _LOCAL = 0, 1, 2  # streams of random numbers
 _DRAW, _LOOKUPS = 0, 1

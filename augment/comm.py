@@ -9,8 +9,7 @@ from msgspec import Meta
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import Devices, Dim, NonNegative, TableCount
-from neuroshard.plumbing.units import ByteSize
+from neuroshard.plumbing.schema import ByteSize, Devices, Dim, NonNegative, TableCount
 from neuroshard.records.samples import CommSample
 from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.stages.augment.compute import one_of

@@ -15,14 +15,12 @@ from msgspec import Meta
 from neuroshard.layouts import LAYOUTS, Layout, has_row_blocks, row_blocks
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare, Devices, Dim, Features, Share, TableCount
-from neuroshard.plumbing.units import ByteSize
+from neuroshard.plumbing.schema import DIM_MULTIPLE, ByteSize, CacheShare, Devices, Dim, Features, Share, TableCount
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.words.form import forms_named
-from neuroshard.words.home import Home, Tier
-from neuroshard.words.shard import block_rows
+from neuroshard.words.placement import Home, Tier, block_rows
 
 T = TypeVar("T")
 

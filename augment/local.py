@@ -10,15 +10,14 @@ from msgspec import Meta
 from neuroshard.layouts import COLUMNS, COPIES, LAYOUTS, Layout, in_columns
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, Devices, Dim, Features, Share, TableCount
-from neuroshard.plumbing.units import ByteSize
+from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, ByteSize, Devices, Dim, Features, Share, TableCount
 from neuroshard.records.samples import LocalSample
 from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.collective import ELEMENT_BYTES
 from neuroshard.words.form import CALLS, Call
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement
 
 _HOST = 4  # devices of one, where there are several
 _SHARES = {COLUMNS: 2.0, COPIES: 0.7}  # of a plan's tables, more or less, beside 1 of each other form

@@ -32,10 +32,9 @@ from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology

@@ -20,7 +20,7 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.words.form import FORMS
-from neuroshard.words.home import TIERS
+from neuroshard.words.placement import TIERS
 
 MODEL, BATCH, HOST = "roofline:h100", 65536, 8
 SEARCHERS = (

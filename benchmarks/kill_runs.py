@@ -51,15 +51,14 @@ from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
-from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.stages.search.runs.in_parts import InParts, Means
 from neuroshard.stages.search.runs.in_steps import InSteps
-from neuroshard.stages.search.runs.means import Means
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
+from neuroshard.testing.devices.made_up import MadeUpHardware
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
 _WORKERS_END_S, _WRITING_S = 10.0, 0.02

@@ -30,8 +30,8 @@ import torch
 
 from neuroshard.cost.loads import Loads
 from neuroshard.hardware import Hardware
+from neuroshard.hardware.compute_bench import Arenas, fused_run
 from neuroshard.hardware.device import Device, make_device
-from neuroshard.hardware.embedding import Arenas, fused_run
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.lab.recorder import Due, Recorder
 from neuroshard.plumbing.files import write_json

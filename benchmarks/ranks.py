@@ -13,17 +13,17 @@ from rich.console import Console
 from shared import Made
 
 import neuroshard as ns
-from neuroshard.cost.parts import COMPUTE
+from neuroshard.cost.cost import COMPUTE
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.layouts import in_copies, in_rows
-from neuroshard.models.framework import FRAMEWORK
+from neuroshard.models.parts import FRAMEWORK
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement
 
 DATASHEET, STEPS = "roofline:h100", "cpu+torchrec"  # the first places columns
 SAMPLES, SMALL = 512, 20_000  # of a rank; rows of the largest table that is copied

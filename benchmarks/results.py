@@ -30,7 +30,7 @@ from training_steps import beside_torchrec, predicted_steps, step_plans, steps_b
 from neuroshard.bundles import shipped_path
 from neuroshard.models import CostModels
 from neuroshard.models.bundle import load_with_digest
-from neuroshard.models.card import ModelTest
+from neuroshard.models.trust import ModelTest
 from neuroshard.plumbing.files import write_atomically
 from neuroshard.words.fingerprint import fingerprint
 

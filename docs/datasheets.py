@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from neuroshard.models import CostModels
-from neuroshard.models.checked_sheets import Check, checks
+from neuroshard.models.datasheets import Check, checks
 from neuroshard.plumbing.configs import choices
 
 PAGE = Path(__file__).resolve().parent / "datasheets.md"

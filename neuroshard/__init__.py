@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from neuroshard.tables.statistics.tally import Counted, TableShape
     from neuroshard.tables.statistics.trace import table_from_trace
     from neuroshard.tables.table import Table
-    from neuroshard.targets.export import export_plan
-    from neuroshard.targets.target import Exported
+    from neuroshard.targets.target import Exported, export_plan
     from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
     from neuroshard.tasks.memory import MemoryUse
     from neuroshard.tasks.task import Task, Topology
-    from neuroshard.words.home import Home, Tier
-    from neuroshard.words.shard import Placement, Shard
+    from neuroshard.words.placement import Home, Placement, Shard, Tier
 
 __version__ = "0.1.0"
 __all__ = [
@@ -85,13 +83,11 @@ _HOMES = {
     "tables.statistics.tally": ("Counted", "TableShape"),
     "tables.statistics.trace": ("table_from_trace",),
     "tables.table": ("Table",),
-    "targets.export": ("export_plan",),
-    "targets.target": ("Exported",),
+    "targets.target": ("Exported", "export_plan"),
     "tasks.constraints": ("Constraints", "PinnedShard", "TableRule"),
     "tasks.memory": ("MemoryUse",),
     "tasks.task": ("Task", "Topology"),
-    "words.home": ("Home", "Tier"),
-    "words.shard": ("Placement", "Shard"),
+    "words.placement": ("Home", "Placement", "Shard", "Tier"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from neuroshard.models.comm_models import comm_inputs
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import waits
-from neuroshard.models.mlp import Normaliser
-from neuroshard.models.neural import comm_inputs
+from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement

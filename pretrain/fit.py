@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CostModels
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.card import ModelTest
-from neuroshard.models.named_parts import EXCHANGES, compute_part, lopsidedness
-from neuroshard.models.trust import Margins, Ranges
+from neuroshard.models.parts import EXCHANGES, compute_part, lopsidedness
+from neuroshard.models.trust import Margins, ModelTest, Ranges
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.records.samples import CommSample, Measurement
@@ -30,7 +29,7 @@ from neuroshard.stages.pretrain.measurements import (
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, tested
 from neuroshard.words.form import IN_COLUMNS
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 _LEAST_TRAIN = 8  # samples of a part that more than its factor is learned from, where there is a model to start from
 _LEAST_VALID = 8  # samples of a part that decide alone whether that is better, and set a margin where the start has one

@@ -1,4 +1,4 @@
-"""Fitting additive compute models, alone and as ensembles."""
+"""Fitting compute models without the papers' network: additive ones, alone and as ensembles, and regressions."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -6,15 +6,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from sklearn.linear_model import LinearRegression
 from torch import nn
 
-from neuroshard.models.additive import AdditiveCompute, ComputeEnsemble
+from neuroshard.models.compute_models import AdditiveCompute, ComputeEnsemble, RegressionCompute
 from neuroshard.models.features import FeatureSet
-from neuroshard.models.mlp import Normaliser
+from neuroshard.models.stored import Normaliser
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
 from neuroshard.stages.pretrain.examples import ComputeTable
-from neuroshard.stages.pretrain.fit_regression import solved
 from neuroshard.stages.pretrain.fitting import ComputeFitter, HiddenLayers, OnEpoch, compute_tables
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.networks import (
@@ -24,6 +25,7 @@ from neuroshard.stages.pretrain.networks import (
     linear_layers,
     segment_sums,
 )
+from neuroshard.stages.pretrain.result import accuracy_of
 from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
 _FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
@@ -32,6 +34,7 @@ _FIRST_SHARE = 0.9  # of a cost that a sum of amounts begins with; the network h
 _LEAST_SHARE = 1e-4  # of an amount that the regression leaves out: it may be learned
 _NOTHING = 1e-12
 _MOST_MEMBERS = 64
+_LEAST_MS = 1e-6  # what takes no time at all would outweigh everything else
 
 
 class AdditiveNetwork(nn.Module):
@@ -194,3 +197,52 @@ class Ensemble(ComputeFitter):
 
             fitted.append(self.member.fit(measured, one, seed * 1000 + number, told))
         return ComputeEnsemble(tuple(fitted))
+
+
+@dataclass(frozen=True)
+class Regression(ComputeFitter):
+    """A weight for every feature, none negative, of the least squared relative error.
+
+    Attributes:
+        features: paper | paper_batch | log | physical | physical_reuse.
+    """
+
+    features: str = "physical"
+
+    def __post_init__(self) -> None:
+        FeatureSet(self.features)
+
+    @property
+    def epochs(self) -> int:
+        """1: the weights are solved for at once."""
+        return 1
+
+    def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> RegressionCompute:
+        """Fitted from nothing; nothing is random.
+
+        Raises:
+            UserError: the samples are of several batch sizes, which the features don't show.
+        """
+        features = FeatureSet(self.features)
+        train, valid = compute_tables(measured, features)
+        weight, offset_ms = solved(features.amounts(train.features), train)
+        model = RegressionCompute(features, weight, np.array([offset_ms]))
+        costs = _sums(features.amounts(valid.features) @ model.weight[:, None], valid)
+        predicted = model.head(costs.astype(np.float32))
+        on_epoch(0, accuracy_of(predicted, valid.cost_ms).mape)
+        return model
+
+
+def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
+    """(F,) non-negative ms for one of each amount of all tables (N, F), and ms of a call besides."""
+    sums = _sums(amounts, train)
+    unit = np.maximum(sums.max(axis=0), 1.0)  # amounts are of very different sizes
+    found = LinearRegression(positive=True).fit(sums / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2)
+    return found.coef_ / unit, float(found.intercept_)
+
+
+def _sums(amounts: FloatArray, table: ComputeTable) -> FloatArray:
+    """(n, F) amounts of sets, from those of all their tables (N, F)."""
+    first = (table.counts.cumsum() - table.counts).astype(np.int64)
+    sums: FloatArray = np.add.reduceat(amounts, first, axis=0)
+    return sums

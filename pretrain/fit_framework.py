@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from neuroshard.models import CostModels
-from neuroshard.models.framework import FRAMEWORK, TERMS, Framework, counts_of_sets, terms_of
+from neuroshard.models.parts import FRAMEWORK, TERMS, Framework, counts_of_sets, terms_of
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Measurement

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from neuroshard.models.comm_models import FEATURE_SIGNS, HOST_SIGNS, SetComm, host_features, set_features
 from neuroshard.models.interface import NUM_WAITS, device_waits, waits
-from neuroshard.models.mlp import Normaliser
-from neuroshard.models.set_comm import FEATURE_SIGNS, HOST_SIGNS, SetComm, host_features, set_features
+from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.sample_loads import traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, Measurement

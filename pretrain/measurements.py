@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
-from neuroshard.models.framework import FRAMEWORK
 from neuroshard.models.interface import waits
-from neuroshard.models.named_parts import compute_part, exchange_part, of_calls, of_exchanges
+from neuroshard.models.parts import FRAMEWORK, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
@@ -27,7 +26,7 @@ from neuroshard.stages.pretrain.result import Predicted
 from neuroshard.tables import Table
 from neuroshard.words.collective import BACK_ONLY, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 
 @dataclass(frozen=True)

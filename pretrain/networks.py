@@ -6,8 +6,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from neuroshard.models.mlp import Mlp
 from neuroshard.models.perceptron import perceptron
+from neuroshard.models.stored import Mlp
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
 

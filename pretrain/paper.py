@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from neuroshard.models.comm_models import NeuralComm
+from neuroshard.models.compute_models import NeuralCompute
 from neuroshard.models.features import FeatureSet
-from neuroshard.models.mlp import Normaliser
-from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.perceptron import perceptron
+from neuroshard.models.stored import Normaliser
 from neuroshard.stages.pretrain.examples import CommTable
 from neuroshard.stages.pretrain.fitting import (
     CommFitter,

@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
-from neuroshard.models.card import DataSummary, ModelTest, ModelTests
 from neuroshard.models.datasheets import with_host_tiers
+from neuroshard.models.trust import DataSummary, ModelTest, ModelTests
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.progress import progress_bar

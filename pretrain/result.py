@@ -10,8 +10,7 @@ from rich.table import Table as Grid
 from scipy.stats import kendalltau, ttest_rel
 from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
-from neuroshard.models.card import Accuracy, ModelTest
-from neuroshard.models.trust import LEVEL, Margin
+from neuroshard.models.trust import LEVEL, Accuracy, Margin, ModelTest
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.records.samples import Measurement

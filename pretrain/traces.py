@@ -25,7 +25,7 @@ from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 _MS = 1e-3  # of a microsecond
 _FORWARD = re.compile(r"fbgemm::split_embedding_(?P<nobag>nobag_)?codegen_forward_(?:un)?weighted_pt2_wrapper")

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from neuroshard.app.arguments import as_overrides, split_flags
 from neuroshard.app.overrides import check_overrides
-from neuroshard.cost.parts import PARTS
+from neuroshard.cost.cost import PARTS
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble

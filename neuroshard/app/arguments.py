@@ -87,7 +87,7 @@ def _meant(text: str, texts: Sequence[str]) -> str:
     before = texts[texts.index(text) - 1] if text in texts[1:] else ""
     if "=" not in before:
         return ""
-    from neuroshard.plumbing.units import is_size  # slow to import: not for completion
+    from neuroshard.plumbing.schema import is_size  # slow to import: not for completion
 
     if is_size(before.partition("=")[2] + text):
         return f"; sizes are written without a blank: {before}{text}"

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
-from neuroshard.cost.parts import PARTS
+from neuroshard.cost.cost import PARTS
 from neuroshard.models.bundle import bundle_at, load_bundle
 from neuroshard.models.calibration import Calibration, is_calibration
-from neuroshard.models.checked_sheets import checks
 from neuroshard.models.cost_models import CostModels
+from neuroshard.models.datasheets import checks
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import described

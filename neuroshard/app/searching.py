@@ -8,7 +8,7 @@ from neuroshard.plumbing.errors import UserError, warn_of
 from neuroshard.plumbing.schema import shown
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.searching.searcher import Searcher, searcher_of
-from neuroshard.targets.export import for_target, target_named
+from neuroshard.targets.target import for_target, target_named
 from neuroshard.tasks.task import Task
 
 

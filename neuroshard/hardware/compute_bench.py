@@ -1,20 +1,183 @@
-"""Timing compute samples on one device."""
+"""Timing compute samples on one device: the kernels of all forms, as TorchRec calls them, and the runs that time them.
 
-from collections.abc import Sequence
+Columns and rows have FBGEMM's table-batched embedding, forward and backward with the update fused in; of sequence
+tables it is the one without pooling. Copies have FBGEMM's dense embedding and an update of every row: backward gives a
+gradient of all rows, zeros for those that nobody looked up, which is what devices add up between them. Then the
+optimizer, which knows nothing of embeddings, reads and writes the whole table.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import fbgemm_gpu  # noqa: F401  # registers the operators
 import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    DenseTableBatchedEmbeddingBagsCodegen,
+    PoolingMode,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 
-from neuroshard.hardware.dense import dense_run
+from neuroshard.hardware.arena import Arena, check_room
 from neuroshard.hardware.device import Device
-from neuroshard.hardware.embedding import Arenas, fused_run
-from neuroshard.hardware.inputs import Prepared
+from neuroshard.hardware.host_memory import host_run
+from neuroshard.hardware.inputs import (
+    LEARNING_RATE,
+    PRECISIONS,
+    Inputs,
+    Prepared,
+    common_precision,
+    draw_inputs,
+    table_of_feature,
+)
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
-from neuroshard.hardware.specs import EmbeddingSettings
+from neuroshard.hardware.specs import EmbeddingSettings, check_tiers
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import BlockLookups, ComputeSample
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
+
+_OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+_ON_CUDA = {
+    Tier.DEVICE: EmbeddingLocation.DEVICE,
+    Tier.CACHED: EmbeddingLocation.MANAGED_CACHING,
+    Tier.HOST: EmbeddingLocation.MANAGED,
+}
+_EPSILON = 1e-8
+_LIVE_BYTES = 2  # times the weights: gradients are as large
+WARNING = "fbgemm::dense_embedding"  # how what torch says of the CPU kernel begins, at every call
+Update = Callable[[torch.Tensor], object]
+
+
+class Arenas:
+    """The weights' memory, by precision."""
+
+    def __init__(self) -> None:
+        self._by_bytes = {size: Arena(dtype) for size, (_, dtype) in PRECISIONS.items()}
+
+    def __getitem__(self, bytes_per_element: int) -> Arena:
+        return self._by_bytes[bytes_per_element]
+
+
+def fused_run(
+    sample: ComputeSample,
+    settings: EmbeddingSettings,
+    device: torch.device,
+    arenas: Arenas,
+    rng: np.random.Generator,
+) -> Prepared:
+    """A fused forward and backward call over what the device holds of the sample's tables.
+
+    Raises:
+        RuntimeError, MemoryError: the device has no room.
+        UserError: the tables mix precisions, which one fused call can't; or the device has no such tier of memory.
+    """
+    operator = build_operator(sample, settings, device, arenas, rng)
+    train = partial(_forward_backward, operator)
+    if sample.home != ON_DEVICE:
+        return host_run(train, operator, sample, device, rng)
+    inputs = draw_inputs(sample, device, rng)
+    return Prepared(partial(train, inputs), inputs.seen)
+
+
+def _forward_backward(operator: SplitTableBatchedEmbeddingBagsCodegen, inputs: Inputs) -> None:
+    operator(inputs.indices, inputs.offsets).backward(inputs.gradient)
+
+
+def build_operator(
+    sample: ComputeSample,
+    settings: EmbeddingSettings,
+    device: torch.device,
+    arenas: Arenas,
+    rng: np.random.Generator,
+) -> SplitTableBatchedEmbeddingBagsCodegen:
+    """The fused operator over all of the sample's tables; on CPU its weights lie in the arena.
+
+    Rows are fetched into a cache when the operator is called, not before: its cost is that of the call.
+    """
+    check_tiers(device.type, [sample.home.tier])
+    on_cpu = device.type == "cpu"
+    bytes_per_element = common_precision(sample)
+    place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else (_ON_CUDA[sample.home.tier], ComputeDevice.CUDA)
+    elements = sample.size_bytes // bytes_per_element
+    # Releases of FBGEMM before 1.8 don't know the argument; on CUDA, where they are used, there is no arena.
+    weights = (
+        {"preallocated_host_buffers": {"weights": arenas[bytes_per_element].view(elements, rng)}} if on_cpu else {}
+    )
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        embedding_specs=[(table.rows, table.dim, *place) for table in sample.held],
+        feature_table_map=table_of_feature(sample),
+        pooling_mode=PoolingMode.SUM if sample.call.pooled else PoolingMode.NONE,
+        optimizer=_OPTIMIZERS[settings.optimizer],
+        learning_rate=LEARNING_RATE,
+        weights_precision=PRECISIONS[bytes_per_element][0],
+        device=device,
+        **weights,
+        **_cache(sample.home),
+    )
+
+
+def _cache(home: Home) -> dict[str, Any]:
+    """The operator's arguments for its cache, if it has one: for so large a share of all tables' rows."""
+    if home.tier is not Tier.CACHED:
+        return {}
+    return {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": home.cached_share}
+
+
+def dense_run(
+    sample: ComputeSample, settings: EmbeddingSettings, device: torch.device, rng: np.random.Generator
+) -> Prepared:
+    """A dense forward and backward call over all of the sample's tables, and the update of all their rows.
+
+    Raises:
+        RuntimeError, MemoryError: the device has no room.
+        UserError: the tables mix precisions, which one call can't.
+    """
+    precision, _ = PRECISIONS[common_precision(sample)]
+    on_cpu = device.type == "cpu"
+    if on_cpu:
+        check_room(_LIVE_BYTES * sample.size_bytes)
+    specs = [(table.rows, table.dim) for table in sample.tables]
+    operator = DenseTableBatchedEmbeddingBagsCodegen(
+        specs, table_of_feature(sample), weights_precision=precision, use_cpu=on_cpu
+    )
+    update = _UPDATES[settings.optimizer](operator.weights, specs)
+    return Prepared(partial(_train, operator, update, draw_inputs(sample, device, rng)), ())
+
+
+def _train(operator: DenseTableBatchedEmbeddingBagsCodegen, update: Update, inputs: Inputs) -> None:
+    operator(inputs.indices, inputs.offsets).backward(inputs.gradient)
+    with torch.no_grad():
+        update(operator.weights.grad)
+    operator.weights.grad = None
+
+
+def _sgd(weights: torch.Tensor, _specs: list[tuple[int, int]]) -> Update:
+    """Plain gradient descent on all weights at once."""
+    return lambda gradient: weights.add_(gradient, alpha=-LEARNING_RATE)
+
+
+def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Update:
+    """Row-wise Adagrad, table by table, of (rows, dim)."""
+    sizes = [rows * dim for rows, dim in specs]
+    tables = [part.view(shape) for part, shape in zip(torch.split(weights.detach(), sizes), specs, strict=True)]
+    sums = [torch.zeros_like(table[:, :1]) for table in tables]  # of squares, (rows, 1)
+
+    def update(gradient: torch.Tensor) -> None:
+        for table, its_sums, part in zip(tables, sums, torch.split(gradient, sizes), strict=True):
+            own = part.view_as(table)
+            its_sums.add_(own.square().mean(1, keepdim=True))
+            table.addcdiv_(own, its_sums.sqrt() + _EPSILON, value=-LEARNING_RATE)
+
+    return update
+
+
+_UPDATES = {"sgd": _sgd, "rowwise_adagrad": _rowwise_adagrad}
 
 
 class ComputeBench:

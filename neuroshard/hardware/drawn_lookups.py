@@ -1,22 +1,159 @@
 """Real lookups for a table: indices and lengths that match its pooling factor and reuse histogram.
 
-Drawn where they are used: a million lookups take a GPU a millisecond, and a CPU a tenth of a second.
+Drawn where they are used: a million lookups take a GPU a millisecond, and a CPU a tenth of a second. For caches, rows
+stay as popular as they are, batch after batch.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 import torch
 
-from neuroshard.hardware.drawn_rows import rows_for, uniform
-from neuroshard.hardware.popular import PopularRows
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import BlockLookups, ComputeSample, RowBlock
 from neuroshard.tables import Table
+from neuroshard.tables.misses import Popularity
 from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS, TOPS, histogram
 from neuroshard.tables.table import NUM_REUSE_BINS
 
+_GOLDEN = 0.618  # of the table: neighbours by how hot they are lie far apart
+_MOST = 1 << 62  # that a product of two row numbers may be
+_FEW = 4  # times as many rows as are drawn, from which on they are drawn with repeats, which are left out
 _TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class PopularRows:
+    """The rows of a table by how often they are looked up, hottest first, in G groups of the same rate.
+
+    Attributes:
+        lookups: of a batch.
+        first, size: (G,) of each group: how many rows are hotter, and how many it has.
+        chance: (G,) that a lookup is of a row of this group or a hotter one.
+        stride: the row of rank r has the number r * stride, modulo the table's rows.
+    """
+
+    rows: int
+    lookups: int
+    first: torch.Tensor
+    size: torch.Tensor
+    chance: torch.Tensor
+    stride: int
+
+    @classmethod
+    def of(cls, table: Table, batch_size: int, device: torch.device) -> "PopularRows":
+        """As popular as the table's histogram says, at a global batch size."""
+        lookups = max(1, round(batch_size * table.pooling_factor))
+        known = np.array([float(table.rows)]), np.array([float(lookups)]), np.array([table.reuse])
+        popularity = Popularity.of(*known)
+        hottest = popularity.rate.argsort()[::-1]
+        size = popularity.rows[0, hottest]
+        chance = (size * popularity.rate[hottest]).cumsum()
+        first, sizes, chances = (
+            torch.from_numpy(values).to(device) for values in (size.cumsum() - size, size, chance / chance[-1])
+        )
+        return cls(table.rows, lookups, first, sizes, chances, _stride(table.rows))
+
+    def draw(self, generator: torch.Generator) -> torch.Tensor:
+        """(lookups,) rows, in random order, on the generator's device."""
+        group = torch.searchsorted(self.chance, uniform(self.lookups, generator)).clamp(max=len(self.chance) - 1)
+        rank = self.first[group] + uniform(self.lookups, generator) * self.size[group]
+        return self._numbers(rank.long().clamp(max=self.rows - 1))
+
+    def hottest(self, share: float) -> torch.Tensor:
+        """Rows that make up so large a share of all, the hottest last."""
+        count = max(1, int(share * self.rows))
+        return self._numbers(torch.arange(count - 1, -1, -1, device=self.first.device))
+
+    def _numbers(self, rank: torch.Tensor) -> torch.Tensor:
+        return rank * self.stride % self.rows
+
+
+def _stride(rows: int) -> int:
+    """A number without a factor in common with `rows`, so that its multiples are all rows."""
+    stride = max(1, min(int(_GOLDEN * rows), _MOST // rows))
+    while gcd(stride, rows) > 1:
+        stride -= 1
+    return stride
+
+
+def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: torch.Generator) -> torch.Tensor:
+    """(U,) unique rows of a table, to be touched `counts` (U,) times.
+
+    They lie anywhere, but for a share `hot_first` of those touched more than once, which are the first ones, hottest
+    first; or, where that is 0, so that each block of the table's `row_lookups` gets its share of the counts.
+    """
+    if hot_first:
+        return _hot_first(counts, table.rows, hot_first, generator)
+    if table.row_lookups:
+        return _by_share(counts, table, generator)
+    return _some_rows(table.rows, len(counts), generator)
+
+
+def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
+    first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
+    hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
+    in_order = int(first.sum())
+    others = in_order + _some_rows(max(1, rows - in_order), len(counts) - in_order, generator)
+    found = torch.empty_like(counts)
+    found[hottest[:in_order]] = torch.arange(in_order, device=counts.device)
+    found[hottest[in_order:]] = others
+    return found
+
+
+def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
+    """Rows are dealt out to the blocks in random order; a block without room for all of its own keeps the hottest."""
+    shares = torch.tensor(table.row_lookups, dtype=torch.float64, device=counts.device)
+    firsts = torch.arange(len(shares) + 1, device=counts.device) * table.rows // len(shares)
+    block = _dealt(counts, shares, generator)
+    room = firsts.diff()
+    kept, over = _kept(counts, block, room)
+    free = (room - torch.bincount(block[kept], minlength=len(room))).cumsum(0)
+    places = _some_rows(max(1, int(free[-1])), len(over), generator)
+    block[over] = torch.searchsorted(free, places, right=True)
+    found = torch.empty_like(counts)
+    for number in torch.unique(block).tolist():
+        inside = (block == number).nonzero()[:, 0]
+        found[inside] = firsts[number] + _some_rows(int(room[number]), len(inside), generator)
+    return found
+
+
+def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """(U,) block of each row: of all rows in a random order, each block gets those that make up its share."""
+    order = torch.randperm(len(counts), generator=generator, device=counts.device)
+    dealt = counts[order].to(torch.float64)
+    middles = (dealt.cumsum(0) - dealt / 2) / dealt.sum()
+    block = torch.empty_like(counts)
+    block[order] = torch.searchsorted(shares.cumsum(0) / shares.sum(), middles).clamp(max=len(shares) - 1)
+    return block
+
+
+def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows, by their place, their blocks have room for, and which they haven't."""
+    hottest = counts.argsort(descending=True, stable=True)
+    order = hottest[block[hottest].argsort(stable=True)]
+    sizes = torch.bincount(block, minlength=len(room))
+    place = torch.arange(len(counts), device=counts.device) - (sizes.cumsum(0) - sizes)[block[order]]
+    fits = place < room[block[order]]
+    return order[fits], order[~fits]
+
+
+def _some_rows(rows: int, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw (count,) unique rows in random order."""
+    if rows >= _FEW * count:
+        drawn: torch.Tensor = torch.unique(
+            torch.randint(rows, (2 * count,), generator=generator, device=generator.device)
+        )
+        if len(drawn) >= count:
+            return drawn[torch.randperm(len(drawn), generator=generator, device=generator.device)[:count]]
+    return torch.randperm(rows, generator=generator, device=generator.device)[:count]
+
+
+def uniform(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw (count,) uniform random numbers in [0, 1), float64."""
+    return torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
 
 
 def draw_lookups(

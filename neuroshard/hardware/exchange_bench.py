@@ -1,23 +1,171 @@
-"""Timing exchanges: runs in every process of a group, one per device."""
+"""Timing exchanges, in every process of a group, one per device: the collectives, and the runs that time them.
+
+Each collective is what TorchRec calls on the same backend: all-to-all of pooled embeddings; reduce-scatter, and
+all-gather on the way back; all-reduce of gradients; all-to-all of indices, after one of how many there are. What goes
+one way only, the input and the all-reduce, is the same in both directions here: with the devices' delays, and without,
+which counts.
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from neuroshard.hardware.collectives import Circles, Exchange, make_exchange
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.group import Group
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import CommSample
+from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES, Collective
 
+Among = dist.ProcessGroup | None  # processes; None is all of them
+# By the names that torch has given them since 2.13, or those before.
+_scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SETTLE_S = 0.002  # from agreeing on a start until it, so that nobody is late
 _PINGS = 20
+
+
+class Exchange(NamedTuple):
+    """Both directions of one sample, as one device takes part in them.
+
+    Attributes:
+        forward: every device's part of the batch to whoever needs it.
+        backward: the gradients' way back.
+        buffers: what moves, this device's own part first.
+    """
+
+    forward: Callable[[], object]
+    backward: Callable[[], object]
+    buffers: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Circle:
+    """The devices that one device exchanges with.
+
+    Attributes:
+        ranks: of all of them, this one's included, in order.
+        rank: this device's.
+        group: of torch.distributed, which they make up.
+    """
+
+    ranks: tuple[int, ...]
+    rank: int
+    group: Among
+
+    def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
+        """(m,) elements that each of these devices has for each of them, of sizes (D,) over all of them."""
+        return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
+
+    def own(self, shares: Sequence[int]) -> int:
+        """This device's of the shares (m,)."""
+        return shares[self.ranks.index(self.rank)]
+
+
+@dataclass(frozen=True)
+class Circles:
+    """Whom this device exchanges with, by collective.
+
+    Attributes:
+        everybody: all devices.
+        host: those of this one's host.
+        across: those with its place on every host.
+    """
+
+    everybody: Circle
+    host: Circle
+    across: Circle
+
+    @classmethod
+    def made(cls, rank: int, num_devices: int, host_size: int) -> "Circles":
+        """Made together: all devices call this in step."""
+        everybody = Circle(tuple(range(num_devices)), rank, None)
+        if host_size == num_devices:
+            return cls(everybody, everybody, everybody)
+        hosts = [tuple(range(first, first + host_size)) for first in range(0, num_devices, host_size)]
+        places = [tuple(range(place, num_devices, host_size)) for place in range(host_size)]
+        host, place = rank // host_size, rank % host_size
+        return cls(
+            everybody,
+            Circle(hosts[host], rank, _groups(hosts)[host]),
+            Circle(places[place], rank, _groups(places)[place]),
+        )
+
+    def of(self, collective: Collective) -> Circle:
+        """Those that take part in the collective with this device."""
+        by_host = {Collective.HOST_REDUCE_SCATTER: self.host, Collective.HOST_ALL_TO_ALL: self.across}
+        return by_host.get(collective, self.everybody)
+
+
+def _groups(members: Sequence[tuple[int, ...]]) -> list[Among]:
+    return [dist.new_group(list(ranks)) for ranks in members]
+
+
+def make_exchange(sample: CommSample, circles: Circles, device: torch.device) -> Exchange:
+    """The buffers of a sample on this device, and its two directions."""
+    return _KINDS[sample.collective](sample, circles.of(sample.collective), device)
+
+
+def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
+    """Pooled embeddings to the devices of their samples, and their gradients back."""
+    others = circle.share(sample.size_bytes, ELEMENT_BYTES)
+    own = [circle.own(others)] * len(circle.ranks)
+    pooled, received = torch.zeros(sum(own), device=device), torch.zeros(sum(others), device=device)
+    exchange = partial(dist.all_to_all_single, group=circle.group)
+    return Exchange(
+        partial(exchange, received, pooled, others, own),
+        partial(exchange, pooled, received, own, others),
+        (pooled, received),
+    )
+
+
+def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
+    """Partial sums to the devices of their samples, where they are added up; gradients back to all."""
+    own = circle.own(circle.share(sample.size_bytes, ELEMENT_BYTES))
+    parts, summed = torch.zeros(own * len(circle.ranks), device=device), torch.zeros(own, device=device)
+    return Exchange(
+        partial(_scatter_sums, summed, parts, group=circle.group),
+        partial(_gather, parts, summed, group=circle.group),
+        (parts, summed),
+    )
+
+
+def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
+    """Gradients of whole tables, added up everywhere."""
+    gradient = torch.zeros(sample.size_bytes[circle.rank] // ELEMENT_BYTES, device=device)
+    both = partial(dist.all_reduce, gradient, group=circle.group)
+    return Exchange(both, both, (gradient,))
+
+
+def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
+    """Indices to the devices that hold their rows: first how many come, then the indices and lengths themselves."""
+    sent = circle.share(sample.size_bytes, INDEX_BYTES)
+    counts = torch.tensor(sent, device=device)
+    counted = torch.zeros_like(counts)
+    given = torch.ones(sum(sent), dtype=torch.int64, device=device)
+    got = torch.zeros(circle.own(sent) * len(circle.ranks), dtype=torch.int64, device=device)
+
+    def both() -> None:
+        dist.all_to_all_single(counted, counts, group=circle.group)
+        dist.all_to_all_single(got, given, counted.tolist(), sent, group=circle.group)
+
+    return Exchange(both, both, (given, got, counts, counted))
+
+
+_KINDS: dict[Collective, Callable[[CommSample, Circle, torch.device], Exchange]] = {
+    Collective.ALL_TO_ALL: _all_to_all,
+    Collective.REDUCE_SCATTER: _reduce_scatter,
+    Collective.HOST_REDUCE_SCATTER: _reduce_scatter,
+    Collective.HOST_ALL_TO_ALL: _all_to_all,
+    Collective.ALL_REDUCE: _all_reduce,
+    Collective.INPUT: _input,
+}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample
 from neuroshard.tasks.task import Topology
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 if TYPE_CHECKING:  # imports torch
     from neuroshard.hardware.device import Device
@@ -179,8 +179,10 @@ def is_follower() -> bool:
 def _make_compute_bench(
     spec: DeviceSpec, settings: EmbeddingSettings, protocol: TimingProtocol, rank: int, _count: int, _port: int
 ) -> Bench[ComputeSample]:
-    from neuroshard.hardware.compute_bench import ComputeBench  # imports torch and FBGEMM: in the worker only
-    from neuroshard.hardware.dense import WARNING
+    from neuroshard.hardware.compute_bench import (
+        WARNING,
+        ComputeBench,  # imports torch and FBGEMM: in the worker only
+    )
     from neuroshard.hardware.device import make_device
 
     filterwarnings("ignore", WARNING)

@@ -7,11 +7,10 @@ from math import ceil
 import numpy as np
 import torch
 
-from neuroshard.hardware.drawn_lookups import draw_again
+from neuroshard.hardware.drawn_lookups import PopularRows, draw_again
 from neuroshard.hardware.inputs import Inputs, Prepared, inputs_of
-from neuroshard.hardware.popular import PopularRows
 from neuroshard.records.samples import ComputeSample
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 LookUp = Callable[[torch.Tensor, torch.Tensor], object]  # of indices and offsets
 

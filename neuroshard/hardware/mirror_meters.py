@@ -13,7 +13,7 @@ from neuroshard.hardware.workers import Meter
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample
 
 

@@ -16,8 +16,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, Call
-from neuroshard.words.home import Home, Tier
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Home, Placement, Tier
 
 
 def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 DEVICE_KINDS = ("cpu", "cuda")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")

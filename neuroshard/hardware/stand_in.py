@@ -10,8 +10,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollec
 from torchrec.streamable import Pipelineable
 from torchrec.types import DataType
 
-from neuroshard.hardware.drawn_lookups import popular_lookups
-from neuroshard.hardware.popular import PopularRows
+from neuroshard.hardware.drawn_lookups import PopularRows, popular_lookups
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints

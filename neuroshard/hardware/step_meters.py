@@ -13,7 +13,7 @@ from neuroshard.hardware.workers import Meter, Sample
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tasks.task import Topology
 
 _SEED_RANGE = 2**31

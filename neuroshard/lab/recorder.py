@@ -1,17 +1,70 @@
-"""The loop that measures: samples in batches of live ones, each batch a part on disk before the next is begun."""
+"""The loop that measures: samples in batches of live ones, each a part on disk before the next, by open meters."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from neuroshard.hardware import Meter, Outcome
+from neuroshard.hardware import Hardware, Meter, Outcome
+from neuroshard.hardware.hardware import Warn
+from neuroshard.hardware.mirror_meters import LocalMeter
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.records import Parts
-from neuroshard.records.samples import ComputeSample, Measurement, Sample
+from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample
 from neuroshard.records.splits import TRAIN
+from neuroshard.tasks.task import Topology
 
+_LOCAL = StepProtocol(builds=1, turns=6, steps=2)  # of local work: of one build alone, mirrored
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, eq=False)
+class Meters:
+    """The meters of some hardware, each opened when it is first needed."""
+
+    hardware: Hardware
+    warn: Warn
+    _open_for: ExitStack
+    _open: dict[str | int, Meter[Any]] = field(default_factory=dict)
+
+    def of(self, sample: Sample) -> Meter[Sample]:
+        """Return what measures the sample, and others like it in one batch."""
+        if isinstance(sample, CommSample):
+            return self.comm(sample.num_devices)
+        if isinstance(sample, LocalSample):
+            return self._opened("local", self._local)
+        return self._opened("compute", lambda: self.hardware.compute_meter(self.warn))
+
+    def _local(self) -> LocalMeter:
+        return LocalMeter(self.hardware.mirror_meter(_LOCAL, self.warn))
+
+    def comm(self, num_devices: int) -> Meter[CommSample]:
+        """Of exchanges between so many devices."""
+        return self._opened(num_devices, lambda: self.hardware.comm_meter(num_devices, self.warn))
+
+    def _opened(self, key: str | int, make: Callable[[], AbstractContextManager[Meter[Any]]]) -> Meter[Any]:
+        """What was opened under the key before, or is now."""
+        if key not in self._open:
+            self._open[key] = self._open_for.enter_context(make())
+        return self._open[key]
+
+    def join(self, topologies: Iterable[Topology]) -> None:
+        """Open the meters of exchanges between so many devices: torchrun's other processes wait for this one.
+
+        Raises:
+            UserError: torchrun started another number of processes.
+        """
+        for count in sorted({topology.num_devices for topology in topologies} - {1}):
+            self.comm(count)
+
+
+@contextmanager
+def meters_of(hardware: Hardware, warn: Callable[[str], None]) -> Iterator[Meters]:
+    """The hardware's meters; their processes end with the context."""
+    with ExitStack() as open_for:
+        yield Meters(hardware, warn, open_for)
 
 
 @dataclass(frozen=True)

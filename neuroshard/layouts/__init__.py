@@ -1,22 +1,76 @@
-"""How tables are laid out over devices: a file for each form, with everything that is known of it."""
+"""How tables are laid out over devices: a file for each form, with everything known of it; here all together."""
 
-from neuroshard.layouts.columns import in_columns
-from neuroshard.layouts.copies import in_copies
-from neuroshard.layouts.every import (
-    COLUMNS,
-    COPIES,
-    LAYOUTS,
-    ROWS,
-    are,
-    given_bytes,
-    layout_of,
-    layouts_of,
-    placed_loads,
-)
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads
+from neuroshard.layouts.columns import Columns, in_columns
+from neuroshard.layouts.copies import Copies, in_copies
 from neuroshard.layouts.layout import Layout
-from neuroshard.layouts.rows import has_row_blocks, in_rows, row_blocks
+from neuroshard.layouts.rows import Rows, has_row_blocks, in_rows, row_blocks
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.tables import Table
+from neuroshard.words.collective import INDEX_BYTES, Collective
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.placement import ON_DEVICE, Placement, Shard, by_table
 
+COLUMNS, ROWS, COPIES = Columns(), Rows(), Copies()
+LAYOUTS: dict[Form, Layout] = {layout.form: layout for layout in (COLUMNS, ROWS, COPIES)}  # in the order of `FORMS`
 __all__ = [
     "COLUMNS", "COPIES", "LAYOUTS", "ROWS", "Layout", "are", "given_bytes", "has_row_blocks", "in_columns",
     "in_copies", "in_rows", "layout_of", "layouts_of", "placed_loads", "row_blocks",
 ]  # fmt: skip
+
+
+def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
+    """The layout of a table that lies in these shards: nothing else says which one it is.
+
+    The last one that holds it: what is listed later may be a case of what is listed before.
+    """
+    return next(layout for layout in reversed(LAYOUTS.values()) if layout.holds(table, shards))
+
+
+def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -> tuple[Layout, ...]:
+    """(T,) the layout of every table that has such placements (T,)."""
+    pairs = zip(tables, placed, strict=True)
+    return tuple(layout_of(table, [placed.shard for placed in its]) for table, its in pairs)
+
+
+def are(loads: Loads, has: Callable[[Layout], bool]) -> BoolArray:
+    """(n,) whether the layout of each load has something."""
+    return np.array([has(layout) for layout in LAYOUTS.values()])[loads.form]
+
+
+def placed_loads(
+    tables: Sequence[Table],
+    placements: Sequence[Placement],
+    batch_size: int,
+    num_devices: int,
+    layouts: Sequence[Layout] | None = None,
+) -> Loads:
+    """(S,) loads of all placements of some tables, in order, at a global batch size; in `layouts` (T,) if known."""
+    layouts = layouts or layouts_of(tables, by_table(placements, len(tables)))
+    table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
+    dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
+    numbers = np.array([FORMS.index(layout.form) for layout in layouts], dtype=np.int64)
+    homes = {placement.shard.table: placement.home for placement in placements}
+    whole = Loads.of(tables, batch_size).at([homes.get(index, ON_DEVICE) for index in range(len(tables))])
+    loads = replace(whole, form=numbers).take(table).columns(dim)
+    for number, layout in enumerate(LAYOUTS.values()):
+        if len(which := np.flatnonzero(loads.form == number)):
+            loads = layout.placed(loads, which, tables, placements, num_devices)
+    return loads
+
+
+def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
+    """(n, C) bytes that each of n loads makes its device put into every collective."""
+    output_bytes, given = loads.output_bytes, np.zeros((len(loads), len(Collective)))
+    for number, layout in enumerate(LAYOUTS.values()):
+        if (its := loads.form == number).any():
+            for collective, size_bytes in layout.given_bytes(loads, output_bytes, num_devices).items():
+                given[its, collective] = size_bytes[its]
+    looked_up = INDEX_BYTES * (np.ceil(loads.lookups) + loads.bags)
+    given[:, Collective.INPUT] = np.where(are(loads, lambda layout: layout.own_samples), 0.0, looked_up)
+    return given

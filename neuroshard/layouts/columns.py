@@ -4,13 +4,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts.cover import check_cover
-from neuroshard.layouts.layout import Devices, Layout, Whole, table_of
+from neuroshard.layouts.layout import Devices, Layout, Whole, check_cover, table_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables import Table
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 _WHOLE, _CUT, _ON_A_HOST = "table_wise", "column_wise", "table_column_wise"
 

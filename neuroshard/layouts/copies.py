@@ -14,8 +14,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.home import ON_DEVICE
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import ON_DEVICE, Placement, Shard
 
 
 class Copies(Layout):

@@ -7,16 +7,15 @@ from typing import ClassVar
 import numpy as np
 
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts.cover import check_cover
-from neuroshard.layouts.layout import Devices, Layout, Whole, table_of
+from neuroshard.layouts.layout import Devices, Layout, Whole, check_cover, table_of
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.tables import Table
-from neuroshard.tables.spread import lookup_share, range_reuse
+from neuroshard.tables.reuse import lookup_share, range_reuse
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.shard import Placement, Shard, block_rows
+from neuroshard.words.placement import Placement, Shard, block_rows
 
 _ON_ALL, _ON_A_HOST, _ON_HOSTS = "row_wise", "table_row_wise", "grid_shard"
 

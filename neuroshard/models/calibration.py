@@ -12,7 +12,7 @@ from neuroshard.models.published_points import Curves, ExchangePoint, KernelPoin
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import Name, of_format, parse
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 _FILE, _FORMAT = "datasheet.json", "neuroshard-datasheet-1"
 _LAUNCHED = 0.2  # of a call's fixed time: a point that took less than that besides tells nothing of bytes

@@ -6,13 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
-from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel
+from neuroshard.models.interface import CommModel, ComputeModel, Coverage, ReluHead, SumModel
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.words.collective import IN_STEP, Collective
-from neuroshard.words.coverage import Coverage
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call
 
 Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to its device's step

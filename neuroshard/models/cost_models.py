@@ -6,10 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
-from neuroshard.models.bundle import bundle_at, load_with_digest
-from neuroshard.models.calibration import Calibration, is_calibration
-from neuroshard.models.model_set import ModelSet
-from neuroshard.models.precision import is_precision, narrowed
+from neuroshard.models.bundle import ModelSet, bundle_at, load_with_digest
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import build
 from neuroshard.words.fingerprint import Fingerprint
@@ -55,11 +52,14 @@ class CostModels(ModelSet):
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
         base, _, how = str(path).rpartition("+")
-        if base and is_precision(how):
-            found = narrowed(cls.load(base), how)
-            return replace(found, name=f"{found.name}+{how}")
         if base and f"+{how}" == IN_TORCHREC:
             return cls.load(base).in_torchrec()
+        if base:
+            from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
+
+            if is_precision(how):
+                found = narrowed(cls.load(base), how)
+                return replace(found, name=f"{found.name}+{how}")
         if str(path).startswith(ROOFLINE):
             sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")
             models: CostModels = build("roofline", sheet, **({"optimizer": optimizer} if optimizer else {}))
@@ -69,10 +69,13 @@ class CostModels(ModelSet):
             if f"{ROOFLINE}{path}" in known_names():
                 raise UserError(f"unknown model {str(path)!r}; did you mean '{ROOFLINE}{path}'?")
             raise unknown_name("model (and no directory is called so)", str(path), known_names())
-        if shipped is None and is_calibration(Path(path)):
-            its = Calibration.load(Path(path))
-            models = build("roofline", its.sheet, optimizer=its.optimizer, calibration=str(path))
-            return replace(models, name=str(Path(path).absolute()))
+        if shipped is None:
+            from neuroshard.models.calibration import Calibration, is_calibration  # of datasheets, as above
+
+            if is_calibration(Path(path)):
+                its = Calibration.load(Path(path))
+                models = build("roofline", its.sheet, optimizer=its.optimizer, calibration=str(path))
+                return replace(models, name=str(Path(path).absolute()))
         bundle = shipped or bundle_at(Path(path))
         name = str(path) if shipped is not None else str(bundle.absolute())
         loaded, card, digest = load_with_digest(bundle)

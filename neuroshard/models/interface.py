@@ -3,21 +3,37 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import ClassVar
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.parts import Called, When
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.cost import Called, When
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
-from neuroshard.words.coverage import Coverage
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
 
 NUM_WAITS = 5
+
+
+class Coverage(IntEnum):
+    """How near published points are to a cost.
+
+    Attributes:
+        COVERED: between points of the same kind of device and of call.
+        EXTRAPOLATED: beyond them, or they are of a relative: another GPU, another type of weights.
+        GUESSED: no point is of such a call.
+    """
+
+    COVERED = 0
+    EXTRAPOLATED = 1
+    GUESSED = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
 
 
 class ComputeModel(ABC):

@@ -5,16 +5,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from neuroshard.cost.parts import Called, When
-from neuroshard.cost.traffic import Traffic
-from neuroshard.models.interface import Chain, CommModel, OneDevice, Outline, PartModel
-from neuroshard.models.model_set import ModelSet
+from neuroshard.cost.cost import Called, When
+from neuroshard.cost.loads import Traffic
+from neuroshard.models.bundle import ModelSet
+from neuroshard.models.interface import Chain, CommModel, Coverage, OneDevice, Outline, PartModel
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
-from neuroshard.words.coverage import Coverage
 from neuroshard.words.form import Forms
-from neuroshard.words.home import Word
+from neuroshard.words.placement import Word
 
 _MS = 1e-6  # of a byte at 1 GB/s
 _AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of copies stay in fp32, indices are integers

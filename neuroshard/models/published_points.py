@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Meta
 
 from neuroshard.cost.loads import Loads
-from neuroshard.models.kernel_bytes import in_sectors, moved_row_bytes, passes
+from neuroshard.models.host_tiers import in_sectors, moved_row_bytes, passes
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.grouping import grouped
@@ -19,7 +19,7 @@ from neuroshard.plumbing.schema import Devices, Dim, Name, Positive, Rows, Table
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 _POINTS = Path(__file__).resolve().parent / "points"
 _MS = 1e-3  # of a microsecond

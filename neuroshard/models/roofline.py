@@ -9,28 +9,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import are
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.host_tiers import HostLink
-from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
-from neuroshard.models.kernel_bytes import (
+from neuroshard.models.host_tiers import (
     SECTOR_BYTES,
+    HostLink,
     cached_miss_bytes,
     in_sectors,
     managed_lookups,
     moved_row_bytes,
     passes,
 )
+from neuroshard.models.interface import NUM_WAITS, CommModel, Coverage, OneDevice, Outline, ReluHead, SumModel
 from neuroshard.models.published_points import EVEN, Curves, ExchangePoint, KernelPoint, Widths
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.tables.misses import touched_rows
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
-from neuroshard.words.coverage import Coverage
 from neuroshard.words.form import CALLS, ON_DEVICE_CALLS, Call
-from neuroshard.words.home import TIERS, Tier
+from neuroshard.words.placement import TIERS, Tier
 
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 _NS = 1e-6  # of a ms

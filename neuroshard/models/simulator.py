@@ -6,15 +6,20 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.cost import Cost, Prediction
-from neuroshard.cost.loads import LoadSets
-from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Called, Step, Took, When, Work
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, Called, Cost, Prediction, Step, Took, When, Work
+from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.composed import WithParts
-from neuroshard.models.framework import counts_of_sets
 from neuroshard.models.interface import CommModel, PartModel, SumModel
-from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, lopsidedness, of_calls, of_exchanges
+from neuroshard.models.parts import (
+    EXCHANGES,
+    compute_part,
+    counts_of_sets,
+    exchange_part,
+    lopsidedness,
+    of_calls,
+    of_exchanges,
+)
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning, versions_caveat
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray

@@ -1,14 +1,183 @@
-"""How bundles hold models: arrays and networks as tensors, everything else as settings in JSON."""
+"""How bundles hold models: arrays and networks as tensors, everything else as settings in JSON.
+
+Networks are multi-layer perceptrons at inference, in numpy: small batches cost microseconds and need no torch.
+"""
 
 from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
-from typing import Any, ClassVar, Self, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.models.features import FeatureSet
-from neuroshard.models.mlp import Mlp, Normaliser, Tensors, checked_tensor
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
+
+Scale = Annotated[float, Meta(gt=0, le=1e9)]  # ms
+Offset = Annotated[float, Meta(ge=-1e9, le=1e9)]  # in multiples of a scale
+
+Tensors = dict[str, Any]  # arrays by name, as safetensors takes and gives them
+
+_LEFT_OUT = 1e9
+_LEAST_DEVIATION = 0.05
+_MOST_LAYERS = 16
+_LARGEST_FEATURE = 1e18
+_LARGEST_OUTPUT = 1e30  # of one table; fp32 sums of all tables that there may be stay finite
+
+
+def within(tensors: Tensors, name: str) -> Tensors:
+    """The tensors whose names begin with `name` and a dot, without that beginning."""
+    prefix = f"{name}."
+    return {part.removeprefix(prefix): tensor for part, tensor in tensors.items() if part.startswith(prefix)}
+
+
+def checked_tensor(tensors: Tensors, name: str, kind: type, dimensions: int) -> Any:
+    """The tensor of that name.
+
+    Raises:
+        ValueError: it is missing, of another type or number of dimensions, empty, or not finite.
+    """
+    if name not in tensors:
+        raise ValueError(f"tensor {name!r} is missing")
+    tensor = tensors[name]
+    if tensor.dtype != kind or tensor.ndim != dimensions or not tensor.size:
+        raise ValueError(
+            f"tensor {name!r} is {tensor.dtype} of shape {tensor.shape}; "
+            f"it must be {np.dtype(kind).name} with {dimensions} dimension(s)"
+        )
+    if not np.isfinite(tensor).all():
+        raise ValueError(f"tensor {name!r} holds values that are not finite")
+    return tensor
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """Linear layers, (in, out) weights and (out,) biases, with ReLU between them."""
+
+    weights: tuple[Float32Array, ...]
+    biases: tuple[Float32Array, ...]
+
+    def __call__(self, inputs: Float32Array) -> Float32Array:
+        """(..., out) of inputs (..., in)."""
+        hidden = inputs @ self.weights[0] + self.biases[0]
+        for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
+            hidden = np.maximum(hidden, 0) @ weight + bias
+        return hidden
+
+    def tensors(self, name: str) -> Tensors:
+        """Weights and biases, `name` before their own names."""
+        pairs = enumerate(zip(self.weights, self.biases, strict=True))
+        return {f"{name}.{i}.{part}": t for i, wb in pairs for part, t in zip(("weight", "bias"), wb, strict=True)}
+
+    @classmethod
+    def restored(cls, name: str, tensors: Tensors) -> "Mlp":
+        """The network whose `tensors(name)` are among the tensors.
+
+        Raises:
+            ValueError: they don't make a network of finite weights.
+        """
+        count = sum(key.startswith(f"{name}.") and key.endswith(".weight") for key in tensors)
+        if not 1 <= count <= _MOST_LAYERS:
+            raise ValueError(f"{name!r} has {count} layers, not 1 to {_MOST_LAYERS}")
+        weights = [
+            np.ascontiguousarray(checked_tensor(tensors, f"{name}.{i}.weight", np.float32, 2)) for i in range(count)
+        ]
+        biases = [checked_tensor(tensors, f"{name}.{i}.bias", np.float32, 1) for i in range(count)]
+        ends = [weight.shape[1:] for weight in weights]
+        if ends != [bias.shape for bias in biases] or ends[:-1] != [w.shape[:1] for w in weights[1:]]:
+            raise ValueError(f"the layers of {name!r} don't fit together")
+        return cls(tuple(weights), tuple(biases))
+
+    def least(self, least: Float32Array, most: Float32Array) -> FloatArray:
+        """(..., out) that no output lies below where inputs lie between `least` and `most` (..., in).
+
+        Of networks in which every path from an input to an output has the same sign, the outputs at one end.
+        """
+        low, high = least.astype(np.float64), most.astype(np.float64)
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if layer:
+                low, high = np.maximum(low, 0), np.maximum(high, 0)
+            rising, falling = np.maximum(weight, 0), np.minimum(weight, 0)
+            low, high = low @ rising + high @ falling + bias, high @ rising + low @ falling + bias
+        return low
+
+    def largest(self, inputs: float) -> float:
+        """A bound of all outputs' magnitudes where the inputs' are at most `inputs`."""
+        bound = inputs
+        with np.errstate(over="ignore"):
+            for weight, bias in zip(self.weights, self.biases, strict=True):
+                bound = float((np.abs(weight.astype(np.float64)).sum(axis=0) * bound + np.abs(bias)).max())
+        return bound
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Return the width of every layer, from the inputs to the outputs."""
+        return (self.weights[0].shape[0], *(weight.shape[1] for weight in self.weights))
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """Shifts and scales features by statistics of the training data, never of what is being predicted.
+
+    `shift` and `scale` are (F,).
+    """
+
+    shift: FloatArray
+    scale: FloatArray
+
+    def __call__(self, features: FloatArray) -> Float32Array:
+        """Normalise features (n, F)."""
+        return ((features - self.shift) / self.scale).astype(np.float32)
+
+    def tensors(self, name: str) -> Tensors:
+        """Shift and scale, `name` before their own names."""
+        return {f"{name}shift": self.shift, f"{name}scale": self.scale}
+
+    @classmethod
+    def restored(cls, name: str, tensors: Tensors) -> "Normaliser":
+        """The normaliser whose `tensors(name)` are among the tensors.
+
+        Raises:
+            ValueError: they don't fit together, or a scale isn't positive.
+        """
+        shift, scale = (checked_tensor(tensors, f"{name}{part}", np.float64, 1) for part in ("shift", "scale"))
+        if shift.shape != scale.shape:
+            raise ValueError(f"the normaliser shifts {len(shift)} features and scales {len(scale)}")
+        if not (scale > 0).all():
+            raise ValueError("the normaliser's scales must be above 0")
+        return cls(shift, scale)
+
+    @property
+    def largest(self) -> float:
+        """A bound of all normalised features' magnitudes."""
+        with np.errstate(over="ignore"):
+            return float(((_LARGEST_FEATURE + np.abs(self.shift)) / self.scale).max())
+
+    @classmethod
+    def fitted(cls, features: FloatArray) -> "Normaliser":
+        """To mean 0 and deviation 1 over features (n, F).
+
+        Nothing is divided by less than 0.05: of all features only shares of a histogram vary so little, and a table
+        with a larger share in a bin that is empty for the others would look hundreds of deviations away. A feature that
+        never varies teaches nothing, and is left out: whatever it is later, it is next to 0.
+        """
+        scale = np.maximum(features.std(axis=0), _LEAST_DEVIATION)
+        return cls(features.mean(axis=0), np.where(np.ptp(features, axis=0) > 0, scale, _LEFT_OUT))
+
+
+def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
+    """Raise ValueError if networks, one after the other, don't fit, or could give numbers too large to be added up.
+
+    Bounds are taken from the weights: whatever passes gives finite costs for every table and plan.
+    """
+    if len(normaliser.shift) != networks[0].widths[0]:
+        raise ValueError(f"the normaliser isn't for {networks[0].widths[0]} features")
+    bound = normaliser.largest
+    for network in networks:
+        bound = network.largest(bound)
+    if not bound <= _LARGEST_OUTPUT:
+        raise ValueError("weights or scales so extreme that costs could overflow")
 
 
 @dataclass(frozen=True)

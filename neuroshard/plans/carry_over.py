@@ -11,8 +11,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import PinnedShard, TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.home import ON_DEVICE, Home
-from neuroshard.words.shard import Placement, by_table
+from neuroshard.words.placement import ON_DEVICE, Home, Placement, by_table
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from neuroshard.cost.cost import Prediction
 from neuroshard.layouts import LAYOUTS, Layout, layouts_of
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.words.home import Tier
-from neuroshard.words.shard import Placement, Shard, by_table
+from neuroshard.words.placement import Placement, Shard, Tier, by_table
 
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6

@@ -18,7 +18,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tasks.constraints import PinnedShard, TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 _PRECISION = 1.002  # of the least host memory that is named
 

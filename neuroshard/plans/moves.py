@@ -8,8 +8,8 @@ import numpy as np
 from neuroshard.layouts import COLUMNS, Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
-from neuroshard.plumbing.units import readable_bytes
-from neuroshard.words.shard import Shard
+from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.words.placement import Shard
 
 Places = tuple[tuple[int, int], ...]
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from neuroshard.cost.cost import Cost
-from neuroshard.cost.parts import BACKWARD, FORWARD
+from neuroshard.cost.cost import BACKWARD, FORWARD, Cost
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.cost.cost import Prediction
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import Layout, given_bytes, in_columns, layouts_of, placed_loads
 from neuroshard.layouts.layout import table_of
 from neuroshard.plans.describe import plan_lines
@@ -22,8 +21,7 @@ from neuroshard.plumbing.schema import CacheShare, Count, Device, Dim, FirstRow,
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.home import Home, Tier
-from neuroshard.words.shard import Placement, Shard, by_table
+from neuroshard.words.placement import Home, Placement, Shard, Tier, by_table
 
 _FORMAT = "neuroshard-plan-2"
 

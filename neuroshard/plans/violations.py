@@ -6,11 +6,10 @@ import numpy as np
 
 from neuroshard.layouts import Layout
 from neuroshard.plumbing.matching import own_places
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
-from neuroshard.words.home import Home
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Home, Placement
 
 _Held = Mapping[str, Mapping[int, int]]  # columns by table and device
 

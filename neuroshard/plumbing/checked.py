@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import reason, shown
-from neuroshard.plumbing.units import AS_SIZE, to_bytes
+from neuroshard.plumbing.schema import AS_SIZE, reason, shown, to_bytes
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _PLAIN = (int, float, str, bool, NoneType)

@@ -6,8 +6,7 @@ import numpy as np
 
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.schema import Count, PositiveCount
-from neuroshard.plumbing.units import ByteSize
+from neuroshard.plumbing.schema import ByteSize, Count, PositiveCount
 
 
 @dataclass(frozen=True)

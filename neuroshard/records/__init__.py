@@ -1,6 +1,5 @@
 """Measurements on disk: Parquet parts and a manifest."""
 
-from neuroshard.records.manifest import Manifest
-from neuroshard.records.store import DataDirectory, Parts
+from neuroshard.records.store import DataDirectory, Manifest, Parts
 
 __all__ = ["DataDirectory", "Manifest", "Parts"]

@@ -20,6 +20,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import (
     MAX_BATCH_SIZE,
+    MAX_BYTES,
     MAX_POOLING_FACTOR,
     BatchSize,
     CacheShare,
@@ -35,7 +36,6 @@ from neuroshard.plumbing.schema import (
     decode,
     parse,
 )
-from neuroshard.plumbing.units import MAX_BYTES
 from neuroshard.records.samples import (
     LOCAL_PHASES,
     BlockLookups,
@@ -51,7 +51,7 @@ from neuroshard.tables import Table, check_unique_names
 from neuroshard.tables.table import Reuse
 from neuroshard.words.collective import collective_named, name_of
 from neuroshard.words.form import Form
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Lookups = Annotated[int, Meta(ge=0, le=MAX_BATCH_SIZE * MAX_POOLING_FACTOR)]  # of a batch in one table

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import are
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement
-from neuroshard.tables.spread import lookup_share, range_reuse
+from neuroshard.tables.reuse import lookup_share, range_reuse
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS
 

@@ -14,7 +14,7 @@ from neuroshard.plumbing.timing import typical_ms
 from neuroshard.tables import Table
 from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
-from neuroshard.words.home import ON_DEVICE, Home
+from neuroshard.words.placement import ON_DEVICE, Home
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
 LOCAL_PHASES = (  # of a step without its exchanges

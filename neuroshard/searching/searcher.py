@@ -1,16 +1,17 @@
-"""What every search method is, and how it is had by name."""
+"""What every search method is, and what decides between its best plans by measuring them; both are had by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.hosts import given_to_hosts
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.plumbing.registry import build
+from neuroshard.plumbing.configs import choices
+from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
+from neuroshard.plumbing.registry import build, config_of, instantiate_config
 from neuroshard.plumbing.schema import shown
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import Form, Forms
@@ -133,3 +134,36 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
         (name, value), kind = next(iter(settings.items())), type(searcher).__name__
         raise UserError(f"{name}={shown(value)} goes with a searcher's name only; give it to the {kind} itself")
     return searcher
+
+
+class Verifier(Protocol):
+    """Measures a search's finalists. Holds settings only."""
+
+    def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
+        """Find a task's finalists and measure them; the best one, with what measuring them said.
+
+        Raises:
+            InfeasibleError: the search finds no plan.
+            UserError: the simulator's models can't serve the task, or its plans can't be measured here.
+        """
+        ...
+
+
+def verifier_of(name: str, model: str, device: str, finalists: int, passes: int) -> Verifier | None:
+    """What `neuroshard search verify=NAME` decides by; None where that is "none".
+
+    Args:
+        name: of a file of `conf/verify/`.
+        model: name or path of cost models, whose exchanges are added where steps are measured without.
+        device: "cpu" or "cuda": what plans run on.
+        finalists: plans that are measured, at most.
+        passes: over all of them, 2 at least.
+
+    Raises:
+        UserError: there is no such way, or a setting is out of range.
+    """
+    if name not in choices("verify"):
+        raise unknown_name("verify", name, choices("verify"))
+    given = {"verify": name, "model": model, "hardware": device, "finalists": finalists, "passes": passes}
+    found: Verifier | None = instantiate_config(config_of("search", given).verify)
+    return found

@@ -14,8 +14,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Target
 from neuroshard.words.form import Form
-from neuroshard.words.home import Tier
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement, Tier
 
 _FORMAT = "neuroshard-hugectr-1"
 
@@ -93,7 +92,7 @@ def _lines(entries: Iterable[object]) -> str:
     return "[\n" + "".join(f"    {entry!r},\n" for entry in entries) + "]"
 
 
-HUGECTR = Target(
+TARGET = Target(
     "hugectr",
     "HugeCTR",
     _write,

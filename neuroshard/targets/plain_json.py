@@ -2,7 +2,7 @@
 
 from neuroshard.plans.plan import Plan
 from neuroshard.targets.target import Exported, Target
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement
 
 _FORMAT = "neuroshard-placements-1"
 
@@ -44,4 +44,4 @@ def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None
     }
 
 
-PLAIN = Target("json", "JSON", _write)
+TARGET = Target("json", "JSON", _write)

@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Target
 from neuroshard.words.form import Form
-from neuroshard.words.home import Tier
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement, Tier
 
 _FORMAT = "neuroshard-sok-1"
 _TYPES = {2: "float16", 4: "float32"}
@@ -182,7 +181,7 @@ def hybrid(dimension, mode, capacity, max_hbm_for_vectors, name=None):
 '''
 
 
-SOK = Target(
+TARGET = Target(
     "sok",
     "SOK",
     _write,

@@ -1,23 +1,34 @@
-"""What another system can express of plans, tasks whose plans it takes, and a plan in its words."""
+"""Other systems: what each can express of plans, tasks whose plans it takes, and plans in its words, by its name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
+
+from rich.console import Console
 
 from neuroshard.layouts import Layout
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError, unknown_name, warn_of
 from neuroshard.plumbing.files import write_atomically, write_json
-from neuroshard.plumbing.schema import MAX_DIM
+from neuroshard.plumbing.progress import print_lines
+from neuroshard.plumbing.schema import MAX_DIM, PathName
+from neuroshard.searching.equal_parts import EqualParts
+from neuroshard.searching.searcher import Searcher
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms
-from neuroshard.words.home import TIERS, Tier
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import TIERS, Placement, Tier
+
+_TORCHREC, _PLAIN = "torchrec", "json"
+_MODULES = {"sok": "sok", "hugectr": "hugectr", _TORCHREC: "torchrec", _PLAIN: "plain_json"}  # that hold a `TARGET`
+TARGETS = tuple(_MODULES)
 
 
 @dataclass(frozen=True)
@@ -186,3 +197,112 @@ class Target:
 
 def _listed(forms: Forms) -> str:
     return " and ".join(form.value for form in FORMS if form in forms)
+
+
+def target_named(name: str | None, module: str = "") -> Target:
+    """The target of that name: "sok", "hugectr", "torchrec" or "json".
+
+    Args:
+        name: of the target; None for "json", which can express every plan.
+        module: of TorchRec, path of the collection inside the model that has the tables.
+
+    Raises:
+        UserError: there is none, or it has no modules.
+    """
+    name = _PLAIN if name is None else name
+    if name not in TARGETS:
+        raise unknown_name("target", name, TARGETS)
+    held = import_module(f"neuroshard.targets.{_MODULES[name]}")
+    target: Target = held.TARGET
+    if not module:
+        return target
+    if name != _TORCHREC:
+        raise UserError(f"module={module!r} goes with torchrec only; {target.title} has no modules")
+    return replace(target, write=partial(held.write, module=module))
+
+
+def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
+    """A plan in another system's words; `save(out)` of what is returned writes them.
+
+    Args:
+        plan: any; `search target=...` finds those that a system can express.
+        to: "sok" (NVIDIA's SparseOperationKit), "hugectr" (its embedding collection), "torchrec", or "json" for plain
+            placements.
+        module: of TorchRec, path of the collection inside the model that has the tables, such as "sparse_arch.ebc".
+
+    What the plan asks of whoever trains with it is in `remarks` of what is returned, and one `NeuroShardWarning`.
+
+    Raises:
+        UserError: there is no such system, or it can't express the plan; the line names the table and the limit.
+    """
+    exported = target_named(to, module).export(plan)
+    warn_of("neuroshard.export_plan", exported.remarks)
+    return exported
+
+
+def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
+    """The tasks, their plans kept to what a target can express; as they are without one.
+
+    Raises:
+        UserError: there is no such target, or it can't serve a task's tables or rules.
+    """
+    return tuple(target_named(target).constrained(task) for task in tasks)
+
+
+def for_target(searcher: Searcher, target: str | None) -> Searcher:
+    """The searcher for tasks that are constrained to a target: one that tries more than halves, where parts are equal.
+
+    Raises:
+        UserError: there is no such target.
+    """
+    return EqualParts(searcher) if target_named(target).splits == "equal" else searcher
+
+
+@dataclass(frozen=True)
+@checked
+class Export:
+    """Everything `neuroshard export` needs.
+
+    Attributes:
+        plan: a plan file, without a key: export PLAN.json.
+        to: sok | hugectr | torchrec | json: sok is NVIDIA's SparseOperationKit, hugectr its embedding collection, json
+            plain placements.
+        out: to=sok, to=hugectr: a file *.py, beside which a *.json says the same; else a file *.json.
+        module: to=torchrec: path of the collection inside the model that has the tables, such as sparse_arch.ebc.
+    """
+
+    plan: PathName
+    to: str
+    out: PathName
+    module: str = ""
+
+    def run(self) -> "ExportResult":
+        """Read the plan, and write it in the target's words.
+
+        Raises:
+            UserError: there is no such target, the file is no plan, the target can't express it, or `out` is the plan
+                itself or can't be written.
+        """
+        target = target_named(self.to, self.module)
+        plan = Plan.load(self.plan)
+        exported = target.export(plan)
+        for path in exported.paths(self.out):
+            if path.exists() and path.samefile(self.plan):
+                raise UserError(f"{path} is the plan that is exported; give another out=FILE{exported.suffix}")
+        return ExportResult(target, plan, exported.save(self.out), exported.remarks)
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written, and what it asks of whoever trains with it."""
+
+    target: Target
+    plan: Plan
+    paths: tuple[Path, ...]
+    remarks: tuple[str, ...] = ()
+
+    def show(self, console: Console) -> None:
+        """Print the files written and what the target's users must know."""
+        task = self.plan.task
+        what = f"{len(task.tables)} tables on {task.topology.num_devices} devices for {self.target.title}"
+        print_lines(console, [f"{what}: {', '.join(map(str, self.paths))}", *self.remarks])

@@ -1,8 +1,5 @@
 """TorchRec: plans of its own type, for DistributedModelParallel; it can express whatever it has a word for."""
 
-from dataclasses import replace
-from functools import partial
-
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.remarks import copies_remarks
@@ -14,7 +11,8 @@ _NO_MODULE = (
 )
 
 
-def _write(plan: Plan, module: str) -> Exported:
+def write(plan: Plan, module: str = "") -> Exported:
+    """A plan with all tables in the collection that stands at `module` in the model, such as "sparse_arch.ebc"."""
     from neuroshard.torchrec.sharding_file import file_content
     from neuroshard.torchrec.sharding_plan import to_sharding_plan  # TorchRec is optional, and slow to import
 
@@ -22,15 +20,10 @@ def _write(plan: Plan, module: str) -> Exported:
     return Exported(file_content(to_sharding_plan(plan, module), remarks), remarks=remarks)
 
 
-def in_module(path: str) -> Target:
-    """TorchRec, with all tables in the collection that stands there in the model, such as "sparse_arch.ebc"."""
-    return replace(TORCHREC, write=partial(_write, module=path))
-
-
-TORCHREC = Target(
+TARGET = Target(
     "torchrec",
     "TorchRec",
-    partial(_write, module=""),
+    write,
     forms=frozenset(form for form, layout in LAYOUTS.items() if layout.words),
     remarks=copies_remarks,
     framework=True,

@@ -13,7 +13,7 @@ from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, as_fields, parse
 from neuroshard.tables import Table
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms, forms_named
-from neuroshard.words.home import DEFAULT_CACHED, TIERS, Home, Tier
+from neuroshard.words.placement import DEFAULT_CACHED, TIERS, Home, Tier
 
 _RARE = ("tiers", "cached", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
 _WILD = frozenset("*?[")  # what makes a pattern more than a name

@@ -12,8 +12,8 @@ from neuroshard.layouts import are
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name
-from neuroshard.plumbing.units import MAX_BYTES
-from neuroshard.words.home import TIERS, Tier
+from neuroshard.plumbing.schema import MAX_BYTES
+from neuroshard.words.placement import TIERS, Tier
 
 _FLOAT_BYTES = 4  # optimizer state, pooled embeddings and gradients are fp32
 _INDEX_BYTES = 8

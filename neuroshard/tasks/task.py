@@ -7,13 +7,22 @@ from typing import Any
 from neuroshard.cost.loads import Loads
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import MAX_TABLES, BatchSize, Devices, as_fields, parse
-from neuroshard.plumbing.units import MAX_BYTES, Size, readable_bytes, to_bytes
+from neuroshard.plumbing.schema import (
+    MAX_BYTES,
+    MAX_TABLES,
+    BatchSize,
+    Devices,
+    Size,
+    as_fields,
+    parse,
+    readable_bytes,
+    to_bytes,
+)
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tasks.constraint_checks import check_constraints
 from neuroshard.tasks.constraints import Constraints, TableLimits
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 _SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
 

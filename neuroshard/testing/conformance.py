@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.models import CommModel, ComputeModel, CostModels, SumModel
 from neuroshard.models.interface import OneDevice, device_waits, waits
 from neuroshard.models.simulator import Simulator
@@ -21,7 +20,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS
-from neuroshard.targets.export import TARGETS
+from neuroshard.targets.target import TARGETS, target_named
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.toys import (
     OpaqueCompute,
@@ -34,7 +33,7 @@ from neuroshard.testing.toys import (
     toy_task,
 )
 from neuroshard.words.form import FORMS, IN_COLUMNS
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 if TYPE_CHECKING:
     from neuroshard.searching.searcher import Searcher
@@ -139,7 +138,7 @@ class SearcherConformance:
     def test_plans_for_a_target_are_in_its_words(self) -> None:
         """Under a target's rules plans keep them and repeat, and the target has words for them."""
         simulator = Simulator(CostModels.load("roofline:h100"))
-        for target in TARGETS.values():
+        for target in map(target_named, TARGETS):
             for seed in self._seeds(2):
                 task = target.constrained(self._toy_task(8, 2 + seed, seed=seed))
                 if isinstance(found := self._keeps_limits_or_refuses(task, simulator), Plan):

@@ -6,19 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.models import CommModel, ComputeModel, CostModels, ReluHead, SumModel
-from neuroshard.models.additive import AdditiveCompute, ComputeEnsemble
-from neuroshard.models.by_collective import CommByCollective
-from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.by_form import CommByCollective, ComputeByForm
+from neuroshard.models.comm_models import FEATURE_SIGNS, NeuralComm, SetComm
+from neuroshard.models.compute_models import AdditiveCompute, ComputeEnsemble, NeuralCompute, RegressionCompute
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.host_tiers import HostTiers
 from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline
-from neuroshard.models.mlp import Mlp, Normaliser
-from neuroshard.models.neural import NeuralComm, NeuralCompute
-from neuroshard.models.regression import RegressionCompute
-from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
+from neuroshard.models.stored import Mlp, Normaliser
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
@@ -28,7 +24,7 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, FORMS, ON_DEVICE_CALLS
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 _BATCH_SIZE = 256
 ONCE = (1.0, *(0.0,) * 16)  # the (17,) reuse histogram of a table whose rows a batch touches once each, if at all

@@ -10,7 +10,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse

@@ -13,16 +13,14 @@ from torchrec.distributed.planner.types import (
     Storage,
 )
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import placed_loads
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import home_of
-from neuroshard.words.home import Home
-from neuroshard.words.shard import Placement
-from neuroshard.words.shard import Shard as PlanShard
+from neuroshard.words.placement import Home, Placement
+from neuroshard.words.placement import Shard as PlanShard
 
 
 def options_plan(task: Task, options: Sequence[ShardingOption]) -> Plan:

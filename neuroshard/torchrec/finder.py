@@ -12,15 +12,14 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.plumbing.threads import blas_threads
-from neuroshard.plumbing.units import readable_bytes
-from neuroshard.searching.searcher import Found, Searcher, searcher_of
-from neuroshard.searching.verifier import Verifier
+from neuroshard.searching.searcher import Found, Searcher, Verifier, searcher_of
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import DEVICES, KeptPlan
 from neuroshard.torchrec.modules import Served
 from neuroshard.words.form import IN_COLUMNS
-from neuroshard.words.home import TIERS, Tier
+from neuroshard.words.placement import TIERS, Tier
 
 _log = logging.getLogger(__name__)
 _CHANGED = {

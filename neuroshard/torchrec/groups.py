@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
-from neuroshard.cost.loads import Loads
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import are
 from neuroshard.models import CostModels
 from neuroshard.models.composed import WithParts

@@ -8,7 +8,7 @@ from torchrec.distributed.types import CacheParams
 
 from neuroshard.layouts import Layout
 from neuroshard.plumbing.errors import UserError
-from neuroshard.words.home import DEFAULT_CACHED, ON_DEVICE, Home, Tier
+from neuroshard.words.placement import DEFAULT_CACHED, ON_DEVICE, Home, Tier
 
 KERNELS: dict[Tier, str] = {
     Tier.DEVICE: EmbeddingComputeKernel.FUSED.value,

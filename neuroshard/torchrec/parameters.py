@@ -24,7 +24,7 @@ from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec.kernels import KERNELS, kernel_of
 from neuroshard.torchrec.sequences import has_index_dedup
 from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
-from neuroshard.words.home import ON_DEVICE, Tier
+from neuroshard.words.placement import ON_DEVICE, Tier
 
 ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value

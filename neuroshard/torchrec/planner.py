@@ -26,8 +26,7 @@ from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.remarks import copies_remarks
 from neuroshard.plumbing.errors import UserError
-from neuroshard.searching.searcher import Searcher, searcher_of
-from neuroshard.searching.verifier import Verifier, verifier_of
+from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory
@@ -38,8 +37,14 @@ from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.torchrec.loaded import loaded_plan
 from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model
-from neuroshard.torchrec.planner_remarks import Sharders, late_remark, loading_remarks, precision_remark
-from neuroshard.torchrec.planner_report import Callback, Reports
+from neuroshard.torchrec.planner_report import (
+    Callback,
+    Reports,
+    Sharders,
+    late_remark,
+    loading_remarks,
+    precision_remark,
+)
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default

@@ -12,8 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import BatchSize, Devices
-from neuroshard.plumbing.units import Size
+from neuroshard.plumbing.schema import BatchSize, Devices, Size
 from neuroshard.tables.statistics.from_batches import MAX_BYTES, count_batches, watched
 from neuroshard.tables.statistics.lookups import Lookups
 from neuroshard.tables.statistics.measured import MeasuredTables

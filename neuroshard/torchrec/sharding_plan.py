@@ -15,14 +15,14 @@ from torchrec.distributed.types import (
 )
 
 from neuroshard.layouts import Layout, in_columns, in_copies, layout_of
-from neuroshard.layouts.cover import check_cover
+from neuroshard.layouts.layout import check_cover
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import cache_params, home_of, kernel_of
 from neuroshard.torchrec.sequences import check_sequences
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 _TYPES = tuple(kind.value for kind in ShardingType)
 _BY_HOST = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from neuroshard.plumbing.errors import unknown_name
-from neuroshard.words.home import TIERS, Tier, Word
+from neuroshard.words.placement import TIERS, Tier, Word
 
 
 class Form(Word):

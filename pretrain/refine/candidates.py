@@ -15,8 +15,18 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.records.splits import TEST, TRAIN, VALID, Split
 from neuroshard.searching.searcher import Searcher
-from neuroshard.stages.pretrain.refine.choose import Chosen, Source, chosen_of, content_key, exchange_key
-from neuroshard.stages.pretrain.refine.propose import PlanSamples, most_doubtful, part_name, plans_for, random_plan
+from neuroshard.stages.pretrain.refine.propose import (
+    Chosen,
+    PlanSamples,
+    Source,
+    chosen_of,
+    content_key,
+    exchange_key,
+    most_doubtful,
+    part_name,
+    plans_for,
+    random_plan,
+)
 from neuroshard.stages.pretrain.refine.rounds import Shares
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task

@@ -1,28 +1,33 @@
-"""What may be worth measuring: what plans of searches ask of hardware, and contents that models may be in doubt of."""
+"""What may be worth measuring, what plans ask and contents that models may doubt, and which of it is chosen."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from operator import itemgetter
+from typing import Generic
 
 import numpy as np
 
-from neuroshard.cost import parts
+from neuroshard.cost import cost as parts
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
 from neuroshard.layouts import LAYOUTS, Layout, in_columns
 from neuroshard.models import CostModels
-from neuroshard.models.named_parts import exchange_part
+from neuroshard.models.parts import exchange_part
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.sample_loads import loads_of
-from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample
+from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample, Sample
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.pretrain.pieces import pieces_of
+from neuroshard.stages.pretrain.refine.rounds import Why
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import BETWEEN_HOSTS
 from neuroshard.words.form import FORMS, Call
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement
 
 _WHOLE_SHARE = 0.6  # of tables that are not cut; of the others, so many are cut once
 _SCORES: tuple[Callable[[Table], float], ...] = (
@@ -32,6 +37,91 @@ _SCORES: tuple[Callable[[Table], float], ...] = (
 )
 _LEAST_MS = 1e-9
 _MOST_COPY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Chosen(Generic[Sample]):
+    """A sample to be measured, and why it was chosen."""
+
+    sample: Sample
+    why: Why
+
+
+@dataclass(frozen=True)
+class Source(Generic[Sample]):
+    """Where samples come from, and how many of them are wanted."""
+
+    why: Why
+    wanted: int
+    samples: Iterable[Sample]
+
+
+def chosen_of(
+    count: int,
+    measured: Sequence[Sample],
+    key: Callable[[Sample], Hashable],
+    sources: Sequence[Source[Sample]],
+    random: Iterator[Sample],
+) -> list[Chosen[Sample]]:
+    """`count` samples: new ones of the sources, of what was measured least first, and where these end random ones.
+
+    New is what has another `key` than what was measured, or was taken from a source before.
+    """
+    seen: set[Hashable] = set(map(key, measured))
+    new: list[Source[Sample]] = [
+        Source(its.why, its.wanted, unseen(in_turn(list(its.samples), measured), seen, key)) for its in sources
+    ]
+    new.append(Source("random", count, random))
+    return filled(count, new)
+
+
+def filled(count: int, sources: Sequence[Source[Sample]]) -> list[Chosen[Sample]]:
+    """`count` samples, from each source as many as it is asked for; what one can't give, those behind it do.
+
+    The last source must have any number.
+    """
+    chosen: list[Chosen[Sample]] = []
+    due = 0
+    for number, source in enumerate(sources):
+        due = count if number == len(sources) - 1 else min(due + source.wanted, count)
+        chosen += [Chosen(sample, source.why) for sample in islice(source.samples, due - len(chosen))]
+    return chosen
+
+
+def unseen(samples: Iterable[Sample], seen: set[Hashable], key: Callable[[Sample], Hashable]) -> Iterator[Sample]:
+    """Those whose key isn't in `seen`, which gets it."""
+    for sample in samples:
+        if (its := key(sample)) not in seen:
+            seen.add(its)
+            yield sample
+
+
+def content_key(sample: ComputeSample) -> Hashable:
+    """Alike for calls of the same tables at the same widths, in one form: of blocks whichever."""
+    return frozenset((table.name, table.dim) for table in sample.tables), sample.batch_size, sample.call
+
+
+def exchange_key(sample: CommSample) -> Hashable:
+    """Alike for one collective's exchanges of the same sizes, with the same starts to the millisecond."""
+    starts = tuple(round(start) for start in sample.start_ms)
+    return sample.size_bytes, starts, sample.batch_size, sample.collective
+
+
+def in_turn(samples: Sequence[Sample], measured: Sequence[Sample]) -> list[Sample]:
+    """The samples, first of the kernel calls or collectives that the fewest were measured of; of one kind in order."""
+    counts = Counter(map(_kind, measured))
+    turns = []
+    for sample in samples:
+        turns.append(counts[_kind(sample)])
+        counts[_kind(sample)] += 1
+    pairs = sorted(zip(turns, samples, strict=True), key=itemgetter(0))
+    return [sample for _, sample in pairs]
+
+
+def _kind(sample: Sample) -> Hashable:
+    if isinstance(sample, ComputeSample):
+        return sample.call
+    return sample.collective if isinstance(sample, CommSample) else None
 
 
 @dataclass(frozen=True)

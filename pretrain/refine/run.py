@@ -12,10 +12,9 @@ from msgspec import Meta
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import is_follower
-from neuroshard.lab.meters import meters_of
+from neuroshard.lab.recorder import meters_of
 from neuroshard.models import Card, CostModels, save_bundle
-from neuroshard.models.card import DataSummary
-from neuroshard.models.trust import versions_caveat
+from neuroshard.models.trust import DataSummary, versions_caveat
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.journal import Journal
@@ -37,7 +36,7 @@ from neuroshard.stages.pretrain.refine.rounds import Round, Shares, rounds_in, w
 from neuroshard.stages.pretrain.refine.run_samples import RunSamples
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 Minutes = Annotated[float, Meta(gt=0, le=1e6)]
 

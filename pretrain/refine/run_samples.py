@@ -1,32 +1,162 @@
-"""Both kinds of samples of a run on disk, and one round of them: predicted, then measured."""
+"""A round of samples: predicted, then measured in batches of live ones, each a part on disk that is measured once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from neuroshard.cost import parts
+from neuroshard.cost import cost as parts
 from neuroshard.hardware import Hardware
-from neuroshard.lab.meters import Meters
-from neuroshard.lab.recorder import Recorder
+from neuroshard.lab.recorder import Due, Meters, Recorder, in_batches, mixed
 from neuroshard.models import CostModels
 from neuroshard.models.interface import waits
-from neuroshard.models.named_parts import exchange_part
+from neuroshard.models.parts import exchange_part
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.plumbing.timing import typical_ms
-from neuroshard.records import DataDirectory
+from neuroshard.records import DataDirectory, Parts
 from neuroshard.records.sample_loads import loads_of, traffic_of
-from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Repeats
+from neuroshard.records.samples import (
+    BACKWARD,
+    FORWARD,
+    CommSample,
+    ComputeSample,
+    Measurement,
+    Repeats,
+    Sample,
+    as_drawn,
+)
+from neuroshard.records.splits import split_of
 from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import Pieces, pieces_of
 from neuroshard.stages.pretrain.refine.candidates import RoundSamples
-from neuroshard.stages.pretrain.refine.measure import Advance, Kind
-from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round, slowness
+from neuroshard.stages.pretrain.refine.propose import Chosen
+from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Part, Round, slowness
 
+Advance = Callable[[int], None]
+Item = TypeVar("Item")
 _CALLS, _EXCHANGES = 0, 1  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class Kind(Generic[Sample]):
+    """One kind of samples in a run.
+
+    Attributes:
+        parts: where measurements are kept.
+        recorder: measures, and keeps them there.
+        stream: with the run's seed, fixes what is looked up; kinds have different streams.
+        group: what a meter measures together with others, by a number.
+        amount: of a sample with its repeats, as predictions are compared with it.
+    """
+
+    part: Part
+    parts: Parts[Sample]
+    recorder: Recorder[Sample]
+    stream: int
+    group: Callable[[Sample], int]
+    amount: Callable[[Sample, Repeats], float]
+
+    def measured(self, rounds: Sequence[Round]) -> list[Measurement[Sample]]:
+        """The samples of these rounds that were measured, once each; failed ones are left out.
+
+        Raises:
+            UserError: some are no longer there.
+        """
+        wanted = {one.sample_id for its in rounds for one in its.of(self.part)}
+        found = [m for m in self.parts.read() if m.sample_id in wanted and not m.second_pass]
+        if len(found) < len(wanted):
+            raise UserError(
+                f"{self.parts.directory} lacks {len(wanted) - len(found)} measurements of rounds that are done; put "
+                "them back, or give another out=DIRECTORY"
+            )
+        return found
+
+    def measure(
+        self,
+        rounds: Sequence[Round],
+        chosen: Sequence[Chosen[Sample]],
+        predicted: Sequence[float],
+        again: int,
+        advance: Advance,
+    ) -> tuple[list[Foreseen], list[Again]]:
+        """What became of the samples of the round after these, that were predicted so, and of `again` second times.
+
+        Samples of earlier rounds are measured a second time among the new ones: what those of a batch have in common,
+        such as where memory came to lie, is in them too. Parts that are there already are not measured again; `advance`
+        is told of the others' measurements.
+
+        Raises:
+            UserError: parts that are there are of other samples.
+        """
+        first = self._count(rounds)
+        new = [self._due(first + i, one.sample) for i, one in enumerate(chosen)]
+        repeated = self._earlier(rounds, again)
+        self._make(mixed(new, [due for due, _ in repeated]), advance)
+        own = [self._due(one.number, one.sample, second=True) for one in _spread(new, again - len(repeated))]
+        self._make(own, advance)
+        repeated += [(due, len(rounds)) for due in own]
+        found = self._found(new + [due for due, _ in repeated])
+        foreseen = [
+            Foreseen(self.part, due.number, one.why, ms, found[due])
+            for due, one, ms in zip(new, chosen, predicted, strict=True)
+        ]
+        return foreseen, [
+            Again(self.part, due.number, before, found[self._due(due.number, due.sample)], found[due])
+            for due, before in repeated
+        ]
+
+    def _found(self, due: Sequence[Due[Sample]]) -> dict[Due[Sample], float | None]:
+        """What all samples took, those that are due among them; None where measuring failed."""
+        found = {self._due(m.sample_id, m.sample, m.second_pass): self._amount(m) for m in self.parts.read()}
+        for one in due:
+            if one not in found:
+                raise UserError(
+                    f"{self.parts.directory} holds another sample {one.number} than this run chooses now; was it begun "
+                    "with other versions? Give another out=DIRECTORY"
+                )
+        return found
+
+    def _count(self, rounds: Sequence[Round]) -> int:
+        """Samples of these rounds; the number of the next one."""
+        return sum(one.count(self.part) for one in rounds)
+
+    def _earlier(self, rounds: Sequence[Round], again: int) -> list[tuple[Due[Sample], int]]:
+        """So many samples of these rounds, or all, that weren't measured twice, with their rounds' numbers."""
+        done = {one.sample_id for its in rounds for one in its.again if one.part == self.part}
+        of_round = {one.sample_id: its.number for its in rounds for one in its.of(self.part)}
+        once = _spread([m for m in self.measured(rounds) if m.sample_id not in done], again)
+        return [(self._due(m.sample_id, m.sample, second=True), of_round[m.sample_id]) for m in once]
+
+    def _make(self, due: Sequence[Due[Sample]], advance: Advance) -> None:
+        """Measure what isn't on disk; the number of a part is made of its first sample's, so that no other has it."""
+        for outcomes in self.recorder.complete(
+            (2 * one[0].number + one[0].second_pass, partial(list, one)) for one in self._batches(due)
+        ):
+            advance(len(outcomes))
+
+    def _batches(self, due: Sequence[Due[Sample]]) -> Iterator[Sequence[Due[Sample]]]:
+        """Those of a group together."""
+        for _, group in sorted(grouped(due, lambda one: self.group(one.sample)).items()):
+            yield from in_batches(group, self.recorder.live)
+
+    def _due(self, number: int, sample: Sample, second: bool = False) -> Due[Sample]:
+        seeds = np.random.SeedSequence([self.recorder.seed, self.stream, number, second])
+        return Due(as_drawn(sample), number, int(seeds.generate_state(1)[0]), split_of(number), second)
+
+    def _amount(self, measurement: Measurement[Sample]) -> float | None:
+        return None if measurement.repeats is None else self.amount(measurement.sample, measurement.repeats)
+
+
+def _spread(items: Sequence[Item], count: int) -> list[Item]:
+    """So many of the items, or all of them, from the first to the last."""
+    places = np.linspace(0, max(len(items) - 1, 0), min(count, len(items))).round().astype(int).tolist()
+    return [items[i] for i in places]
 
 
 @dataclass(frozen=True)

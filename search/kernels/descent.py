@@ -9,15 +9,18 @@ from neuroshard.stages.search.kernels.estimates import (
     AllShards,
     Contents,
     Costs,
+    Lists,
+    copied,
     estimate_ms,
     fill,
+    on_device,
     ready_all,
+    relisted,
     score_with,
 )
-from neuroshard.stages.search.kernels.lists import Lists, copied, on_device, relisted
 from neuroshard.stages.search.kernels.steps import Bounds, Steps, best_steps, may_move, moved_by
 from neuroshard.stages.search.space.compiled import kernel
-from neuroshard.stages.search.space.limits import Limits
+from neuroshard.stages.search.space.items import Limits
 
 _LEAST_GAIN = 1e-6  # relative
 _TRIES = 64  # to draw a step that is allowed

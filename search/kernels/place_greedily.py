@@ -7,7 +7,7 @@ import numpy as np
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.kernels.estimates import score_with
 from neuroshard.stages.search.space.compiled import kernel, leaf
-from neuroshard.stages.search.space.room import Room, may_join, takes_bytes
+from neuroshard.stages.search.space.sizes import Room, may_join, takes_bytes
 
 
 class PlacementGrid(NamedTuple):

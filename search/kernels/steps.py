@@ -17,7 +17,7 @@ from neuroshard.stages.search.kernels.estimates import (
     step_ms,
 )
 from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
-from neuroshard.stages.search.space.limits import Limits, may_lie
+from neuroshard.stages.search.space.items import Limits, may_lie
 
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Traffic
 from neuroshard.models import SumModel
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE

@@ -12,30 +12,32 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.searching.searcher import Found
-from neuroshard.stages.search.methods.improved import ImprovedSearch
-from neuroshard.stages.search.methods.starts import Start
+from neuroshard.stages.search.methods.improved import ImprovedSearch, Start
 from neuroshard.stages.search.space.base import Base, placed_bytes
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.chosen_forms import Changes, Choices, Forms
 from neuroshard.stages.search.space.exact import Elsewhere, ways_that_fit
-from neuroshard.stages.search.space.feasibility import narrowest_shards
-from neuroshard.stages.search.space.form_descent import Costs, descent, ranked_changes
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.forms import (
     BLOCKS,
     COLUMNS,
     OTHERS,
+    Changes,
+    Choices,
+    Costs,
+    Forms,
     Spread,
+    descent,
     has_other_forms,
     leaders,
+    ranked_changes,
 )
 from neuroshard.stages.search.space.homes import has_other_homes
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, pack, shortage
+from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, narrowest_shards, pack, shortage
 from neuroshard.stages.search.space.sizes import DeviceLoads, Sizes
 from neuroshard.tasks.task import Task
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement
 
 _BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
 _NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order

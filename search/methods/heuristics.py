@@ -14,13 +14,10 @@ from neuroshard.plumbing.errors import InfeasibleError, unknown_name
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.column_cuts import fewest_shards
-from neuroshard.stages.search.space.feasibility import no_room
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.limits import open_devices
-from neuroshard.stages.search.space.packing import check_total
-from neuroshard.stages.search.space.room import Room, devices_with_room, put
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.catalog import fewest_shards
+from neuroshard.stages.search.space.items import Items, open_devices
+from neuroshard.stages.search.space.packing import check_total, no_room
+from neuroshard.stages.search.space.sizes import Room, Sizes, devices_with_room, put
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 

@@ -15,13 +15,11 @@ from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
-from neuroshard.stages.search.methods.form_changes import rows_on_hosts
+from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.methods.improved import ImprovedSearch, in_turns
+from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, Start, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.methods.simpler import simpler
-from neuroshard.stages.search.methods.starts import EvenLayouts, Start
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Spread, allowed_forms, known_calls, searched_forms
@@ -36,8 +34,7 @@ from neuroshard.stages.search.space.homes import (
 )
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
-from neuroshard.words.home import Home, Tier
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Home, Placement, Tier
 
 RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
 _ROUNDS = 2  # searches with memories chosen anew, at most

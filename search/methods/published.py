@@ -11,8 +11,7 @@ from neuroshard.plumbing.schema import Count, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, PlacedLayout
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.column_cuts import fewest_shards, one_split_each, splittable
+from neuroshard.stages.search.space.catalog import Catalog, fewest_shards, one_split_each, splittable
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.tasks.task import Task
 

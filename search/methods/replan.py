@@ -12,14 +12,12 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import digest_of
-from neuroshard.plumbing.schema import NonNegative, shown
-from neuroshard.plumbing.units import ByteSize, readable_bytes
+from neuroshard.plumbing.schema import ByteSize, NonNegative, readable_bytes, shown
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_changes import FormChanges
-from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.methods.starts import ExistingPlan
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled

@@ -19,7 +19,7 @@ from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 _SORTS = ("storage", "perf")
 _ESTIMATES = ("torchrec", "simulator")

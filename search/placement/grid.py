@@ -18,8 +18,7 @@ from neuroshard.plumbing.schema import MAX_DEVICES
 from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.stages.search.kernels.place_greedily import PlacementGrid, place_greedily
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.room import Room, devices_with_room, put
-from neuroshard.stages.search.space.sizes import DeviceLoads
+from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, put
 
 _WORTH_A_THREAD = 1 << 15  # shards x caps: a few milliseconds
 _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication models

@@ -10,11 +10,11 @@ from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.moves import Places, TableChange, table_changes
 from neuroshard.plans.picture import plan_png
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
 from neuroshard.stages.search.report.page import Grid, Picture, Section
 from neuroshard.stages.search.report.what_if import SplitWorth
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 _MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table has those that compute so
 

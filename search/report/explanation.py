@@ -12,7 +12,7 @@ from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.local.plain import local_steps
+from neuroshard.stages.search.local.improvement import local_steps
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.report.what_if import Change, SplitWorth, changed_compute_ms, split_worths
 from neuroshard.stages.search.space.base import Base
@@ -20,7 +20,7 @@ from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tables import Table
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement
 
 _NOTICED = 0.005  # of a plan's cost
 

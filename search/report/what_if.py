@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.cost.cost import Cost
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import COLUMNS, Layout, given_bytes
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.models.simulator import Simulator

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.cost.cost import Cost
-from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS, Part, When
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS, Cost, Part, When
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked

@@ -9,17 +9,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from neuroshard.models.mlp import within
 from neuroshard.models.simulator import Simulator
+from neuroshard.models.stored import within
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.files import digest_of, read_json, regular_file, write_atomically, write_json
 from neuroshard.plumbing.schema import of_format, parse, shown
 from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
-from neuroshard.stages.search.rl.batch import FEATURES
-from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, PlacementCosts
-from neuroshard.stages.search.rl.costs import SimulatorCosts
+from neuroshard.stages.search.rl.batch import FEATURES, TableEncoder
+from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, PlacementCosts, SimulatorCosts
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.stages.search.rl.encoder import TableEncoder
 from neuroshard.stages.search.rl.policy import Policy
 
 _FORMAT = "neuroshard-policy-1"

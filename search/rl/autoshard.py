@@ -5,8 +5,7 @@ from torch import nn
 
 from neuroshard.models.perceptron import AnyWidths, Width, Widths, perceptron
 from neuroshard.plumbing.checked import checked
-from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
+from neuroshard.stages.search.rl.batch import Reduction, TableEncoder, TaskBatch
 from neuroshard.stages.search.rl.policy import Policy
 
 

@@ -4,9 +4,8 @@ import torch
 
 from neuroshard.models.perceptron import AnyWidths, Width, Widths, perceptron
 from neuroshard.plumbing.checked import checked
-from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.costs import NUM_PARTS
-from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
+from neuroshard.stages.search.rl.batch import Reduction, TableEncoder, TaskBatch
+from neuroshard.stages.search.rl.cost_network import NUM_PARTS
 from neuroshard.stages.search.rl.policy import Policy
 
 

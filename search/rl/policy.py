@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
+from neuroshard.stages.search.rl.batch import Reduction, TableEncoder, TaskBatch
 from neuroshard.stages.search.rl.environment import Environment, EpisodeState
 
 Choose = Callable[[torch.Tensor], torch.Tensor]

@@ -18,8 +18,7 @@ from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, or_nan, plans_of, runnable_by_task
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs.in_parts import InParts
-from neuroshard.stages.search.runs.means import Means
+from neuroshard.stages.search.runs.in_parts import InParts, Means
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import PathName
 from neuroshard.stages.search.report.explained import all_shards, difference, picture, sections, titled
 from neuroshard.stages.search.report.explanation import Explanation, explain
-from neuroshard.stages.search.report.page import Section, render, save_page
-from neuroshard.stages.search.report.terminal import plain, show_sections
+from neuroshard.stages.search.report.page import Section, plain, render, save_page, show_sections
 
 _PAGES = (".html", ".htm")
 _DEFAULT = "cpu"

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Traffic
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.hardware.mirror_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
@@ -32,7 +32,7 @@ from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, grid_of, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.means import Measure, begun
+from neuroshard.stages.search.runs.in_parts import Measure, begun
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 

@@ -29,7 +29,7 @@ from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
 from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, grid_of, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.means import Measure, begun
+from neuroshard.stages.search.runs.in_parts import Measure, begun
 from neuroshard.tasks.task import Task
 
 LOOKUPS_ALONE = "lookups, one device after another"

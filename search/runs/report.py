@@ -12,7 +12,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import check_nothing_else
 from neuroshard.stages.search.report.gather import find_runs, gather
-from neuroshard.stages.search.report.page import render, save_csv, save_page
+from neuroshard.stages.search.report.page import plain, render, save_csv, save_page
 from neuroshard.stages.search.report.reported import (
     caveats_of,
     comparisons_shown,
@@ -22,7 +22,6 @@ from neuroshard.stages.search.report.reported import (
     trust_shown,
 )
 from neuroshard.stages.search.report.sweep_statistics import comparisons, in_sweep, sensitivities
-from neuroshard.stages.search.report.terminal import plain
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.choice import declined_remark
 from neuroshard.stages.search.results.finalist_files import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
-from neuroshard.stages.search.runs.means import Measure
+from neuroshard.stages.search.runs.in_parts import Measure
 from neuroshard.stages.search.runs.verify import Searched, Verify, save_finalists
-from neuroshard.targets.export import target_named
+from neuroshard.targets.target import target_named
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
 

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from neuroshard.models import CostModels
-from neuroshard.models.mlp import within
 from neuroshard.models.simulator import Simulator
+from neuroshard.models.stored import within
 from neuroshard.plans.picture import curves_png, save_png
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError

@@ -26,8 +26,7 @@ from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.results.finalist_files import FinalistFiles, Finalists, MeasuredOnce, Origin, Pass
 from neuroshard.stages.search.results.search_results import SearchRecord
-from neuroshard.stages.search.runs.in_parts import InParts
-from neuroshard.stages.search.runs.means import Means, Measure
+from neuroshard.stages.search.runs.in_parts import InParts, Means, Measure
 from neuroshard.tasks.task import Task
 
 _SEED_RANGE = 2**31

@@ -7,19 +7,17 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.loads import LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.layouts import COLUMNS, given_bytes, in_columns, placed_loads
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.plumbing.schema import DIM_MULTIPLE
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import DIM_MULTIPLE, readable_bytes
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement
 
 
 def device_memory(task: Task) -> IntArray:

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Traffic
 from neuroshard.models import CommModel, ReluHead, SumModel
 from neuroshard.models.interface import OneDevice, Outline
 from neuroshard.plumbing.arrays import FloatArray, IntArray

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.limits import keeps_limits
+from neuroshard.stages.search.space.items import Items, keeps_limits
 from neuroshard.stages.search.space.sizes import Sizes
 
 if TYPE_CHECKING:  # slow to import: only where it is used

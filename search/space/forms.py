@@ -1,17 +1,18 @@
-"""Which tables lie in which form, and the task that is left of those in columns once the others have their places."""
+"""Which tables lie in which form, what is left in columns beside them, and choices of forms changed step by step."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from neuroshard.layouts import LAYOUTS
-from neuroshard.models.model_set import ModelSet
-from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.models.bundle import ModelSet
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form, forms_named
-from neuroshard.words.home import Tier
-from neuroshard.words.shard import Placement
+from neuroshard.words.placement import Placement, Tier
 
 COLUMNS = FORMS.index(IN_COLUMNS.form)
 OTHERS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if not layout.free)  # than columns
@@ -111,3 +112,203 @@ class Spread:
         """Return the placements of all tables but those in columns, by forms (T,), places in `FORMS`."""
         tables = np.flatnonzero(forms != COLUMNS).tolist()
         return [placed for table in tables for placed in self.placements(table, int(forms[table]))]
+
+
+Numbers = FloatArray | IntArray | BoolArray
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The tables that each of B choices has in some form, (B, T)."""
+
+    tables: BoolArray
+
+    def total(self, numbers: Numbers) -> FloatArray:
+        """(B, ...) the sum of such numbers (T, ...)."""
+        total: FloatArray = np.tensordot(self.tables.astype(np.float64), numbers, 1)
+        return total
+
+    def largest(self, numbers: FloatArray) -> FloatArray:
+        """(B, Q) the largest of such numbers (T, Q), none below 0; 0 where there are no tables.
+
+        Choices that are looked at together differ in few tables: only those are looked at choice by choice.
+        """
+        always = self.tables.all(axis=0)
+        sometimes = self.tables.any(axis=0) & ~always
+        chosen, some, least = self.tables[:, sometimes], numbers[sometimes], numbers[always].max(axis=0, initial=0.0)
+        each = (np.where(chosen, number, 0.0).max(axis=1, initial=0.0) for number in some.T)
+        found: FloatArray = np.maximum(np.stack(list(each), axis=1), least)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class MembersAfter:
+    """The tables that one choice has in some form, after each of B changes of a table alone.
+
+    Attributes:
+        before: (T,) which it has.
+        table: (B,) that changes.
+        more: (B,) 1 where it gets the form, -1 where it had it, 0 where neither.
+    """
+
+    before: BoolArray
+    table: IntArray
+    more: IntArray
+
+    def total(self, numbers: Numbers) -> FloatArray:
+        """(B, ...) the sum of such numbers (T, ...)."""
+        total: FloatArray = self.before.astype(np.float64) @ numbers.reshape(len(numbers), -1)
+        after = total + self.more[:, None] * numbers.reshape(len(numbers), -1)[self.table]
+        return after.reshape(len(self.table), *numbers.shape[1:])
+
+    def largest(self, numbers: FloatArray) -> FloatArray:
+        """(B, Q) the largest of such numbers (T, Q), none below 0; 0 where there are no tables."""
+        its = np.where(self.before[:, None], numbers, 0.0)
+        where = its.argmax(axis=0)
+        first = its.max(axis=0)
+        its[where, np.arange(len(where))] = 0.0
+        leaves = (self.table[:, None] == where) & (self.more < 0)[:, None]
+        joins = np.where((self.more > 0)[:, None], numbers[self.table], 0.0)
+        found: FloatArray = np.maximum(np.where(leaves, its.max(axis=0), first), joins)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Forms:
+    """B choices of a form for each table, (B, T)."""
+
+    forms: IntArray
+
+    def __len__(self) -> int:
+        """How many choices these are."""
+        return len(self.forms)
+
+    def some(self, part: slice) -> "Forms":
+        """Take the choices of a part."""
+        return Forms(self.forms[part])
+
+    def at(self, form: int) -> Members:
+        """Which tables have a form."""
+        return Members(self.forms == form)
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """One choice (T,) after each of B changes alone, (B, 2): a table and its new form."""
+
+    before: IntArray
+    changes: IntArray
+
+    def __len__(self) -> int:
+        """How many choices these are."""
+        return len(self.changes)
+
+    @property
+    def forms(self) -> IntArray:
+        """(B, T) the choices themselves."""
+        after = np.repeat(self.before[None], len(self.changes), axis=0)
+        after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
+        return after
+
+    def some(self, part: slice) -> "Changes":
+        """Take the choices of a part."""
+        return Changes(self.before, self.changes[part])
+
+    def at(self, form: int) -> MembersAfter:
+        """Which tables have a form."""
+        table, new = self.changes.T
+        more = (new == form).astype(np.int64) - (self.before[table] == form)
+        return MembersAfter(self.before == form, table, more)
+
+
+Choices = Forms | Changes
+
+
+def total_by_form(choices: Choices, numbers: Numbers) -> FloatArray:
+    """(B, ...) sums over all tables of what each counts in its form, (T, F, ...)."""
+    total: FloatArray = np.sum([choices.at(form).total(numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
+    return total
+
+
+_MOST_STEPS = 100
+_LIKELY = 64  # changes that promised most when all were looked at: as long as some of them help, others are not
+_ROUNDING = 1e-6  # of costs, relative: less isn't a gain
+
+# Of B choices: (B,) ms, and (B,) ms to rank by where many cost the same.
+Costs = Callable[[Choices], tuple[FloatArray, FloatArray]]
+
+
+class Ranked(NamedTuple):
+    """n changes of a choice, each of one table, most promising first.
+
+    Attributes:
+        changes: (n, 2) a table and its new form.
+        cost_ms: (n,) of the choice after each alone.
+    """
+
+    changes: IntArray
+    cost_ms: FloatArray
+
+
+def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
+    """(T,) forms after every step, from `first` on to where no step helps; `allowed` (T, F) holds throughout.
+
+    A step gives one table another form, or those 2, 3, 4, 6, 8, ... that promise most each their own: where many tables
+    make a straggler, none of them alone helps.
+    """
+    path, lowest = [first], float(costs(Forms(first[None]))[0][0])
+    likely = np.empty((0, 2), dtype=np.int64)
+    for _ in range(_MOST_STEPS):
+        step = _best_step(path[-1], _ranked(path[-1], likely, costs), costs, lowest)
+        if step is None:
+            everything = ranked_changes(path[-1], allowed, costs)
+            step = _best_step(path[-1], everything, costs, lowest)
+            likely = everything.changes
+        if step is None:
+            break
+        lowest, forms = step
+        likely = likely[forms[likely[:, 0]] == path[-1][likely[:, 0]]][:_LIKELY]  # of tables that are as they were
+        path.append(forms)
+    return path
+
+
+def ranked_changes(forms: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
+    """Every change of `forms` (T,) in one table."""
+    return _ranked(forms, np.argwhere(allowed & (np.arange(len(FORMS)) != forms[:, None])), costs)
+
+
+def _ranked(forms: IntArray, changes: IntArray, costs: Costs) -> Ranked:
+    if not len(changes):
+        return Ranked(changes, np.zeros(0))
+    cost, evenly = costs(Changes(forms, changes))
+    order = np.lexsort((cost, evenly))
+    return Ranked(changes[order], cost[order])
+
+
+def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
+    """(ms, (T,) forms) after the best step among such changes; None if none costs less than `lowest_ms`."""
+    if not len(ranked.changes):
+        return None
+    together = np.concatenate(list(_together(forms, ranked.changes)))
+    joint_ms = costs(Forms(together))[0] if len(together) else np.zeros(0)
+    cost_ms = np.concatenate([ranked.cost_ms, joint_ms])
+    best = int(cost_ms.argmin())
+    if not cost_ms[best] < lowest_ms * (1 - _ROUNDING):
+        return None
+    alone = best < len(ranked.changes)
+    after = Changes(forms, ranked.changes[best : best + 1]).forms[0] if alone else together[best - len(ranked.changes)]
+    return float(cost_ms[best]), after
+
+
+def _together(forms: IntArray, changes: IntArray) -> Iterator[IntArray]:
+    """(m, T) a choice (T,) after the first 2, 3, 4, 6, 8, ... of some changes at once, of all and of each form's."""
+    for form in (None, *range(len(FORMS))):
+        table, new = (changes if form is None else changes[changes[:, 1] == form]).T
+        _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one
+        its, new = table[np.sort(earliest)], new[np.sort(earliest)]
+        powers = (1 << power for power in range(1, len(its).bit_length()))
+        counts = sorted({min(count, len(its)) for power in powers for count in (power, power * 3 // 2, power * 2)})
+        joint = np.repeat(forms[None], len(counts), axis=0)
+        for row, count in zip(joint, counts, strict=True):
+            row[its[:count]] = new[:count]
+        yield joint

@@ -11,11 +11,11 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.space.base import device_memory
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
 _FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take

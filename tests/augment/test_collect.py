@@ -24,7 +24,7 @@ from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables
-from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
+from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
 from neuroshard.words.collective import name_of
 from tests.kit.commands import shown
 from tests.kit.processes import PATIENCE_S, die_at_file

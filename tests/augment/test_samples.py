@@ -15,7 +15,7 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective, name_of
 from neuroshard.words.form import Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 TABLES = toy_tables(30)
 

@@ -161,7 +161,7 @@ def test_listed_values_are_those_that_are_taken(command, given, key, values, fil
         assert hasattr(_with(config, key, yaml.safe_load(value)), "run")
     with pytest.raises(UserError) as refused:
         built = _with(config, key, "zzz")
-        monkeypatch.setattr("neuroshard.targets.export.Plan", None)
+        monkeypatch.setattr("neuroshard.targets.target.Plan", None)
         assert command == "export"
         built.run()  # where it first looks its target up
     _, listed, valid = str(refused.value).rpartition("valid: ")

@@ -24,8 +24,8 @@ from neuroshard.hardware import DeviceSpec, Link
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.testing.devices import MADE_UP
-from neuroshard.testing.devices.cpu import drawn_cpu
-from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
+from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
+from neuroshard.testing.devices.made_up_kernels import drawn_cpu
 from neuroshard.words.fingerprint import fingerprint
 from tests.golden.golden_tasks import all_tasks, replanned
 from tests.kit.hydra_configs import compose_config

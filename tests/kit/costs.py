@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from neuroshard.cost.cost import Cost
-from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Part, When
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, Cost, Part, When
 
 
 def cost_of(compute, forward, backward, margin=None):

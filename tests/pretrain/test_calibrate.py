@@ -27,7 +27,7 @@ from neuroshard.stages.pretrain.traces import read_traces
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.words.home import ON_DEVICE, Home
+from neuroshard.words.placement import ON_DEVICE, Home
 from tests.kit.traces import gpu_events
 
 H100 = CostModels.load("roofline:h100")

@@ -13,13 +13,13 @@ from neuroshard.records.sample_loads import loads_of
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.fit_regression import Regression
+from neuroshard.stages.pretrain.fit_additive import Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import toy_tables
-from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
+from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
 
 BRIEF = TrainingSettings(3, 32, 1e-3, "cosine", "absolute_relative", 3)
 SPEEDS = (1.0, 0.75, 1.3)

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.cost.loads import Loads
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
-from neuroshard.models.named_parts import compute_part
+from neuroshard.models.parts import compute_part
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError

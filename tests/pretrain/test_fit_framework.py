@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard.models import load_bundle
-from neuroshard.models.framework import Framework, counts_of_sets, terms_of
+from neuroshard.models.parts import Framework, counts_of_sets, terms_of
 from neuroshard.models.simulator import Simulator
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import LOCAL_PHASES, Measurement, Repeats
@@ -14,8 +14,8 @@ from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
+from neuroshard.stages.pretrain.fit_additive import Regression
 from neuroshard.stages.pretrain.fit_framework import fit_framework, predicted_framework
-from neuroshard.stages.pretrain.fit_regression import Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.stages.pretrain.training import TrainingSettings

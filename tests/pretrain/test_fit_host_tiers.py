@@ -23,7 +23,7 @@ from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import IN_COLUMNS, Call, Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 DEVICE = MADE_UP["gpu"]
 TABLES = dlrm_like(num_tables=120, batch_size=4096)

@@ -7,7 +7,7 @@ import pytest
 
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels
-from neuroshard.models.by_collective import CommByCollective
+from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.sample_loads import loads_of, traffic_of

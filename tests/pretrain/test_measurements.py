@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neuroshard.cost.parts import BACKWARD, FORWARD
+from neuroshard.cost.cost import BACKWARD, FORWARD
 from neuroshard.records.samples import CommSample, Measurement, Repeats
 from neuroshard.records.splits import TRAIN
 from neuroshard.stages.pretrain.measurements import Measured, SplitMeasurements

@@ -8,8 +8,7 @@ import pytest
 
 from neuroshard.cost.loads import LoadSets
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
-from neuroshard.stages.pretrain.fit_regression import Regression
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble, Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings

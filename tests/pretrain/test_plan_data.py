@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.lab.meters import meters_of
-from neuroshard.lab.plan_costs import measure_plans
-from neuroshard.lab.plan_records import PlanRecords
+from neuroshard.lab.plan_costs import PlanRecords, measure_plans
+from neuroshard.lab.recorder import meters_of
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
@@ -23,7 +22,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.testing import toy_task
-from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
+from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
 from neuroshard.words.form import Form
 
 HARDWARE = MadeUpHardware(noise=0.01)

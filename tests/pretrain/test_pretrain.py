@@ -10,20 +10,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from neuroshard.cost.loads import LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.features import FeatureSet
-from neuroshard.models.mlp import Normaliser
 from neuroshard.models.perceptron import perceptron
+from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing import files
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.pretrain.examples import CommTable, ComputeTable
-from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
-from neuroshard.stages.pretrain.fit_regression import Regression
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble, Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.networks import ComputeNetwork, to_mlp
 from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import NeuroShardWarning, UserError
 from neuroshard.plumbing.progress import progress_bar
-from neuroshard.plumbing.schema import BatchSize, shown
-from neuroshard.plumbing.units import Size, readable_bytes, to_bytes
+from neuroshard.plumbing.schema import BatchSize, Size, readable_bytes, shown, to_bytes
 from neuroshard.tables.statistics.lookups import Lookups, Splits
 from neuroshard.tables.statistics.measured import MeasuredTables
 from neuroshard.tables.statistics.row_counts import BYTES_PER_ROW, FEWEST_ROWS

@@ -1,8 +1,7 @@
 """Made-up devices: what they cost is known exactly, so that gains which models promise can be told from true ones."""
 
-from neuroshard.testing.devices.cpu import MadeUpCpu
 from neuroshard.testing.devices.exchange import MadeUpExchange
-from neuroshard.testing.devices.gpu import MadeUpGpu
 from neuroshard.testing.devices.made_up import MADE_UP, MadeUpDevice, measured_comm, measured_compute
+from neuroshard.testing.devices.made_up_kernels import MadeUpCpu, MadeUpGpu
 
 __all__ = ["MADE_UP", "MadeUpCpu", "MadeUpDevice", "MadeUpExchange", "MadeUpGpu", "measured_comm", "measured_compute"]

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Traffic
 from neuroshard.models import CommModel
-from neuroshard.models.by_collective import CommByCollective
+from neuroshard.models.by_form import CommByCollective
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.testing.devices.kernel_work import bounded_by
+from neuroshard.testing.devices.made_up_kernels import bounded_by
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS
 

@@ -20,12 +20,11 @@ from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
 from neuroshard.stages.search.report.explained import picture, sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.page import render
-from neuroshard.stages.search.space.chosen_forms import Forms
 from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.forms import allowed_forms
+from neuroshard.stages.search.space.forms import Forms, allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.targets.export import TARGETS
+from neuroshard.targets.target import TARGETS, target_named
 from neuroshard.words.form import CALLS, FORMS, Form
 
 BATCH, SIMULATOR = 32768, ns.Simulator(ns.CostModels.load("roofline:a100"))
@@ -100,7 +99,7 @@ def main(folder):
         "estimates": _estimates(task),
         "changes": [str(change) for change in table_changes(columns, plan)],
         "replanned": _forms(Replan(plan).find(task, SIMULATOR).plan),
-        "refused": {name: _refused(target, plan) for name, target in TARGETS.items()},
+        "refused": {name: _refused(target_named(name), plan) for name in TARGETS},
         "planned": {name: _forms(ns.search(task, SIMULATOR, target=name)) for name in TARGETS},
         "torchrec": _forms(TorchRecSearch(forms=tuple(FORMS), split_factors=(1,)).find(task, SIMULATOR).plan),
         "short": _forms(_short()),

@@ -15,7 +15,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 _HOSTS = 2
 

@@ -14,7 +14,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS, reuse_at, zipf_reuse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import CALLS, FORMS, Form
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 BATCH = 64
 REUSE = zipf_reuse(10, 128)

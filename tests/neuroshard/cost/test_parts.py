@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from neuroshard.cost.parts import Step, When, Work
+from neuroshard.cost.cost import Step, When, Work
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.interface import PartModel
 from neuroshard.models.simulator import Simulator

@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Traffic
 from neuroshard.layouts import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE, toy_task
 from neuroshard.words.collective import Collective
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 BATCH = 64
 TABLE = Table("a", 10, 16, 2.0, ONCE)

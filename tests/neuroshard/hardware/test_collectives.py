@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from neuroshard.hardware.collectives import Circles, make_exchange
+from neuroshard.hardware.exchange_bench import Circles, make_exchange
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.workers import WorkerGroup
 from neuroshard.records.samples import CommSample

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.hardware.dense import WARNING, dense_run
+from neuroshard.hardware.compute_bench import WARNING, dense_run
 from neuroshard.hardware.inputs import LEARNING_RATE
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.plumbing.errors import UserError

@@ -9,8 +9,8 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
-from neuroshard.hardware import embedding
-from neuroshard.hardware.embedding import Arenas, build_operator, fused_run
+from neuroshard.hardware import compute_bench as embedding
+from neuroshard.hardware.compute_bench import Arenas, build_operator, fused_run
 from neuroshard.hardware.inputs import draw_inputs
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.plumbing.errors import UserError
@@ -18,7 +18,7 @@ from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.testing import ONCE, toy_tables
 from neuroshard.words.form import Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 CPU = torch.device("cpu")
 RATE = 1e-3

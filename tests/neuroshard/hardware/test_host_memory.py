@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.hardware.embedding import Arenas, build_operator
+from neuroshard.hardware.compute_bench import Arenas, build_operator
+from neuroshard.hardware.drawn_lookups import PopularRows
 from neuroshard.hardware.host_memory import host_run
-from neuroshard.hardware.popular import PopularRows
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
@@ -16,7 +16,7 @@ from neuroshard.tables.misses import cache_misses
 from neuroshard.tables.reuse import MEAN_COUNTS, zipf_reuse
 from neuroshard.testing import toy_tables
 from neuroshard.words.form import Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
 from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol, Stretch, measured_ranks
-from neuroshard.lab.meters import meters_of
+from neuroshard.lab.recorder import meters_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Repeats
 from tests.kit.processes import as_if_under_torchrun

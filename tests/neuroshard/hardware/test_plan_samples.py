@@ -14,7 +14,7 @@ from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 TABLES = toy_tables(5, seed=3)
 TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 256)

@@ -7,15 +7,15 @@ import pytest
 
 from neuroshard.hardware import DeviceSpec, Hardware, Outcome
 from neuroshard.lab import plan_costs
-from neuroshard.lab.meters import meters_of
 from neuroshard.lab.plan_costs import measure_plans, steps
+from neuroshard.lab.recorder import meters_of
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import CommSample, ComputeSample, Repeats
 from neuroshard.testing import toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 
 class _Meter:

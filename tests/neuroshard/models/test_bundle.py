@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from neuroshard.cost.loads import LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models import bundle as bundles
 from neuroshard.models.bundle import check_place
-from neuroshard.models.card import Accuracy, ModelTest, ModelTests
+from neuroshard.models.trust import Accuracy, ModelTest, ModelTests
 from neuroshard.plumbing.errors import UserError
 from neuroshard.testing import random_models, toy_tables
 from neuroshard.words.fingerprint import Fingerprint

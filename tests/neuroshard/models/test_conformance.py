@@ -3,8 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.cost.loads import LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels, FreeComm
 from neuroshard.models.composed import OneByOne, WithParts
 from neuroshard.models.host_tiers import HostLink

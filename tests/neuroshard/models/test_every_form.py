@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Traffic
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
-from neuroshard.models.by_collective import CommByCollective
-from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.by_form import CommByCollective, ComputeByForm
 from neuroshard.models.interface import waits
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins, Range

@@ -9,11 +9,11 @@ from neuroshard import Task, Topology, load_tables, search
 from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
-from neuroshard.models.framework import COUNTS, TERMS, Framework, counts_of
+from neuroshard.models.parts import COUNTS, TERMS, Framework, counts_of
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.targets.export import target_named
+from neuroshard.targets.target import target_named
 from neuroshard.testing import linear_models, random_form_models, toy_task
 
 FRAMEWORK = Framework(

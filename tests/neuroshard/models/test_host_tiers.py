@@ -12,8 +12,7 @@ from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.composed import columns_model
 from neuroshard.models.datasheets import with_host_tiers
-from neuroshard.models.host_tiers import HostLink, HostTiers
-from neuroshard.models.kernel_bytes import link_bytes, managed_lookups, memory_bytes
+from neuroshard.models.host_tiers import HostLink, HostTiers, link_bytes, managed_lookups, memory_bytes
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
@@ -29,7 +28,7 @@ from neuroshard.testing import (
     toy_tables,
 )
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 IN_HOST = Home(Tier.HOST)
 MODEL = RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1))

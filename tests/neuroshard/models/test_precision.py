@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from neuroshard.app.listing import show_models
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.precision import Precision, narrowed
 from neuroshard.models.simulator import Simulator

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from neuroshard.models import CostModels
-from neuroshard.models.checked_sheets import checks
+from neuroshard.models.datasheets import checks
 from neuroshard.models.published_points import Widths, curves_of, kernel_points
 from neuroshard.plumbing.configs import choices
 from neuroshard.tables.misses import touched_rows

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from neuroshard.cost.loads import LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.layouts import placed_loads
 from neuroshard.models import CostModels
 from neuroshard.models.published_points import Curves
@@ -16,7 +15,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE, PhysicalCommConformance
 from neuroshard.words.collective import Collective
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 CALL_MS, SORT_MS = 0.13, 0.123e-6  # of a call, and of a lookup going backward
 

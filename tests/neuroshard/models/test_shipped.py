@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from neuroshard.bundles import shipped_names, shipped_path
+from neuroshard.cost.cost import INPUT
 from neuroshard.cost.loads import LoadSets
-from neuroshard.cost.parts import INPUT
 from neuroshard.models import CostModels, load_bundle
-from neuroshard.models.framework import FRAMEWORK
+from neuroshard.models.parts import FRAMEWORK
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.sources.dlrm_like import dlrm_like

@@ -6,7 +6,7 @@ import pytest
 from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.datasheets import with_host_tiers
-from neuroshard.models.named_parts import EXCHANGES, lopsidedness
+from neuroshard.models.parts import EXCHANGES, lopsidedness
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET, ELSEWHERE
 from neuroshard.plans.plan import Plan, assemble
@@ -15,8 +15,7 @@ from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.form import Form
-from neuroshard.words.home import Home, Tier
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Home, Placement, Shard, Tier
 
 
 def _spread(task):

@@ -10,7 +10,7 @@ from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE
 from neuroshard.words.form import Form
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 
 def _task(names, devices=4, memory=1 << 20, per_host=2, constraints=None, rows=10):

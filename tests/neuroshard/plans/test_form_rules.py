@@ -11,7 +11,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule, constraints
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import Form
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 TABLES = tuple(Table(name, 100, 16, 2.0, (1.0, *(0.0,) * 16)) for name in "abc")
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)

@@ -17,7 +17,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 TABLE = Table("t", 10, 16, 2.0, ONCE)
 

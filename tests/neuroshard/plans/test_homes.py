@@ -18,7 +18,7 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE, linear_models
 from neuroshard.words.form import CALLS, Call, Form
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 TABLES = (Table("a", 1000, 8, 2.0, ONCE), Table("b", 500, 16, 1.0, ONCE), Table("c", 100, 8, 1.0, ONCE, pooled=False))
 HOMES = (Home(Tier.CACHED, 0.25), Home(Tier.HOST), ON_DEVICE)

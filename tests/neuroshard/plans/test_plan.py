@@ -8,7 +8,7 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 
 @st.composite

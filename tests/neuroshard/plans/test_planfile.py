@@ -8,7 +8,7 @@ import pytest
 from neuroshard.cost.cost import Prediction
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-2.json"
 

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from neuroshard.layouts.cover import check_cover
+from neuroshard.layouts.layout import check_cover
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE
-from neuroshard.words.home import Home, Tier
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Home, Placement, Shard, Tier
 
 PLACE = re.compile(r"plan: column (\d+) of table 't', row (\d+), is covered (twice|by no shard)")
 

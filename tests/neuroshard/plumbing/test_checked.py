@@ -7,8 +7,7 @@ from msgspec import Meta
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import Count, Name, Share
-from neuroshard.plumbing.units import ByteSize
+from neuroshard.plumbing.schema import ByteSize, Count, Name, Share
 
 
 @dataclass(frozen=True)

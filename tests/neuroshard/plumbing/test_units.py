@@ -1,7 +1,7 @@
 import pytest
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.units import MAX_BYTES, readable_bytes, readable_number, to_bytes
+from neuroshard.plumbing.schema import MAX_BYTES, readable_bytes, readable_number, to_bytes
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.run_directory import RunDirectory, check_nothing_else
-from neuroshard.stages.pretrain.fit_regression import Regression
+from neuroshard.stages.pretrain.fit_additive import Regression
 from neuroshard.stages.pretrain.paper import PaperComm
 from neuroshard.stages.pretrain.pretrain import Pretrain
 

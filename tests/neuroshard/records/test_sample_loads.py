@@ -12,7 +12,7 @@ from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, 
 from neuroshard.testing import ONCE, toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, FORMS, Form
-from neuroshard.words.home import ON_DEVICE, TIERS, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, TIERS, Home, Tier
 
 TABLES = tuple(replace(table, rows=100 + i) for i, table in enumerate(toy_tables(3)))
 BLOCKS = RowBlock(50, 50), RowBlock(0, 51)

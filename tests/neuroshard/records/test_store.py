@@ -25,7 +25,7 @@ from neuroshard.testing import ONCE, toy_tables, toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 BLOCKS = (RowBlock(0, 2), RowBlock(1, 1))
 SEEN = (BlockLookups(17, (0.25, 0.75, *(0.0,) * 15)), BlockLookups(0, ONCE))

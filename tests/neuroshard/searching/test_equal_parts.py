@@ -10,7 +10,7 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.registry import build
 from neuroshard.searching.equal_parts import EqualParts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.targets.export import constrained, for_target
+from neuroshard.targets.target import constrained, for_target
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.testing import linear_models, toy_task
 

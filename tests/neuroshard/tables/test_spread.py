@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import neuroshard as ns
-from neuroshard.tables.reuse import MEAN_COUNTS, histogram, reuse_of_mean
-from neuroshard.tables.spread import lookup_share, range_reuse
+from neuroshard.tables.reuse import MEAN_COUNTS, histogram, lookup_share, range_reuse, reuse_of_mean
 from neuroshard.testing import toy_tables
 
 GOOD = toy_tables(1)[0]

@@ -20,8 +20,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE
-from neuroshard.words.home import Home, Tier
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Home, Placement, Shard, Tier
 
 GOLDEN = Path(__file__).parent / "golden"
 GIB = 1 << 30

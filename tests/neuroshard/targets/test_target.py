@@ -8,11 +8,11 @@ from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
-from neuroshard.targets.export import TARGETS, constrained, target_named
+from neuroshard.targets.target import TARGETS, constrained, target_named
 from neuroshard.tasks.constraints import Constraints, TableRule, constraints
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 TABLE = Table("a", 100, 16, 2.0, (1.0, *(0.0,) * 16))
 TASK = Task((TABLE, replace(TABLE, name="b")), Topology(4, 1 << 30, 0, 2, 1 << 30), 64)
@@ -67,7 +67,7 @@ def test_tasks_are_as_they_are_without_a_target_and_where_it_has_words_for_every
 
 def test_a_task_keeps_its_own_rules():
     task = replace(TASK, constraints=Constraints((TableRule("b", forms=("columns",)),), apart=(("a", "b"),)))
-    for target in TARGETS.values():
+    for target in map(target_named, TARGETS):
         found = target.constrained(task).constraints
         assert found.rules[0] == task.constraints.rules[0]
         assert found.apart == (("a", "b"),)

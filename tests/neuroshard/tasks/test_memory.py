@@ -11,14 +11,13 @@ from neuroshard.cost.loads import Loads
 from neuroshard.layouts import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_FEATURES, MAX_POOLING_FACTOR, MAX_ROWS
-from neuroshard.plumbing.units import MAX_BYTES
+from neuroshard.plumbing.schema import MAX_BATCH_SIZE, MAX_BYTES, MAX_DIM, MAX_FEATURES, MAX_POOLING_FACTOR, MAX_ROWS
 from neuroshard.tables import Table
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 
 TABLE = Table("t", 1000, 8, 2.5, ONCE)
 

@@ -15,7 +15,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec import reshard, to_sharding_plan
 from neuroshard.torchrec.resharding import plan_difference
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 from tests.kit.processes import on_gloo
 from tests.kit.torchrec_models import META, bag, bags, planner
 

@@ -21,7 +21,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
 PLAN = assemble(TASK, [(0, 8, 3), (1, 4, 0), (1, 12, 2)])

@@ -16,7 +16,7 @@ from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.placement import Home, Tier
 from tests.kit.processes import on_gloo, shard_of
 from tests.kit.torchrec_models import bag
 

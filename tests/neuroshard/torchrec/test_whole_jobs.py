@@ -17,7 +17,7 @@ from torchrec.types import DataType
 from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.words.form import Form
-from neuroshard.words.home import Tier
+from neuroshard.words.placement import Tier
 
 META, GB, HOST = torch.device("meta"), 10**9, 8
 

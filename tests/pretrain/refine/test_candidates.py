@@ -15,8 +15,18 @@ from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.refine.candidates import Candidates
-from neuroshard.stages.pretrain.refine.choose import Source, content_key, exchange_key, filled, in_turn, unseen
-from neuroshard.stages.pretrain.refine.propose import PlanSamples, most_doubtful, plans_for, random_plan
+from neuroshard.stages.pretrain.refine.propose import (
+    PlanSamples,
+    Source,
+    content_key,
+    exchange_key,
+    filled,
+    in_turn,
+    most_doubtful,
+    plans_for,
+    random_plan,
+    unseen,
+)
 from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round, Shares, noise_of, rounds_in, well_predicted
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.testing import toy_task

@@ -41,7 +41,7 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
-from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
+from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS
 from tests.kit.commands import run_command, shown

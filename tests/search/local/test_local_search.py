@@ -7,15 +7,13 @@ import pytest
 
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
-from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.improvement import Improvement, PlainSearch, local_steps
 from neuroshard.stages.search.local.local_search import LocalSearch
-from neuroshard.stages.search.local.plain import PlainSearch, local_steps
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.column_cuts import even_layout
+from neuroshard.stages.search.space.catalog import Catalog, even_layout
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.tables import Table

@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 from neuroshard.models import CostModels
-from neuroshard.models.named_parts import EXCHANGES, lopsidedness
+from neuroshard.models.parts import EXCHANGES, lopsidedness
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice, declined_remark
-from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard, believing
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.methods.starts import ExistingPlan
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_tables, toy_task
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.cost.parts import INPUT
+from neuroshard.cost.cost import INPUT
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError

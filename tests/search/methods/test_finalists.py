@@ -10,10 +10,9 @@ from neuroshard.plans.moves import layout_key
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
-from neuroshard.stages.search.methods.improved import in_turns
+from neuroshard.stages.search.methods.improved import EvenLayouts, in_turns
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.testing import constrained_task, linear_models, random_form_models, random_models, toy_task
 from neuroshard.words.form import Form

@@ -15,9 +15,8 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_choices import FormChoices
-from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import allowed_forms
 from neuroshard.tables import Table

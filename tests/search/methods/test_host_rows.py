@@ -17,7 +17,7 @@ from neuroshard.stages.search.methods.form_changes import rows_on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.targets.export import target_named
+from neuroshard.targets.target import target_named
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.toys import random_by_collective, random_form_models

@@ -10,7 +10,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.hosts import given_to_hosts, least_host_bytes
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.plumbing.units import to_bytes
+from neuroshard.plumbing.schema import to_bytes
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random

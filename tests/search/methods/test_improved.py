@@ -14,11 +14,10 @@ from neuroshard.plumbing.registry import build, described
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
-from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.improved import EvenLayouts, ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog

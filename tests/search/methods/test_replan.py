@@ -12,7 +12,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import moved_between, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.units import readable_bytes
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random

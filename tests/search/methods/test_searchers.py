@@ -9,7 +9,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.registry import build
-from neuroshard.plumbing.units import to_bytes
+from neuroshard.plumbing.schema import to_bytes
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard

@@ -8,7 +8,7 @@ import pytest
 import neuroshard as ns
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.plumbing.units import readable_bytes_up, to_bytes
+from neuroshard.plumbing.schema import readable_bytes_up, to_bytes
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch

@@ -11,8 +11,8 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.form_changes import simpler
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.methods.simpler import simpler
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology

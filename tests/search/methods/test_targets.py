@@ -7,7 +7,7 @@ import pytest
 import neuroshard as ns
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.targets.export import constrained
+from neuroshard.targets.target import constrained
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.testing import linear_models, sequence_task, toy_task
 from neuroshard.words.form import Form

@@ -22,7 +22,7 @@ from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 BATCH = 4096

@@ -8,8 +8,7 @@ import pytest
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.placement.grid import _CompiledPlacer, _PlainPlacer
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.column_cuts import equal_parts, fewest_shards
+from neuroshard.stages.search.space.catalog import Catalog, equal_parts, fewest_shards
 from neuroshard.testing import linear_models, random_models, toy_task
 
 

@@ -19,7 +19,7 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.report.explained import difference, sections
 from neuroshard.stages.search.report.explanation import explain
-from neuroshard.stages.search.report.terminal import show_sections
+from neuroshard.stages.search.report.page import show_sections
 from neuroshard.stages.search.runs.explain import ChosenModels, Explain, models_of
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.stages.search.report.names import named
+from neuroshard.stages.search.report.gather import named
 from neuroshard.stages.search.results.search_results import SearchRun
 
 

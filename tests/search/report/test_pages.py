@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard.stages.search.report.page import Grid, Section, render, save_csv, save_page
-from neuroshard.stages.search.report.terminal import show_sections
+from neuroshard.stages.search.report.page import Grid, Section, render, save_csv, save_page, show_sections
 
 HOSTILE = "<script>x</script> & [bold]b[/bold] [/] {{ 1 }} '\""
 

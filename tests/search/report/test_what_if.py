@@ -16,7 +16,7 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Topology
 from neuroshard.testing import OpaqueCompute, linear_models, random_by_form, random_ensemble, random_models, toy_task
 from neuroshard.words.form import Form
-from neuroshard.words.shard import Placement, Shard
+from neuroshard.words.placement import Placement, Shard
 
 MODELS = {
     "linear": linear_models(),

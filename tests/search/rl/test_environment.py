@@ -11,7 +11,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.costs import SimulatorCosts
+from neuroshard.stages.search.rl.cost_network import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology

@@ -8,11 +8,9 @@ import torch
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
-from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings
-from neuroshard.stages.search.rl.costs import SimulatorCosts
+from neuroshard.stages.search.rl.batch import Reduction, TaskBatch
+from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, SimulatorCosts
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.stages.search.rl.encoder import Reduction
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import Policy, greedy, play, replay, sampling
 from neuroshard.testing import random_models, toy_task

@@ -2,11 +2,10 @@
 
 from functools import partial
 
-from neuroshard.stages.search.rl.algorithms import ActorCritic, Reinforce
 from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.stages.search.rl.learner import Learner
+from neuroshard.stages.search.rl.learner import ActorCritic, Learner, Reinforce
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE

@@ -22,7 +22,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models, toy_task
-from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
+from neuroshard.testing.devices.made_up import MadeUpHardware
 from tests.kit.commands import shown
 from tests.kit.costs import cost_of
 from tests.kit.measuring import CPU

@@ -32,12 +32,12 @@ from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.targets.export import constrained, for_target
+from neuroshard.targets.target import constrained, for_target
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Topology
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu
-from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
+from neuroshard.testing.devices.made_up import MadeUpHardware
 from tests.kit.commands import shown
 from tests.kit.measuring import CPU
 from tests.kit.processes import PATIENCE_S, as_if_under_torchrun

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.stages.search.space.chosen_forms import Changes, Forms, Members, total_by_form
+from neuroshard.stages.search.space.forms import Changes, Forms, Members, total_by_form
 from neuroshard.words.form import FORMS
 
 

@@ -24,7 +24,7 @@ def test_what_was_compiled_counts_until_a_source_of_such_functions_changes(tmp_p
         shutil.copytree(SEARCH / folder, tmp_path / "copy" / folder)
     assert sources_digest(tmp_path / "copy") == sources_digest()
     shutil.copytree(tmp_path / "copy", tmp_path / "changed")
-    for name, counts in (("space/items.py", False), ("space/room.py", True), ("kernels/estimates.py", True)):
+    for name, counts in (("space/base.py", False), ("space/sizes.py", True), ("kernels/estimates.py", True)):
         path = tmp_path / "changed" / name
         before = sources_digest(tmp_path / "changed")
         path.write_text(path.read_text() + "\n")

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from neuroshard.stages.search.space.chosen_forms import Changes, Forms
-from neuroshard.stages.search.space.form_descent import descent, ranked_changes
+from neuroshard.stages.search.space.forms import Changes, Forms, descent, ranked_changes
 from neuroshard.words.form import FORMS
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))

@@ -7,17 +7,15 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_loads
-from neuroshard.models.framework import Framework
+from neuroshard.models.parts import Framework
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.chosen_forms import Changes, Forms
-from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.form_parts import dearest
-from neuroshard.stages.search.space.forms import Spread, allowed_forms
+from neuroshard.stages.search.space.form_estimates import FormEstimates, dearest
+from neuroshard.stages.search.space.forms import Changes, Forms, Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import DeviceLoads
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse

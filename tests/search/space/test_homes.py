@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.stages.search.space.homes import HomeOptions
-from neuroshard.words.home import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 HOMES = (ON_DEVICE, Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 0.5), Home(Tier.HOST))
 ALIKE = HomeOptions(

@@ -8,13 +8,11 @@ import torch
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.costs import SimulatorCosts
+from neuroshard.stages.search.rl.cost_network import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.limits import keeps_limits, may_lie, open_devices
-from neuroshard.stages.search.space.room import Room, devices_with_room, may_put, put
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.items import Items, keeps_limits, may_lie, open_devices
+from neuroshard.stages.search.space.sizes import Room, Sizes, devices_with_room, may_put, put
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task, random_models, toy_task

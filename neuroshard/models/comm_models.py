@@ -1,24 +1,70 @@
-"""A communication model for any number of devices and any batch size, which keeps what physics says of exchanges."""
+"""Communication models that are fitted: the papers' network, and one for any number of devices and any batch size."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Traffic
 from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, device_waits
-from neuroshard.models.mlp import Mlp, Normaliser, Scale, check_bounded
-from neuroshard.models.stored import Held, Stored
+from neuroshard.models.stored import Held, Mlp, Normaliser, Scale, Stored, check_bounded
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.words.collective import Collective
 
 _MAX_EXPONENT = 20.0
 _ROUNDING = 1e-5
-
 # Which way a transfer goes with each feature: up, or (0) either way.
 FEATURE_SIGNS = (1, 1, 1, 1, 1, 1, 1, 1, 0)
 HOST_SIGNS = (1, 1, 1)  # of the features besides, where exchanges were measured on one host and between several
 NUM_FEATURES = len(FEATURE_SIGNS)
+
+
+@dataclass(frozen=True)
+class NeuralComm(Stored, CommModel):
+    """A network from every device's columns and start delay to every device's cost.
+
+    Devices are alike, so they are sorted by start delay, then columns, before the network sees them, and put back
+    after: permuting the devices permutes the costs, but for devices that are alike in both. Only differences of start
+    delays count, and a device's cost is the wait for the last device to start plus what the network gives (in multiples
+    of `scale_ms`).
+    """
+
+    kind: ClassVar[str] = "sorted"
+
+    normaliser: Annotated[Normaliser, Held("")]
+    network: Annotated[Mlp, Held("network")]
+    scale_ms: Scale
+
+    def check(self) -> None:
+        """Raise ValueError if the network isn't one of so many devices, or costs could overflow."""
+        if self.network.widths[0] != 2 * self.network.widths[-1]:
+            raise ValueError(f"a network of widths {self.network.widths} isn't from 2 D inputs to D costs")
+        check_bounded(self.normaliser, self.network)
+
+    @property
+    def num_devices(self) -> int:
+        """D of the exchanges that it was fitted to."""
+        return self.network.widths[-1]
+
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """(B, D) ms, not below 0."""
+        order, features = comm_inputs(traffic, wait_ms)
+        transfer = np.maximum(self.network(self.normaliser(features)), 0).astype(np.float64) * self.scale_ms
+        cost = np.empty_like(transfer)
+        np.put_along_axis(cost, order, transfer, axis=1)
+        return cost
+
+
+def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
+    """How a comm network sees exchanges of devices that wait (B, D) for the last one.
+
+    Returns the order (B, D) in which devices are sorted, and features (B, 2 D) of the sorted devices: columns, then
+    starts after the earliest, ms.
+    """
+    order = np.lexsort((traffic.columns, -wait_ms), axis=1)
+    waits = np.take_along_axis(wait_ms, order, axis=1)
+    features = np.concatenate([np.take_along_axis(traffic.columns, order, axis=1), waits[:, :1] - waits], axis=1)
+    return order, features
 
 
 @dataclass(frozen=True)

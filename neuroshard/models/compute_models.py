@@ -1,4 +1,4 @@
-"""Compute models for accuracy: every table has a cost of its own, and sets are corrected for what isn't additive."""
+"""Compute models that are fitted: each table's own cost and what isn't additive, the papers' network, a regression."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +10,25 @@ from msgspec import Meta
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
-from neuroshard.models.mlp import Mlp, Normaliser, Offset, Scale, Tensors, check_bounded, within
-from neuroshard.models.stored import Held, Stored, tensors_of
+from neuroshard.models.stored import (
+    Held,
+    Mlp,
+    Normaliser,
+    Offset,
+    Scale,
+    Stored,
+    Tensors,
+    check_bounded,
+    tensors_of,
+    within,
+)
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
 
 _MAX_EXPONENT = 20.0  # tables far outside the training range must not overflow
 _LARGEST_WEIGHT = 1e9
 _MOST_MEMBERS = 1000  # of an ensemble
+_LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finite in fp32
 
 
 @dataclass(frozen=True)
@@ -127,3 +138,75 @@ class ComputeEnsemble(Stored, SumModel):
         """The model that gave the settings and tensors."""
         each = enumerate(parse(settings, EnsembleSettings, "settings").members)
         return cls(tuple(AdditiveCompute.restored(member, within(tensors, str(number))) for number, member in each))
+
+
+@dataclass(frozen=True)
+class RegressionCompute(Stored, SumModel):
+    """A weighted sum of amounts over all tables of a set, plus what a call costs besides.
+
+    Attributes:
+        weight: (F,) ms of a unit of each amount (`FeatureSet.amounts`), none negative: more to move never costs less.
+        offset_ms: (1,) of a call; a cost below 0 is 0.
+    """
+
+    kind: ClassVar[str] = "linear"
+
+    features: FeatureSet
+    weight: Annotated[FloatArray, Held("weight", np.float64)]
+    offset_ms: Annotated[FloatArray, Held("offset_ms", np.float64)]
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, 1) ms of each table's amounts."""
+        cost = self.features.amounts(self.features(loads)) @ self.weight
+        return cost[:, None].astype(np.float32)
+
+    @property
+    def head(self) -> ReluHead:
+        """The sum of the costs, plus that of the call."""
+        return ReluHead(self.offset_ms.astype(np.float32), np.ones(1, np.float32), 0.0, 1.0)
+
+    def check(self) -> None:
+        """Raise ValueError if weights don't fit the features, are negative, or costs could overflow."""
+        weight, offset_ms = self.weight, self.offset_ms
+        if weight.shape != (len(self.features.columns),) or offset_ms.shape != (1,):
+            raise ValueError(f"{len(weight)} weights and {len(offset_ms)} offsets don't fit the features")
+        if (weight < 0).any() or max(weight.max(), np.abs(offset_ms).max()) > _LARGEST_WEIGHT:
+            raise ValueError(f"weights must lie in 0..{_LARGEST_WEIGHT:g}, the offset not be farther from 0")
+
+
+@dataclass(frozen=True)
+class NeuralCompute(Stored, SumModel):
+    """A table network, a sum, a head network of one hidden layer (NeuroShard, section 3.2).
+
+    The head network gives multiples of `scale_ms`.
+
+    A table's vector is its embedding already multiplied with the head's first layer: multiplying distributes over
+    the sum, so the search pays for it once per table instead of once per candidate.
+    """
+
+    features: FeatureSet
+    normaliser: Annotated[Normaliser, Held("")]
+    table_network: Annotated[Mlp, Held("table")]
+    head_network: Annotated[Mlp, Held("head")]
+    scale_ms: Scale
+
+    kind: ClassVar[str] = "paper"
+
+    def check(self) -> None:
+        """Raise ValueError if the networks don't fit the features or each other, or costs could overflow."""
+        table, head = self.table_network.widths, self.head_network.widths
+        fits = table[0] == len(self.features.columns) and table[-1] == head[0]
+        if not fits or len(head) != 3 or head[-1] != 1:
+            raise ValueError(f"networks of widths {table} and {head} don't fit the features")
+        check_bounded(self.normaliser, self.table_network, self.head_network)
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, H) with H the width of the head's first layer."""
+        embedded = self.table_network(self.normaliser(self.features(loads)))
+        return embedded @ self.head_network.weights[0]
+
+    @property
+    def head(self) -> ReluHead:
+        """The head network after its first multiplication."""
+        weight = np.ascontiguousarray(self.head_network.weights[1][:, 0])
+        return ReluHead(self.head_network.biases[0], weight, float(self.head_network.biases[1][0]), self.scale_ms)
