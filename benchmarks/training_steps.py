@@ -126,7 +126,7 @@ SEARCHES: Mapping[str, Method] = {
     "size_lookup_greedy": _by(KERNELS, "size_lookup_greedy"),
     "dim_greedy": _by(KERNELS, "dim_greedy"),
 }
-RANDOM = 4  # plans besides, in all forms
+RANDOM = 8  # plans besides, in all forms; of few small tables several copy them all
 SAID = {  # of methods, on the page
     "default": "default",
     "kernels_alone": "default, by `model=cpu`",

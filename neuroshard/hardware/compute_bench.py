@@ -50,7 +50,7 @@ _ON_CUDA = {
 }
 _EPSILON = 1e-8
 _LIVE_BYTES = 2  # times the weights: gradients are as large
-WARNING = "fbgemm::dense_embedding"  # how what torch says of the CPU kernel begins, at every call
+DENSE_WARNING = "fbgemm::dense_embedding"  # how what torch says of the CPU kernel begins, at every call
 Update = Callable[[torch.Tensor], object]
 
 

@@ -180,12 +180,12 @@ def _make_compute_bench(
     spec: DeviceSpec, settings: EmbeddingSettings, protocol: TimingProtocol, rank: int, _count: int, _port: int
 ) -> Bench[ComputeSample]:
     from neuroshard.hardware.compute_bench import (
-        WARNING,
+        DENSE_WARNING,
         ComputeBench,  # imports torch and FBGEMM: in the worker only
     )
     from neuroshard.hardware.device import make_device
 
-    filterwarnings("ignore", WARNING)
+    filterwarnings("ignore", DENSE_WARNING)
     device = make_device(spec)
     device.prepare(rank, protocol.flush_bytes)
     return ComputeBench(device, settings, protocol)

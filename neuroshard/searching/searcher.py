@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
+from omegaconf import OmegaConf
+
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.hosts import given_to_hosts
 from neuroshard.plans.plan import Plan
@@ -149,7 +151,7 @@ class Verifier(Protocol):
         ...
 
 
-def verifier_of(name: str, model: str, device: str, finalists: int, passes: int) -> Verifier | None:
+def verifier_of(name: str, model: str, device: str, finalists: int, passes: int, hides_input: bool) -> Verifier | None:
     """What `neuroshard search verify=NAME` decides by; None where that is "none".
 
     Args:
@@ -158,6 +160,7 @@ def verifier_of(name: str, model: str, device: str, finalists: int, passes: int)
         device: "cpu" or "cuda": what plans run on.
         finalists: plans that are measured, at most.
         passes: over all of them, 2 at least.
+        hides_input: whether training steps are in a pipeline that hides the exchange of indices.
 
     Raises:
         UserError: there is no such way, or a setting is out of range.
@@ -165,5 +168,8 @@ def verifier_of(name: str, model: str, device: str, finalists: int, passes: int)
     if name not in choices("verify"):
         raise unknown_name("verify", name, choices("verify"))
     given = {"verify": name, "model": model, "hardware": device, "finalists": finalists, "passes": passes}
-    found: Verifier | None = instantiate_config(config_of("search", given).verify)
+    config = config_of("search", given).verify
+    if OmegaConf.select(config, "means.protocol") is not None:
+        config.means.protocol.pipeline = "sparse_dist" if hides_input else "none"
+    found: Verifier | None = instantiate_config(config)
     return found

@@ -90,8 +90,8 @@ class NeuroShardPlanner(ShardingPlanner):
         use_inter_host_allreduce: as DMPCollection has it: whether groups are successive ranks.
         verify: mirrored | torchrec | hardware: the best plans of a search from nothing are measured on this machine, as
             `neuroshard search verify=` does, and the best of them is taken; None takes the predicted best. Minutes: so
-            plan in a process of its own, not under torchrun, and let `keep` hand the plan to the job. A Verifier
-            decides as it likes.
+            plan in a process of its own, not under torchrun, and let `keep` hand the plan to the job. Steps are in a
+            loop where the job's `pipeline` is "none", else in sparse_dist. A Verifier decides as it likes.
         finalists: plans that are measured, at most.
         passes: over all of them, 2 at least: what differs from pass to pass is the error.
 
@@ -139,7 +139,7 @@ class NeuroShardPlanner(ShardingPlanner):
         if isinstance(verify, str):
             if not isinstance(models, str):
                 raise UserError(f"verify={verify} takes models by their name or path, not as an object")
-            verify = verifier_of(verify, models, topology.compute_device, finalists, passes)
+            verify = verifier_of(verify, models, topology.compute_device, finalists, passes, pipeline != "none")
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):

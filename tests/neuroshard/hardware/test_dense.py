@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.hardware.compute_bench import WARNING, dense_run
+from neuroshard.hardware.compute_bench import DENSE_WARNING, dense_run
 from neuroshard.hardware.inputs import LEARNING_RATE
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.plumbing.errors import UserError
@@ -14,7 +14,7 @@ from neuroshard.records.samples import ComputeSample
 from neuroshard.testing import toy_tables
 from neuroshard.words.form import Form
 
-pytestmark = pytest.mark.filterwarnings(f"ignore:{WARNING}")
+pytestmark = pytest.mark.filterwarnings(f"ignore:{DENSE_WARNING}")
 CPU = torch.device("cpu")
 
 

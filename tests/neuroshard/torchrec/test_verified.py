@@ -9,6 +9,7 @@ import pytest
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.searching.searcher import Found
+from neuroshard.stages.search.runs.in_parts import InParts
 from tests.kit.torchrec_models import bags, planner
 
 SCRIPT = """
@@ -77,6 +78,21 @@ def test_what_is_changed_after_a_plan_is_not_measured():
     model = bags("a", "b")
     before = _planner().search(model)
     assert _planner(verify=_TakesNone()).replan(bags("a", "b", "c"), previous=before).plan.task.tables[2].name == "c"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "steps"),
+    [("none", "none"), ("sparse_dist", "sparse_dist"), ("semi_sync", "sparse_dist"), (None, "sparse_dist")],
+)
+@pytest.mark.parametrize("verify", ["torchrec", "mirrored"])
+def test_steps_are_measured_with_the_exchange_of_indices_where_costs_count_it(verify, pipeline, steps):
+    finder = _planner(verify=verify, models="cpu", pipeline=pipeline)._finder
+    assert finder.verifier.means.protocol.pipeline == steps
+    assert finder.simulator.count_input == (steps == "none")
+
+
+def test_kernels_and_exchanges_have_no_pipeline():
+    assert _planner(verify="hardware", models="cpu", pipeline="none")._finder.verifier.means == InParts()
 
 
 @pytest.mark.parametrize(
