@@ -105,12 +105,13 @@ class Table:
         return parse(fields, cls, f"table {shown(name)}" if isinstance(name, str) else "table")
 
 
-def check_unique_names(tables: tuple[Table, ...]) -> None:
-    """Raise UserError if two of the tables share a name."""
+def check_unique_names(tables: tuple[Table, ...], where: str | None = None) -> None:
+    """Raise UserError if two of the tables share a name; it says `where` they come from, if that is known."""
     seen: set[str] = set()
     for table in tables:
         if table.name in seen:
-            raise UserError(f"two tables are named {table.name!r}; names must be unique")
+            said = f"two tables are named {table.name!r}; names must be unique"
+            raise UserError(said if where is None else f"{where}: {said}")
         seen.add(table.name)
 
 

@@ -80,7 +80,7 @@ def user_file(
     tables = tuple(table for table in found if isinstance(table, Table))
     if len(tables) < len(rows):
         raise _together([error for error in found if isinstance(error, UserError)], path)
-    check_unique_names(tables)
+    check_unique_names(tables, path)
     return tables
 
 

@@ -172,7 +172,7 @@ def test_names_are_text_as_written(tmp_path):
 
 
 def test_names_are_of_one_table_each(tmp_path):
-    with pytest.raises(UserError, match="two tables are named 'a'"):
+    with pytest.raises(UserError, match=r"tables.csv: two tables are named 'a'"):
         _own(tmp_path, f"{HEADER}\na,3,4,1\na,3,4,1\n")
 
 
