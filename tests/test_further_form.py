@@ -36,7 +36,7 @@ def _house(folder):
     shutil.copy(KIT / "host_copies.py", package / "layouts")
     word = '    COPIES = "copies"\n'
     _edited(package / "words" / "form.py", word, f'{word}    HOST_COPIES = "{FORM}"\n')
-    every, first = package / "layouts" / "every.py", "from neuroshard.layouts.layout import"
+    every, first = package / "layouts" / "__init__.py", "from neuroshard.layouts.layout import"
     _edited(every, first, f"from neuroshard.layouts.host_copies import HostCopies\n{first}")
     _edited(every, "(COLUMNS, ROWS, COPIES)}", "(COLUMNS, ROWS, COPIES, HostCopies())}")
     return folder
