@@ -179,10 +179,7 @@ def is_follower() -> bool:
 def _make_compute_bench(
     spec: DeviceSpec, settings: EmbeddingSettings, protocol: TimingProtocol, rank: int, _count: int, _port: int
 ) -> Bench[ComputeSample]:
-    from neuroshard.hardware.compute_bench import (
-        DENSE_WARNING,
-        ComputeBench,  # imports torch and FBGEMM: in the worker only
-    )
+    from neuroshard.hardware.compute_bench import DENSE_WARNING, ComputeBench  # torch and FBGEMM: in the worker only
     from neuroshard.hardware.device import make_device
 
     filterwarnings("ignore", DENSE_WARNING)

@@ -62,6 +62,12 @@ class ModelTest:
     coverage: Share
 
 
+def _fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
+    """What is known of each part, by name: those of every step by themselves, all others in one."""
+    others = {part: known for part, known in by_part.items() if part not in PARTS}
+    return {part: by_part[part] for part in PARTS} | {"others": others}
+
+
 @dataclass(frozen=True)
 class ModelTests:
     """How each model did on its test samples: of columns and all-to-alls, and (`others`) of other parts by name."""
@@ -74,8 +80,7 @@ class ModelTests:
     @classmethod
     def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
         """From the tests of all parts, by name."""
-        others = {part: test for part, test in tests.items() if part not in PARTS}
-        return cls(**{part: tests[part] for part in PARTS}, others=others)
+        return cls(**_fields_of(tests))
 
 
 @dataclass(frozen=True)
@@ -308,8 +313,7 @@ class Margins:
     @classmethod
     def by_part(cls, margins: dict[str, Margin]) -> "Margins":
         """From the margins of all parts, by name."""
-        others = {part: margin for part, margin in margins.items() if part not in PARTS}
-        return cls(**{part: margins[part] for part in PARTS}, others=others)
+        return cls(**_fields_of(margins))
 
     def of(self, part: str) -> Margin:
         """The part's, by its name; where none is known of it, the one of columns, and of the input the forward one."""

@@ -135,11 +135,12 @@ class NeuroShardPlanner(ShardingPlanner):
         topology = topology or _topology_of_group()
         batch_size = batch_size or _BATCH_SIZE
         models = models or _default_models(topology.compute_device)
-        simulator = _simulator(CostModels.load(models) if isinstance(models, str) else models, pipeline)
+        hides_input = MemoryUse(pipeline=pipeline).pipeline != "none"
+        simulator = _simulator(CostModels.load(models) if isinstance(models, str) else models, hides_input)
         if isinstance(verify, str):
             if not isinstance(models, str):
                 raise UserError(f"verify={verify} takes models by their name or path, not as an object")
-            verify = verifier_of(verify, models, topology.compute_device, finalists, passes, pipeline != "none")
+            verify = verifier_of(verify, models, topology.compute_device, finalists, passes, hides_input)
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):
@@ -441,12 +442,11 @@ class _Way:
         return 0.0 if self.plan is None else self.finder.simulator.cost(self.plan.task, self.plan).total_ms
 
 
-def _simulator(models: CostModels, pipeline: str | None) -> Simulator:
+def _simulator(models: CostModels, hides_input: bool) -> Simulator:
     """With costs that count the exchange of indices where a job's pipeline hides it behind nothing."""
-    hidden = MemoryUse(pipeline=pipeline).pipeline != "none"
-    if not hidden and models.input is None:
+    if not hides_input and models.input is None:
         _log.warning("these models don't know the exchange of indices, which no pipeline hides: costs leave it out")
-    return Simulator(models, count_input=not hidden and models.input is not None)
+    return Simulator(models, count_input=not hides_input and models.input is not None)
 
 
 def _topology_of_group() -> TorchRecTopology:

@@ -54,8 +54,17 @@ def dense_update_bytes(loads: Loads) -> FloatArray:
     return moved
 
 
+class _OnDevice(ComputeModel):
+    """Kernels of both devices: they know no memory but the device's."""
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """All of tables in device memory: blocks of rows as other tables, copies with an update of every row."""
+        return frozenset(ON_DEVICE_CALLS)
+
+
 @dataclass(frozen=True)
-class MadeUpCpu(ComputeModel):
+class MadeUpCpu(_OnDevice):
     """Tables one after the other, so forward costs add up; backward finds in the last cache what all of them left.
 
     A row is served by the second cache, the last one or memory, each with a latency and a time for every line. Vector
@@ -80,11 +89,6 @@ class MadeUpCpu(ComputeModel):
     memory_line_ms: float = 2e-6
     vector_ms: float = 0.8e-6
     rest_vectors: float = 1.6
-
-    @property
-    def calls(self) -> frozenset[Call]:
-        """All of tables in device memory: blocks of rows as other tables, copies with an update of every row."""
-        return frozenset(ON_DEVICE_CALLS)
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """Compute (B,) ms of each of the B sets of loads."""
@@ -129,7 +133,7 @@ def drawn_cpu(rng: np.random.Generator, times: float = 3.0) -> MadeUpCpu:
 
 
 @dataclass(frozen=True)
-class MadeUpGpu(ComputeModel):
+class MadeUpGpu(_OnDevice):
     """One fused call forward and one backward, each as long as its tightest bound; not a sum over tables.
 
     Memory moves sectors of 32 bytes. All tables of a call share the L2, so each table's misses hang on all others. A
@@ -150,11 +154,6 @@ class MadeUpGpu(ComputeModel):
     instruction_ms: float = 1e-8
     sort_ms: float = 3e-8
     crowd_ms: float = 2e-6
-
-    @property
-    def calls(self) -> frozenset[Call]:
-        """All of tables in device memory: blocks of rows as other tables, copies with an update of every row."""
-        return frozenset(ON_DEVICE_CALLS)
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """Compute (B,) ms of each of the B sets of loads."""

@@ -9,7 +9,7 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
-from neuroshard.hardware import compute_bench as embedding
+from neuroshard.hardware import compute_bench
 from neuroshard.hardware.compute_bench import Arenas, build_operator, fused_run
 from neuroshard.hardware.inputs import draw_inputs
 from neuroshard.hardware.specs import EmbeddingSettings
@@ -135,7 +135,7 @@ class _Operator:
     ],
 )
 def test_on_a_gpu_weights_lie_in_the_memory_that_the_sample_says(monkeypatch, home, place, cache):
-    monkeypatch.setattr(embedding, "SplitTableBatchedEmbeddingBagsCodegen", _Operator)
+    monkeypatch.setattr(compute_bench, "SplitTableBatchedEmbeddingBagsCodegen", _Operator)
     sample = ComputeSample(toy_tables(2), 16, home=home)
     device, rng = torch.device("cuda", 0), np.random.default_rng(0)
     given = build_operator(sample, EmbeddingSettings(), device, Arenas(), rng).arguments
