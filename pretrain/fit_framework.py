@@ -13,16 +13,38 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Measurement
 from neuroshard.stages.pretrain.result import Predicted
 
-_PARTS = {  # of the framework, with the phases that they stand for; the dense network isn't one
-    "input": ("input",),
-    "kernels": ("lookups", "backward", "reducing copies", "optimizer of copies"),
-    "outputs": ("outputs", "gradients"),
-}
+_OF_KERNELS = (  # with more terms, ranks of steps hardly tell what each costs, and so what one plan saves on another
+    *("step", "calls", "own shards", "own copies", "own lookups", "own lookups of copies", "own lookups in rows"),
+    *("own MB of sequences out of columns", "own MB of sequences out of rows", "own million weights of copies"),
+)
 _START_COUNTS = (
     8.0  # samples: where few were measured, plans are chosen as well as by the start, and errors are smaller
 )
 _ROUNDING_MS = 1e-9  # of a term: less is what is left of sums that cancel
 _LEAST_MS = 0.1  # errors of what takes less count as if it took so much
+
+
+class _Fitted(NamedTuple):
+    """What a part of the framework stands for.
+
+    Attributes:
+        phases: of a step that it makes up together.
+        terms: that it may hang on.
+    """
+
+    phases: tuple[str, ...]
+    terms: tuple[str, ...] = TERMS
+
+    def of(self, terms: FloatArray) -> FloatArray:
+        """(n, F) of `TERMS`, zeros where the part doesn't hang on them."""
+        return terms * np.isin(TERMS, self.terms)
+
+
+_PARTS = {  # of the framework; the dense network isn't one
+    "input": _Fitted(("input",)),
+    "kernels": _Fitted(("lookups", "backward", "reducing copies", "optimizer of copies"), _OF_KERNELS),
+    "outputs": _Fitted(("outputs", "gradients")),
+}
 
 
 class _Asked(NamedTuple):
@@ -45,7 +67,8 @@ class _Asked(NamedTuple):
         terms = {name: np.array([its[name] for its, _ in rows]).reshape(len(rows), len(TERMS)) for name in _PARTS}
         phases = np.array([m.typical_ms for m in some])
         took = {
-            name: phases[:, [LOCAL_PHASES.index(its) for its in named]].sum(axis=1) for name, named in _PARTS.items()
+            name: phases[:, [LOCAL_PHASES.index(its) for its in part.phases]].sum(axis=1)
+            for name, part in _PARTS.items()
         }
         return cls(terms, np.array([ms for _, ms in rows]), took)
 
@@ -70,8 +93,10 @@ def fit_framework(
     known = {} if start is None else _known(start)
     kernels_ms = {name: asked.kernels_ms * (name == "kernels") for name in _PARTS}
     slopes = {
-        name: _solved(np.column_stack([asked.terms[name], kernels_ms[name]]), took, known.get(name))
-        for name, took in asked.part_ms.items()
+        name: _solved(
+            np.column_stack([part.of(asked.terms[name]), kernels_ms[name]]), asked.part_ms[name], known.get(name)
+        )
+        for name, part in _PARTS.items()
     }
     named = {
         name: {term: ms for term, ms in zip(TERMS, its[:-1].tolist(), strict=True) if ms > 0}

@@ -246,9 +246,11 @@ class NeuroShard(Searcher):
         raise choices.shortage(error, proven) from None
 
     def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
-        """`other`, of the same task, where its gain over columns alone is believed."""
-        task = columns.plan.task
+        """`other`, of the same task, where its gain over columns alone is believed, and pays for more shards."""
+        task, more = columns.plan.task, len(other.plan.placements) > len(columns.plan.placements)
         costs = simulator.costs(task, [columns.plan, other.plan])
+        if more and costs[0].total_ms <= costs[1].total_ms * (1 + self.tolerance):
+            return columns
         if self.choice is None:
             return other if costs[1].total_ms < costs[0].total_ms else columns
         chosen, declined = self.choice.of_forms(simulator.models).among(costs, task, simulator)
