@@ -32,6 +32,7 @@ class Found:
         warning: a line that begins with its subject and a colon, such as "re-planning: ..."; None if all is well.
         declined: another plan of its task that was found, predicted to be cheaper and not believed to be; None if there
             is none.
+        fewer: another one with fewer shards, predicted to cost more; None if there is none.
         remark: a line on what the search did, which the plan alone doesn't tell; None if there is nothing to say.
 
     Raises:
@@ -41,6 +42,7 @@ class Found:
     plan: Plan
     warning: str | None = None
     declined: Plan | None = None
+    fewer: Plan | None = None
     remark: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +54,8 @@ class Found:
 
     def changed(self, change: Callable[[Plan], Plan]) -> "Found":
         """A copy with its plans transformed, e.g. from part of a task to the whole."""
-        return replace(self, plan=change(self.plan), declined=None if self.declined is None else change(self.declined))
+        declined, fewer = (None if one is None else change(one) for one in (self.declined, self.fewer))
+        return replace(self, plan=change(self.plan), declined=declined, fewer=fewer)
 
 
 class Searcher(ABC):

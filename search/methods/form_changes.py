@@ -194,12 +194,14 @@ def _moved(plan: Plan, homes: Mapping[int, int]) -> Plan:
     return Plan(plan.task, (*kept, *moved))
 
 
-def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float) -> Plan:
+def simpler(
+    plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float, fewer: Plan | None = None
+) -> Plan:
     """A plan of the same task and limits with fewer shards that costs at most `tolerance` more, relative.
 
-    Tables in rows and copies go back to columns, then shards of a table join each other: what costs least first, by
-    prediction. Tables lie in the same memories, and in forms that there are `calls` of. The plan as it is where nothing
-    of that is within the tolerance.
+    Tables in rows and copies go back to columns, or another plan that has `fewer` shards is gone on from; then shards
+    of a table join each other: what costs least first, by prediction. Tables lie in the same memories, and in forms
+    that there are `calls` of. The plan as it is where nothing of that is within the tolerance.
     """
     if not tolerance:
         return plan
@@ -208,6 +210,8 @@ def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance
     most_ms = before.total_ms * (1 + tolerance)
     changes = FormChanges.of(start, simulator, calls) if not start.in_columns else None
     found = start if changes is None else changes.in_columns(most_ms)
+    if fewer is not None and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
+        found = min(found, settled(fewer), key=lambda one: len(one.placements))
     found = _with_fewer_shards(found, simulator, most_ms)
     if len(found.placements) >= len(start.placements):
         return plan

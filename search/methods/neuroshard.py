@@ -14,7 +14,7 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.choice import Choice, cheapest
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
@@ -105,7 +105,7 @@ class NeuroShard(Searcher):
         """
         found = self._in_homes(task, simulator)
         calls = known_calls(simulator.models, self.forms)
-        return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance))
+        return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance, found.fewer), fewer=None)
 
     def _in_homes(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan with tables in the memories that are predicted to cost least, those of the task among them."""
@@ -141,7 +141,7 @@ class NeuroShard(Searcher):
         for _ in range(_ROUNDS):
             plan = caches_grown(homes_anew(found.plan, options), options, simulator)
             again = self._tried(task, plan.homes, simulator)
-            others = [replace(found, plan=plan), *([again] if isinstance(again, Found) else [])]
+            others = [replace(found, plan=plan, fewer=None), *([again] if isinstance(again, Found) else [])]
             best = _cheapest([found, *others], simulator)
             if best is found:
                 break
@@ -246,17 +246,16 @@ class NeuroShard(Searcher):
         raise choices.shortage(error, proven) from None
 
     def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
-        """`other`, of the same task, where its gain over columns alone is believed, and pays for more shards."""
-        task, more = columns.plan.task, len(other.plan.placements) > len(columns.plan.placements)
+        """`other`, of the same task, where its gain over columns alone is believed."""
+        task = columns.plan.task
         costs = simulator.costs(task, [columns.plan, other.plan])
-        if more and costs[0].total_ms <= costs[1].total_ms * (1 + self.tolerance):
-            return columns
-        if self.choice is None:
-            return other if costs[1].total_ms < costs[0].total_ms else columns
-        chosen, declined = self.choice.of_forms(simulator.models).among(costs, task, simulator)
-        if chosen:
-            return other
-        return replace(columns, declined=columns.declined or (other.plan if declined else None))
+        chosen, declined = cheapest(costs), None
+        if self.choice is not None:
+            chosen, declined = self.choice.of_forms(simulator.models).among(costs, task, simulator)
+        if not chosen:
+            return replace(columns, declined=columns.declined or (other.plan if declined else None))
+        more = len(other.plan.placements) > len(columns.plan.placements)
+        return replace(other, fewer=columns.plan if more else other.fewer)
 
 
 def believing(searcher: Searcher) -> Searcher:

@@ -40,6 +40,22 @@ def test_the_default_search_takes_fewer_shards_for_next_to_nothing():
     assert ALL.find(task, SIMULATOR).plan == plan
 
 
+def test_columns_alone_are_kept_where_other_forms_save_less_than_the_tolerance():
+    """Found as a whole: no table that goes back by itself leads there, and what is given up is so much in all."""
+    sizes = (1797, 16, 8.35), (108637, 64, 62.6), (131539, 32, 2.05), (15450, 64, 2.97), (785735, 64, 8.13)
+    tables = (ns.Table(f"t{i}", *its, ns.zipf_reuse(its[0], round(4096 * its[2]))) for i, its in enumerate(sizes))
+    task = Task(tuple(tables), Topology(4, "1GiB"), 4096)
+    alone = NeuroShard(forms=("columns",), improvement=ALL.improvement, tolerance=0.0)
+    columns, cheapest = (one.find(task, SIMULATOR).plan for one in (alone, replace(ALL, tolerance=0.0)))
+    more = _ms(columns) / _ms(cheapest) - 1
+    found = {share: replace(ALL, tolerance=share * more).find(task, SIMULATOR).plan for share in (0.9, 1.1)}
+    assert 0 < more < ALL.tolerance
+    assert set(found[0.9].forms) == {Form.ROWS}
+    assert set(found[1.1].forms) == {Form.COLUMNS}
+    assert len(found[1.1].placements) <= len(columns.placements) < len(found[0.9].placements)
+    assert _ms(found[1.1]) <= _ms(cheapest) * (1 + 1.1 * more)
+
+
 @pytest.mark.parametrize("compute", [linear_models().compute, OpaqueCompute()])
 def test_shards_join_as_long_as_the_tolerance_lasts(compute):
     """Whatever it costs, all tables are whole; for nothing, nothing changes."""
