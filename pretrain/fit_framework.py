@@ -13,9 +13,11 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Measurement
 from neuroshard.stages.pretrain.result import Predicted
 
+_ALONE = "kernels by themselves"
+_AMOUNTS = (*TERMS, _ALONE)  # what work is a sum of, and what the models say of its kernels
 _OF_KERNELS = (  # with more terms, ranks of steps hardly tell what each costs, and so what one plan saves on another
     *("step", "calls", "own shards", "own copies", "own lookups", "own lookups of copies", "own lookups in rows"),
-    *("own MB of sequences out of columns", "own MB of sequences out of rows", "own million weights of copies"),
+    *("own MB of sequences out of columns", "own MB of sequences out of rows", "own million weights of copies", _ALONE),
 )
 _START_COUNTS = (
     8.0  # samples: where few were measured, plans are chosen as well as by the start, and errors are smaller
@@ -29,15 +31,15 @@ class _Fitted(NamedTuple):
 
     Attributes:
         phases: of a step that it makes up together.
-        terms: that it may hang on.
+        names: of the amounts that it may hang on.
     """
 
     phases: tuple[str, ...]
-    terms: tuple[str, ...] = TERMS
+    names: tuple[str, ...] = TERMS
 
-    def of(self, terms: FloatArray) -> FloatArray:
-        """(n, F) of `TERMS`, zeros where the part doesn't hang on them."""
-        return terms * np.isin(TERMS, self.terms)
+    def of(self, amounts: FloatArray) -> FloatArray:
+        """(n, F) of `_AMOUNTS`, zeros where the part doesn't hang on them."""
+        return amounts * np.isin(_AMOUNTS, self.names)
 
 
 _PARTS = {  # of the framework; the dense network isn't one
@@ -51,34 +53,32 @@ class _Asked(NamedTuple):
     """What n ranks are asked for in a step, and what they took.
 
     Attributes:
-        terms: (n, F) of `TERMS`, as they count for each part.
-        kernels_ms: (n,) predicted.
+        amounts: (n, F) of `_AMOUNTS`, as they count for each part.
         part_ms: (n,) measured of each part.
     """
 
-    terms: dict[str, FloatArray]
-    kernels_ms: FloatArray
+    amounts: dict[str, FloatArray]
     part_ms: dict[str, FloatArray]
 
     @classmethod
     def of(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "_Asked":
         """Ask compute models for the kernels of each."""
         rows = [_of_rank(Simulator(models), m.sample) for m in some]
-        terms = {name: np.array([its[name] for its, _ in rows]).reshape(len(rows), len(TERMS)) for name in _PARTS}
+        amounts = {name: np.array([its[name] for its in rows]).reshape(len(rows), len(_AMOUNTS)) for name in _PARTS}
         phases = np.array([m.typical_ms for m in some])
         took = {
             name: phases[:, [LOCAL_PHASES.index(its) for its in part.phases]].sum(axis=1)
             for name, part in _PARTS.items()
         }
-        return cls(terms, np.array([ms for _, ms in rows]), took)
+        return cls(amounts, took)
 
 
-def _of_rank(simulator: Simulator, sample: LocalSample) -> tuple[dict[str, FloatArray], float]:
-    """(F,) terms of a rank for each part, and ms of its kernels."""
+def _of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
+    """(F,) amounts of a rank for each part."""
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
     called = simulator.called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
-    terms = {name: terms_of(called, f"{FRAMEWORK}.{name}")[0, sample.rank] for name in _PARTS}
-    return terms, float(called.ms[0, sample.rank].sum())
+    alone_ms = called.ms[0, sample.rank].sum()
+    return {name: np.append(terms_of(called, f"{FRAMEWORK}.{name}")[0, sample.rank], alone_ms) for name in _PARTS}
 
 
 def fit_framework(
@@ -91,11 +91,8 @@ def fit_framework(
     """
     asked = _Asked.of(models, some)
     known = {} if start is None else _known(start)
-    kernels_ms = {name: asked.kernels_ms * (name == "kernels") for name in _PARTS}
     slopes = {
-        name: _solved(
-            np.column_stack([part.of(asked.terms[name]), kernels_ms[name]]), asked.part_ms[name], known.get(name)
-        )
+        name: _solved(part.of(asked.amounts[name]), asked.part_ms[name], known.get(name))
         for name, part in _PARTS.items()
     }
     named = {
@@ -106,7 +103,7 @@ def fit_framework(
 
 
 def _known(framework: Framework) -> dict[str, FloatArray]:
-    """(F + 1,) by part: ms for one of each of `TERMS`, and the factor of its kernels."""
+    """(F,) by part: ms for one of each of `_AMOUNTS`, of kernels by themselves their factor."""
     return {
         name: np.append(part.slopes, framework.factor * (name == "kernels"))
         for name, part in zip(_PARTS, framework.parts, strict=True)
@@ -117,12 +114,12 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
     """Predict every part by the models' framework, by its name; kernels are those of the models included."""
     if models.framework is None or not some:
         return {}
-    asked = _Asked.of(models, some)
-    found, none, each = {}, np.zeros(len(some)), np.ones(len(some), dtype=np.int64)
-    for part, (name, took) in zip(models.framework.parts, asked.part_ms.items(), strict=True):
-        kernels_ms = models.framework.factor * asked.kernels_ms if name == "kernels" else none
-        found[part.name] = Predicted(asked.terms[name] @ part.slopes + kernels_ms, none, took, none, each)
-    return found
+    asked, slopes = _Asked.of(models, some), _known(models.framework)
+    none, each = np.zeros(len(some)), np.ones(len(some), dtype=np.int64)
+    return {
+        f"{FRAMEWORK}.{name}": Predicted(asked.amounts[name] @ slopes[name], none, took, none, each)
+        for name, took in asked.part_ms.items()
+    }
 
 
 def _solved(amounts: FloatArray, took_ms: FloatArray, before: FloatArray | None) -> FloatArray:

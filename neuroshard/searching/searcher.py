@@ -32,8 +32,8 @@ class Found:
         warning: a line that begins with its subject and a colon, such as "re-planning: ..."; None if all is well.
         declined: another plan of its task that was found, predicted to be cheaper and not believed to be; None if there
             is none.
-        fewer: another one with fewer shards, predicted to cost more; None if there is none.
         remark: a line on what the search did, which the plan alone doesn't tell; None if there is nothing to say.
+        fewer: another one with fewer shards, predicted to cost more, until a search has settled on one; None then.
 
     Raises:
         InfeasibleError: the plan breaks something.
@@ -42,8 +42,8 @@ class Found:
     plan: Plan
     warning: str | None = None
     declined: Plan | None = None
-    fewer: Plan | None = None
     remark: str | None = None
+    fewer: Plan | None = None
 
     def __post_init__(self) -> None:
         if self.plan.violations:
