@@ -30,6 +30,7 @@ class Loads:
     Attributes:
         rows: (n,) that lie on the device.
         dim: (n,) columns that lie there.
+        table_dim: (n,) columns of the whole table.
         lookups: (n,) of a batch, over all samples.
         samples: (n,) whose lookups they are: the global batch size, or a device's part of it.
         bags: (n,) lists of lookups in a batch: one for each sample and feature.
@@ -44,6 +45,7 @@ class Loads:
 
     rows: FloatArray
     dim: FloatArray
+    table_dim: FloatArray
     lookups: FloatArray
     samples: FloatArray
     bags: FloatArray
@@ -67,7 +69,7 @@ class Loads:
         form, sharers = np.full(len(tables), FORMS.index(IN_COLUMNS.form)), np.ones(len(tables), dtype=np.int64)
         amounts = samples * pooling_factor, samples, samples * features
         pooled = np.array([t.pooled for t in tables], dtype=np.bool_)
-        return cls(rows, dim, *amounts, pooled, bytes_per_element, reuse, tier, cached, form, sharers)
+        return cls(rows, dim, dim, *amounts, pooled, bytes_per_element, reuse, tier, cached, form, sharers)
 
     def __len__(self) -> int:
         return len(self.rows)

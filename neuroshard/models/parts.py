@@ -17,7 +17,7 @@ from neuroshard.plumbing.errors import unknown_name
 from neuroshard.plumbing.schema import NonNegative
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call
+from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
 
 EXCHANGES = "exchanges"  # all of them, of whatever collective
 FRAMEWORK = "framework"
@@ -34,8 +34,11 @@ COUNTS = (  # of a load
     "MB of sequences out of rows",
     "MB out of copies",
     "million weights of copies",
+    "shards of cut tables",
 )
 _IN_USE = "calls", "calls but of copies", "calls but of copies x devices"
+# Of pooled tables: TorchRec joins what comes of several forms, and where one is cut it orders all that is in columns.
+_COPIED = "MB out of several forms", "MB out of columns if some are cut"
 _OF_ALL = (
     "lookups",
     "lookups in rows",
@@ -43,17 +46,21 @@ _OF_ALL = (
     "MB of sequences out of columns",
 )  # sent or got by a device whoever looks up
 # What work is a sum of: of the plan, of a device, and of the mean device.
-TERMS = ("step", *_IN_USE, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
+_OF_PLAN = "step", *_IN_USE, *_COPIED
+TERMS = (*_OF_PLAN, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
 _ABOUT = {  # the parts of a step that it adds, in its order
     "input": "lookups put in order for the devices that look them up",
     "kernels": "what kernels take longer in a step",
     "outputs": "outputs and gradients put in order",
 }
-_OWN = slice(1 + len(_IN_USE), 1 + len(_IN_USE) + len(COUNTS))
+_OWN = slice(len(_OF_PLAN), len(_OF_PLAN) + len(COUNTS))
 _MEANS = [COUNTS.index(name) for name in _OF_ALL]
 _MILLION = 1e6
 _POOLED = np.array([call.pooled for call in CALLS])
+_CUT = COUNTS.index("shards of cut tables")
+_OUTPUTS = [COUNTS.index(f"MB out of {name}") for name in ("columns", "rows", "copies")]
 _OF_COPIES = np.array([LAYOUTS[call.form].own_samples for call in CALLS])
+_OF_FORMS = [np.array([call.form is form for call in CALLS]) for form in FORMS]
 Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that aren't there cost nothing
 
 
@@ -158,11 +165,12 @@ def counts_of(loads: Loads) -> FloatArray:
     one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
     pooled = _POOLED[loads.call]  # outputs of sequences in rows are put in order one by one
     weights = loads.rows * loads.dim / _MILLION
+    cut = columns & pooled & (loads.dim < loads.table_dim)
     return np.column_stack(
         [
             one * ~copied, one * copied, loads.lookups * ~copied, loads.lookups * copied, loads.lookups * in_rows,
             loads.bags * in_rows, out * (columns & pooled), out * (in_rows & pooled), out * (columns & ~pooled),
-            out * (in_rows & ~pooled), out * copied, weights * copied,
+            out * (in_rows & ~pooled), out * copied, weights * copied, one * cut,
         ]
     )  # fmt: skip
 
@@ -175,7 +183,7 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
 def terms_of(called: Called, part: str) -> FloatArray:
     """(B, D, F) of `TERMS` for each device of B plans, as they count for a part of a step."""
     devices, used = called.counts.shape[1], np.any(called.shards > 0, axis=1)
-    of_plan = _terms_of_plan(used, devices)[:, None]
+    of_plan = _terms_of_plan(used, called.counts.mean(axis=1), devices)[:, None]
     own = np.where(_counts_own(part, used)[:, None, None], called.counts, 0.0)
     mean = own.mean(axis=1, keepdims=True)[..., _MEANS]
     return np.concatenate([of_plan.repeat(devices, axis=1), own, mean.repeat(devices, axis=1)], axis=-1)
@@ -190,10 +198,16 @@ def _counts_own(part: str, used: BoolArray) -> BoolArray:
     return counts
 
 
-def _terms_of_plan(used: BoolArray, num_devices: int) -> FloatArray:
-    """(B, ...) terms of whole plans, by the kernel calls (B, K) that they make."""
-    cut = used[:, ~_OF_COPIES].sum(axis=1)
-    return np.stack([np.ones(len(used)), used.sum(axis=1), cut, cut * num_devices], axis=-1)
+def _terms_of_plan(used: BoolArray, counts: FloatArray, num_devices: int) -> FloatArray:
+    """(B, ...) terms of whole plans, by the kernel calls (B, K) that they make, and what devices do in the mean (B, C).
+
+    Devices sum up what comes out of rows, so that each is left with its own samples.
+    """
+    sent = used[:, ~_OF_COPIES].sum(axis=1)
+    forms = sum(used[:, _POOLED & of_form].any(axis=1).astype(np.int64) for of_form in _OF_FORMS)
+    outputs = counts[:, _OUTPUTS] * [1, 1 / num_devices, 1]
+    joined, ordered = (forms > 1) * outputs.sum(axis=1), (counts[:, _CUT] > 0) * outputs[:, 0]
+    return np.stack([np.ones(len(used)), used.sum(axis=1), sent, sent * num_devices, joined, ordered], axis=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +238,7 @@ class FrameworkPart(PartModel):
 
     def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """What a step takes, each kernel call in use, and what all devices do in the mean; less what doesn't count."""
-        plan_ms = _terms_of_plan(used, task.topology.num_devices) @ self.slopes[: _OWN.start]
+        plan_ms = _terms_of_plan(used, counts, task.topology.num_devices) @ self.slopes[: _OWN.start]
         mean_ms, own_ms = counts[:, _MEANS] @ self.slopes[_OWN.stop :], counts @ self.slopes[_OWN]
         ms: FloatArray = plan_ms + np.where(_counts_own(self.name, used), mean_ms, -own_ms)  # `of_shards` counts those
         return ms

@@ -28,7 +28,13 @@ TRUTH = Framework(
     0.7,
     input={"calls but of copies": 0.4, "own lookups": 3e-6, "mean lookups in rows": 2e-5},
     kernels={"calls": 0.05, "own million weights of copies": 0.8, "own lookups in rows": 2e-6},
-    outputs={"step": 0.1, "calls": 0.1, "mean MB out of columns": 0.4},
+    outputs={
+        "step": 0.1,
+        "calls": 0.1,
+        "mean MB out of columns": 0.4,
+        "MB out of several forms": 0.2,
+        "MB out of columns if some are cut": 0.3,
+    },
 )
 MODELS = random_form_models()
 TABLES = tuple(dlrm_like(num_tables=80, batch_size=1024))

@@ -63,6 +63,51 @@ def test_parts_of_a_step_are_sums_of_terms():
     assert cost.device_ms.min() > 1.2
 
 
+def _outputs_ms(plan, **slopes):
+    """What is put in order of outputs, on every device, by terms with underscores for blanks."""
+    framework = Framework(1.0, {}, {}, {name.replace("_", " "): ms for name, ms in slopes.items()})
+    models = replace(random_form_models(), framework=framework).in_torchrec()
+    return Simulator(models).cost(plan.task, plan).ms("framework.outputs").tolist()
+
+
+def _in_columns(task, *shards):
+    return tuple(in_columns(task, [*shards, *((t, task.tables[t].dim, t % 2) for t in range(2, 4))]))
+
+
+def test_outputs_of_several_forms_are_joined():
+    """All that a device gets for its samples, once more, whichever form it comes from."""
+    out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
+    assert _outputs_ms(_mixed(), MB_out_of_several_forms=2.0) == pytest.approx([2 * out] * 2)
+    columns = Plan(TASK, _in_columns(TASK, (0, TASK.tables[0].dim, 0), (1, TASK.tables[1].dim, 1)))
+    copied = Plan(TASK, tuple(placed for table in range(4) for placed in in_copies(TASK, table)))
+    assert _outputs_ms(columns, MB_out_of_several_forms=2.0) == _outputs_ms(copied, MB_out_of_several_forms=2.0)
+    assert _outputs_ms(columns, MB_out_of_several_forms=2.0) == [0.0, 0.0]
+
+
+def test_sequence_tables_are_joined_to_nothing():
+    task = replace(TASK, tables=(replace(TASK.tables[0], pooled=False), *TASK.tables[1:]))
+    rows = in_rows(task, 0, [0, 1])
+    plan = Plan(task, (*rows, *_in_columns(task, (1, task.tables[1].dim, 1))))
+    assert _outputs_ms(plan, MB_out_of_several_forms=2.0) == [0.0, 0.0]
+
+
+def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
+    first, second = TASK.tables[:2]
+    cut = [(0, first.dim // 2, device) for device in range(2)]
+    plan = Plan(TASK, _in_columns(TASK, *cut, (1, second.dim, 1)))
+    out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
+    assert _outputs_ms(plan, MB_out_of_columns_if_some_are_cut=3.0) == pytest.approx([3 * out] * 2)
+    assert _outputs_ms(plan, own_shards_of_cut_tables=1.0) == [1.0, 1.0]
+    some = Plan(TASK, (*_in_columns(TASK, *cut), *in_copies(TASK, 1)))
+    out -= TASK.batch_size / 2 * second.dim * 4 / 1e6
+    assert _outputs_ms(some, MB_out_of_columns_if_some_are_cut=3.0) == pytest.approx([3 * out] * 2)
+    whole = Plan(TASK, _in_columns(TASK, (0, first.dim, 0), (1, second.dim, 1)))
+    assert _outputs_ms(whole, MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
+    sequences = replace(TASK, tables=(replace(first, pooled=False), *TASK.tables[1:]))
+    plan = Plan(sequences, _in_columns(sequences, *cut, (1, second.dim, 1)))
+    assert _outputs_ms(plan, MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
+
+
 def test_where_all_tables_are_copied_nothing_is_exchanged_and_put_in_order():
     ordered = {"step": 0.1, "calls": 0.2, "own copies": 5.0, "own lookups of copies": 1.0, "mean lookups": 1.0}
     framework = Framework(0.5, ordered, {"own copies": 5.0}, {"own MB out of copies": 9.0})
@@ -100,6 +145,15 @@ def test_shards_that_cost_much_by_themselves_are_few():
         plan = search(task, Simulator(models.in_torchrec()))
         shards.append(len(plan.placements))
     assert shards[1] == len(task.tables) < shards[0]
+
+
+def test_tables_stay_whole_where_the_first_cut_costs_more_than_it_saves():
+    task, cut = toy_task(6, num_devices=2, seed=2), []
+    for each_ms in (0.0, 1000.0):
+        work = {"MB out of columns if some are cut": each_ms}
+        models = replace(linear_models(2), framework=Framework(1.0, {}, {}, work))
+        cut.append(len(search(task, Simulator(models.in_torchrec())).placements) > len(task.tables))
+    assert cut == [True, False]
 
 
 def test_forms_that_cost_much_by_being_there_are_left_out():

@@ -86,7 +86,7 @@ def test_models_with_a_part_for_each_form_are_asked_for_their_own():
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
 def test_what_a_form_in_use_costs_in_a_whole_step_is_estimated(forms, count_input):
     work = {"step": 0.5, "calls": 0.3, "calls but of copies x devices": 0.1, "own lookups": 1e-5, "mean lookups": 1e-5}
-    work |= {"own lookups of copies": 1e-5, "own copies": 0.1}
+    work |= {"own lookups of copies": 1e-5, "own copies": 0.1, "MB out of several forms": 0.2}
     counted = replace(
         SIMULATOR.models, framework=Framework(0.8, work, {"mean lookups in rows": 2e-5}, {})
     ).in_torchrec()
