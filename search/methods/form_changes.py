@@ -230,7 +230,9 @@ def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan
     catalog = Catalog.checked(base, simulator)
     held = catalog.items.held(plan)
     local = local_steps(catalog, held, None)
-    return catalog.items.plan(_merged(catalog, local, local.costed(held), most_ms).held)
+    begun = local.costed(held)
+    other_ms = simulator.cost(plan.task, plan).total_ms - begun.cost_ms  # of parts that local search doesn't know
+    return catalog.items.plan(_merged(catalog, local, begun, most_ms - other_ms).held)
 
 
 def _merged(catalog: Catalog, local: LocalSteps, plan: CostedPlan, most_ms: float) -> CostedPlan:

@@ -170,10 +170,11 @@ def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
     held = catalog.items.held(plan)
     local = local_steps(catalog, held, None)
     better = local.best_step(local.costed(held))
-    if better is None:
-        return "no single move, split or swap of shards makes the plan cheaper"
-    after = catalog.items.plan(better.held)
-    return NextMove(table_changes(plan, after), simulator.cost(plan.task, after).total_ms)
+    after = plan if better is None else catalog.items.plan(better.held)
+    before_ms, after_ms = (cost.total_ms for cost in simulator.costs(plan.task, [plan, after]))
+    if after_ms >= before_ms:  # in a whole step the first cut may cost more than any step of local search knows
+        return "no single move, split or swap of shards was found that makes the plan cheaper"
+    return NextMove(table_changes(plan, after), after_ms)
 
 
 def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:

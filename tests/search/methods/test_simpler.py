@@ -7,6 +7,7 @@ import pytest
 import neuroshard as ns
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
+from neuroshard.models.parts import Framework
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
@@ -56,20 +57,32 @@ def test_columns_alone_are_kept_where_other_forms_save_less_than_the_tolerance()
     assert _ms(found[1.1]) <= _ms(cheapest) * (1 + 1.1 * more)
 
 
+def _in_quarters():
+    """Every table that can be, on four devices."""
+    task = replace(toy_task(6), topology=Topology(4, 1 << 40))
+    cuts = [(t, table.dim // 4, d) for t, table in enumerate(task.tables) if table.dim % 16 == 0 for d in range(4)]
+    whole = [(t, table.dim, t % 4) for t, table in enumerate(task.tables) if table.dim % 16]
+    return Plan(task, tuple(in_columns(task, [*cuts, *whole])))
+
+
 @pytest.mark.parametrize("compute", [linear_models().compute, OpaqueCompute()])
 def test_shards_join_as_long_as_the_tolerance_lasts(compute):
     """Whatever it costs, all tables are whole; for nothing, nothing changes."""
-    task = toy_task(6)
-    simulator = Simulator(CostModels(compute, LinearComm(4), LinearComm(4), 256))
-    cuts = [(t, table.dim // 4, d) for t, table in enumerate(task.tables) if table.dim % 16 == 0 for d in range(4)]
-    whole = [(t, table.dim, t % 4) for t, table in enumerate(task.tables) if table.dim % 16]
-    task = replace(task, topology=Topology(4, 1 << 40))
-    plan = Plan(task, tuple(in_columns(task, [*cuts, *whole])))
+    simulator, plan = Simulator(CostModels(compute, LinearComm(4), LinearComm(4), 256)), _in_quarters()
     found = [_simpler(plan, simulator, tolerance) for tolerance in (0.0, 0.2, 1.0, 100.0)]
     shards = [len(one.placements) for one in found]
     assert shards == sorted(shards, reverse=True)
     assert (found[0] is plan, shards[-1]) == (True, 6)
     assert _ms(found[1], simulator) <= _ms(plan, simulator) * 1.2
+
+
+def test_what_a_step_takes_whatever_the_plan_gives_no_room_for_more():
+    """A tolerance of so much less of a cost that is so much more: the same shards join."""
+    plan, models = _in_quarters(), linear_models(4)
+    step = Framework(1.0, {"step": 99 * _ms(plan, Simulator(models))}, {}, {})
+    whole_step = Simulator(replace(models, framework=step).in_torchrec())
+    found = _simpler(plan, Simulator(models), 0.2), _simpler(plan, whole_step, 0.2 / 100)
+    assert found[0].placements == found[1].placements != plan.placements
 
 
 def test_forms_that_save_next_to_nothing_are_undone():

@@ -12,6 +12,7 @@ from neuroshard.cost.cost import Prediction
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.cost_models import CostModels
+from neuroshard.models.parts import Framework
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.moves import table_changes
@@ -80,7 +81,16 @@ def test_the_next_best_move_is_made():
     (step,) = move.moves
     assert (step.before, step.after) == (((0, 32),), ((1, 32),))
     good = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)])
-    assert explain(good, SIMULATOR).next_move == "no single move, split or swap of shards makes the plan cheaper"
+    none = "no single move, split or swap of shards was found that makes the plan cheaper"
+    assert explain(good, SIMULATOR).next_move == none
+
+
+@pytest.mark.parametrize("cut_ms", [0.0, 1000.0])
+def test_a_first_cut_is_no_next_move_where_it_costs_more_than_it_saves(cut_ms):
+    framework = Framework(1.0, {}, {}, {"MB out of columns if some are cut": cut_ms})
+    simulator = Simulator(replace(linear_models(2), framework=framework).in_torchrec())
+    move = explain(assemble(_task([64, 4]), [(0, 64, 0), (1, 4, 1)]), simulator).next_move
+    assert isinstance(move, str) == (cut_ms > 0)
 
 
 def _mixed(memory_bytes=1 << 30):

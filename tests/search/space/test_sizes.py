@@ -62,8 +62,8 @@ def test_devices_in_any_number_may_be_empty():
     contents = np.zeros((5, 3), dtype=np.int64)
     contents[1, 2], contents[3] = 1, [item.width for item in items.items]
     sets = DeviceLoads(items).sets(contents)
-    tables = items.task.tables
-    expected = LoadSets.of([(), (tables[2].with_dim(4),), (), tables, ()], items.task.batch_size)
+    dims = np.array([4, *(table.dim for table in items.task.tables)])
+    expected = LoadSets(items.task.loads.take(np.array([2, 0, 1, 2])).columns(dims), np.array([0, 1, 0, 3, 0]))
     assert sets.counts.tolist() == [0, 1, 0, 3, 0]
     assert _sorted(sets) == _sorted(expected)
     assert DeviceLoads(items).sets(contents[:1]).counts.tolist() == [0]
