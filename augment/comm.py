@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import ByteSize, Devices, Dim, NonNegative, TableCount
+from neuroshard.plumbing.schema import ByteSize, Devices, Dim, NonNegative, Share, TableCount
 from neuroshard.records.samples import CommSample
 from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.stages.augment.compute import one_of
@@ -44,6 +44,9 @@ class CommAugmentation:
             input. As in `Collective`, in small letters; one listed twice comes twice as often.
         max_row_tables: in rows, whose parts a reduce-scatter adds up, at most. On the same devices, at least one.
         max_gradient_bytes: of copies, that an all-reduce adds up, at most. 4 KiB at least.
+        lopsided_share: of exchanges in which random tables go to some devices rather than to others, up to all to one:
+            plans with a hot table exchange so, and searches believe no plan that is more lopsided than all that was
+            measured.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (4,)
@@ -54,6 +57,7 @@ class CommAugmentation:
     collectives: Annotated[tuple[str, ...], Meta(min_length=1)] = (_ALL_TO_ALL,)
     max_row_tables: TableCount = 10
     max_gradient_bytes: ByteSize = 64 << 20
+    lopsided_share: Share = 0.5
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
@@ -132,11 +136,12 @@ class CommAugmentation:
 
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
         """(D,) sums of the weights (n,), handed out in order to the lightest device, or some to random ones."""
-        random_share = rng.random()
-        sums = np.zeros(num_devices, dtype=np.int64)
+        random_share, sums = rng.random(), np.zeros(num_devices, dtype=np.int64)
+        lopsided = self.lopsided_share > 0 and rng.random() < self.lopsided_share
+        chances = rng.dirichlet(np.ones(num_devices)) if lopsided else None
         for weight in weights:
             at_random = rng.random() < random_share
-            device = rng.integers(num_devices) if at_random else sums.argmin()
+            device = _device(num_devices, chances, rng) if at_random else sums.argmin()
             sums[device] += weight
         return [int(total) for total in sums]
 
@@ -147,3 +152,8 @@ class TaskExchanges(CommAugmentation):
     """Which exchanges are drawn between as many devices as tasks have: no setting says how many."""
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = field(default=(4,), init=False)
+
+
+def _device(num_devices: int, chances: FloatArray | None, rng: np.random.Generator) -> int:
+    """A random device, by the chances (D,) of each if there are any."""
+    return int(rng.integers(num_devices) if chances is None else rng.choice(num_devices, p=chances))

@@ -181,13 +181,15 @@ def test_exchanges_of_every_collective_are_possible(collective, seed, num_device
 
 
 def test_the_shipped_samples_are_still_drawn():
-    """What was measured before there were other forms and collectives: the same settings and seed give the same."""
+    """What was measured before there were other forms and collectives: the same settings and seed give the same.
+
+    None of its exchanges was drawn to be lopsided.
+    """
     directory = DataDirectory(Path(__file__).parents[2] / "benchmarks" / "data" / "cpu")
     manifest, tables = directory.manifest(), tuple(directory.tables().values())
     split, batch_sizes = split_tables(tables, manifest.seed), manifest.config["batch_sizes"]
-    compute, comm = (
-        kind(**manifest.config[name]) for kind, name in ((ComputeAugmentation, "compute"), (CommAugmentation, "comm"))
-    )
+    compute = ComputeAugmentation(**manifest.config["compute"])
+    comm = CommAugmentation(**manifest.config["comm"], lopsided_share=0.0)
     for measurement in directory.compute().read()[:100]:
         rng = np.random.default_rng([manifest.seed, 0, 0, measurement.sample_id])
         batch_size = int(rng.choice(batch_sizes))
@@ -210,6 +212,15 @@ def test_exchanges_range_from_balanced_to_lopsided():
     assert starts.min() >= 0
     assert 15 < starts.max() <= 20
     assert all(dim % 4 == 0 for s in samples for dim in s.dims)
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.0, 1.7), (0.5, 2.0), (1.0, 2.0)])
+def test_some_exchanges_are_nearly_one_devices_alone(share, most):
+    """Most stay balanced all the same."""
+    drawn = [CommAugmentation((2,), lopsided_share=share).draw(2, 256, np.random.default_rng(n))[0] for n in range(300)]
+    imbalance = [max(s.dims) / (sum(s.dims) / 2) for s in drawn]
+    assert most - 0.3 < max(imbalance) <= most
+    assert np.median(imbalance) < 1.1
 
 
 def test_splits_are_disjoint_and_complete():
