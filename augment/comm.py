@@ -73,7 +73,9 @@ class CommAugmentation:
     def settings(self) -> dict[str, Any]:
         """What decides which samples are drawn; of all-to-alls alone, without the limits of other collectives."""
         settings = asdict(self)
-        beyond = _BEYOND_ALL_TO_ALL if self.collectives == (_ALL_TO_ALL,) else ()
+        beyond = set(_BEYOND_ALL_TO_ALL if self.collectives == (_ALL_TO_ALL,) else ())
+        if not self.lopsided_share:
+            beyond.add("lopsided_share")  # as before there was any
         return {name: value for name, value in settings.items() if name not in beyond}
 
     def check(self, devices_per_host: int | None) -> None:

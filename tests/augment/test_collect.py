@@ -344,6 +344,7 @@ def test_another_runs_directory_is_refused(tmp_path):
 
 def test_what_was_begun_before_there_were_other_forms_goes_on(tmp_path):
     run = collect_run(tmp_path / "data")
+    run = replace(run, comm=replace(run.comm, lopsided_share=0.0))
     run.run()
     path = tmp_path / "data" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -356,6 +357,8 @@ def test_what_was_begun_before_there_were_other_forms_goes_on(tmp_path):
         replace(run, compute=replace(run.compute, forms=("columns", "rows"))).run()
     with pytest.raises(UserError, match=r"comm.collectives=None, not \['input'\]"):
         replace(run, comm=replace(run.comm, collectives=("input",))).run()
+    with pytest.raises(UserError, match=r"comm.lopsided_share=None, not 0\.5"):
+        replace(run, comm=replace(run.comm, lopsided_share=0.5)).run()
     with pytest.raises(UserError, match=r"begun with comm\.collectives=None"):  # drawn with other numbers
         replace(run, comm=replace(run.comm, collectives=("all_to_all",) * 2)).run()
 

@@ -237,7 +237,7 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
 
 
 def test_sequence_tables_are_left_out_where_only_others_are_named(tmp_path):
-    _write(tmp_path / "data", 300, 100, forms=("columns",), pooled=(True, False))
+    _write(tmp_path / "data", 300, 200, forms=("columns",), pooled=(True, False))
     _pretrain(tmp_path / "data", "pooled", calls=(), **BRIEF_SETS)
     assert CostModels.load(tmp_path / "pooled").compute.calls == {Call(Form.COLUMNS)}
     _pretrain(tmp_path / "data", "both", **BRIEF_SETS)
