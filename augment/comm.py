@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import ByteSize, Devices, Dim, NonNegative, Share, TableCount
@@ -143,7 +143,7 @@ class CommAugmentation:
         chances = rng.dirichlet(np.ones(num_devices)) if lopsided else None
         for weight in weights:
             at_random = rng.random() < random_share
-            device = _device(num_devices, chances, rng) if at_random else sums.argmin()
+            device = rng.choice(num_devices, p=chances) if at_random else sums.argmin()
             sums[device] += weight
         return [int(total) for total in sums]
 
@@ -154,8 +154,3 @@ class TaskExchanges(CommAugmentation):
     """Which exchanges are drawn between as many devices as tasks have: no setting says how many."""
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = field(default=(4,), init=False)
-
-
-def _device(num_devices: int, chances: FloatArray | None, rng: np.random.Generator) -> int:
-    """A random device, by the chances (D,) of each if there are any."""
-    return int(rng.integers(num_devices) if chances is None else rng.choice(num_devices, p=chances))

@@ -60,7 +60,7 @@ _POOLED = np.array([call.pooled for call in CALLS])
 _CUT = COUNTS.index("shards of cut tables")
 _OUTPUTS = [COUNTS.index(f"MB out of {name}") for name in ("columns", "rows", "copies")]
 _OF_COPIES = np.array([LAYOUTS[call.form].own_samples for call in CALLS])
-_OF_FORMS = [np.array([call.form is form for call in CALLS]) for form in FORMS]
+_POOLED_IN = np.array([[call.pooled and call.form is form for form in FORMS] for call in CALLS])  # (K, F)
 Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that aren't there cost nothing
 
 
@@ -204,7 +204,7 @@ def _terms_of_plan(used: BoolArray, counts: FloatArray, num_devices: int) -> Flo
     Devices sum up what comes out of rows, so that each is left with its own samples.
     """
     sent = used[:, ~_OF_COPIES].sum(axis=1)
-    forms = sum(used[:, _POOLED & of_form].any(axis=1).astype(np.int64) for of_form in _OF_FORMS)
+    forms = (used @ _POOLED_IN).sum(axis=1)
     outputs = counts[:, _OUTPUTS] * [1, 1 / num_devices, 1]
     joined, ordered = (forms > 1) * outputs.sum(axis=1), (counts[:, _CUT] > 0) * outputs[:, 0]
     return np.stack([np.ones(len(used)), used.sum(axis=1), sent, sent * num_devices, joined, ordered], axis=-1)
