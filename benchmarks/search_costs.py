@@ -21,7 +21,7 @@ METHODS = (
     *("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy", "dreamshard", "autoshard"),
     *("torchrec", "torchrec_simulated", "neuroshard_published", "neuroshard"),
 )
-SCALES = ((100, 4), (1000, 4), (1000, 16), (1000, 128), (2000, 128))
+SCALES = ((100, 4), (1000, 4), (2000, 4), (1000, 16), (1000, 128), (2000, 128), (5000, 512))
 
 
 def methods(_work: Path, small: bool) -> Made:

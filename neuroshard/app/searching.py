@@ -43,5 +43,6 @@ def search(
         found = method.find(task, simulator)
         plan = simulator.predicted(found.plan)
     due = [found.warning] if found.warning else []
-    warn_of("neuroshard.search", (*due, *simulator.warnings(plan), *its.remarks(plan)))
+    doubts = *simulator.warnings(plan), *its.cost_warnings(simulator.models)
+    warn_of("neuroshard.search", (*due, *doubts, *its.remarks(plan)))
     return plan

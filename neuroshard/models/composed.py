@@ -113,35 +113,46 @@ class WithParts(SumModel):
         return sum((adds(loads) for adds in self.adds), np.zeros(len(loads)))
 
 
-def columns_model(model: ComputeModel, tables: Loads) -> ComputeModel:
+@dataclass(frozen=True)
+class InProportion(OneByOne):
+    """A device's cost in proportion to the sum of its loads', each computed alone.
+
+    Attributes:
+        share: of that sum, that loads take together.
+    """
+
+    share: float
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """Those that `fused` knows."""
+        return self.fused.calls
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, 1) the cost of each load alone, ms, times the share."""
+        return super().embed(loads) * np.float32(self.share)
+
+
+def as_sum(model: ComputeModel, task_loads: Loads, num_devices: int) -> SumModel:
+    """The model, or the nearest sum over tables to one that is none: right where a task's tables (T,) lie evenly."""
+    if isinstance(model, SumModel):
+        return model
+    dealt = LoadSets.grouped(task_loads, np.arange(len(task_loads)) % num_devices, num_devices)
+    alone_ms = float(model.predict(LoadSets.alone(task_loads)).sum())
+    return InProportion(model, float(model.device_ms(dealt).sum()) / alone_ms if alone_ms > 0 else 1.0)
+
+
+def columns_model(model: SumModel, tables: Loads) -> SumModel:
     """The model of what devices compute that hold columns of some of these tables (T,), in as many calls as it takes.
 
-    A sum over tables (`SumModel`) where `model` is one; `model` itself where all tables are pooled and in device
-    memory, or where every load counts as a call of its own.
+    `model` itself where all tables are pooled and in device memory, or where every load counts as a call of its own.
     """
     calls = tuple(CALLS[number] for number in np.unique(tables.call).tolist())
     if calls == (IN_COLUMNS,) or isinstance(model, OneByOne):
         return model
-    if not isinstance(model, SumModel):
-        return CallsApart(model)
     if len(calls) > 1:
         return SideBySide(tuple((call, model.of_call(call)) for call in calls))
     return model.of_call(calls[0])
-
-
-@dataclass(frozen=True)
-class CallsApart(ComputeModel):
-    """Devices with loads of several calls, whose costs add up.
-
-    Attributes:
-        calls_model: of each call.
-    """
-
-    calls_model: ComputeModel
-
-    def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms of each of the B sets of loads, of any calls."""
-        return self.calls_model.device_ms(sets)
 
 
 @dataclass(frozen=True)

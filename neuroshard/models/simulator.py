@@ -9,7 +9,7 @@ import numpy as np
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, Called, Cost, Prediction, Step, Took, When, Work
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels
-from neuroshard.models.composed import WithParts
+from neuroshard.models.composed import WithParts, as_sum
 from neuroshard.models.interface import CommModel, PartModel, SumModel
 from neuroshard.models.parts import (
     EXCHANGES,
@@ -77,17 +77,15 @@ class Simulator:
         costs = self.costs_of(self.called(loads, task.topology.num_devices), traffic)
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
-    def models_for(self, task: Task) -> CostModels:
-        """Return the models as searches take them: what counted parts ask for each shard is in the compute model.
+    def compute_for(self, task: Task) -> SumModel:
+        """Return the compute model as searches take it: a sum over tables, with what counted parts ask for each shard.
 
-        So it moves shards, at the place of compute. Of models that are no sums over tables parts move none.
+        So parts move shards, at the place of compute. Of models that are no sums it is about what they say (`as_sum`).
         """
         parts = [part.of_shards(task) for part in self.models.parts if self._counts(part)]
         adds = tuple(one for one in parts if one is not None)
-        compute = self.models.compute
-        if not adds or not isinstance(compute, SumModel):
-            return self.models
-        return replace(self.models, compute=WithParts(compute, adds))
+        compute = as_sum(self.models.compute, task.loads, task.topology.num_devices)
+        return WithParts(compute, adds) if adds else compute
 
     def called(self, device_loads: LoadSets, num_devices: int) -> Called:
         """The kernel calls of B plans, from the loads of their devices, (B D) sets."""
@@ -106,7 +104,7 @@ class Simulator:
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """(B,) ms of parts on each of devices that are alike, besides what `models_for` says of loads (`PartModel`)."""
+        """(B,) ms of parts on each of devices that are alike, besides what `compute_for` says of loads: `PartModel`."""
         parts = (part.shared_ms(task, used, counts, input_bytes) for part in self.models.parts if self._counts(part))
         return sum(parts, np.zeros(len(used)))
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from neuroshard.layouts import Layout
 from neuroshard.models import CostModels
+from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name, warn_of
@@ -93,7 +94,8 @@ class Target:
         tiers: of memory that it has.
         element_bytes: of weights that it stores.
         remarks: lines on what a plan, which it can express, asks of whoever trains with it.
-        framework: whether it trains with TorchRec, whose own work counts in costs where models know it.
+        steps: what costs may count besides kernels and exchanges: what TorchRec adds to a step where that trains,
+            nothing where another framework does, or whatever the models are asked for.
     """
 
     name: str
@@ -106,7 +108,7 @@ class Target:
     tiers: frozenset[Tier] = frozenset(Tier)
     element_bytes: tuple[int, ...] = (2, 4)
     remarks: Callable[[Plan], tuple[str, ...]] = lambda _: ()
-    framework: bool = False
+    steps: Literal["torchrec", "other", "any"] = "other"
 
     def export(self, plan: Plan) -> Exported:
         """The plan in its words.
@@ -147,8 +149,23 @@ class Target:
             raise UserError(f"target={self.name}: {error}") from None
 
     def costed(self, models: CostModels) -> CostModels:
-        """The models as its steps are costed: what TorchRec adds counts where it trains and they know it."""
-        return models.in_torchrec() if self.framework and models.framework is not None else models
+        """The models as its steps are costed: what TorchRec adds counts where it trains and they know it.
+
+        Raises:
+            UserError: it counts, and another framework trains.
+        """
+        if self.steps == "other" and models.of_whole_steps:
+            raise UserError(
+                f"costs by {models.name or 'these models'} count what TorchRec adds to a step, and {self.title} trains "
+                f"without it; leave {IN_TORCHREC} out, or search with target=torchrec"
+            )
+        return models.in_torchrec() if self.steps == "torchrec" and models.framework is not None else models
+
+    def cost_warnings(self, models: CostModels) -> tuple[str, ...]:
+        """What its steps take that costs by these models leave out, in a line."""
+        if self.steps == "any" or models.of_whole_steps:
+            return ()
+        return (f"predicted costs are of kernels and exchanges alone: what {self.title} adds to a step isn't known",)
 
     def _rule(self, num_devices: int) -> TableRule:
         """What holds for every table's columns, rows and copies."""

@@ -26,5 +26,5 @@ TARGET = Target(
     write,
     forms=frozenset(form for form, layout in LAYOUTS.items() if layout.words),
     remarks=copies_remarks,
-    framework=True,
+    steps="torchrec",
 )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.cost.loads import Traffic
-from neuroshard.models import SumModel
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
@@ -66,22 +65,21 @@ class CostedPlan:
 
 
 class LocalSearch:
-    """Improves plans of one task, under models of the papers' form."""
+    """Improves plans of one task."""
 
-    def __init__(self, catalog: Catalog, model: SumModel, start: IntArray, max_moved_bytes: int | None = None) -> None:
+    def __init__(self, catalog: Catalog, start: IntArray, max_moved_bytes: int | None = None) -> None:
         """Move so many bytes away from `start` (I, D), which are counted item by item; None sets no limit.
 
         That is never less than table by table.
         """
         self._catalog = catalog
-        self._head = model.head
+        self._head = head = catalog.model.head
         self._memory_bytes = catalog.items.free_bytes
         self._start, self._max_moved_bytes = start, max_moved_bytes
         self._shards = AllShards(
             catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.given,
             catalog.vectors, catalog.least_score,
         )  # fmt: skip
-        head = model.head
         base_ms, exchanges = catalog.items.base.compute_ms, self._exchanges()
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, exchanges, base_ms)
         self._looked = 0

@@ -12,8 +12,7 @@ from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
-from neuroshard.stages.search.local.improvement import LocalSteps, local_steps
-from neuroshard.stages.search.local.local_search import CostedPlan, applied
+from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, applied
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts
 from neuroshard.stages.search.space.base import Base, device_memory
@@ -106,7 +105,7 @@ class FormChanges:
         task, simulator = self.start.task, self.choices.simulator
         compute_ms = simulator.cost(task, self.start).compute.copy()
         loads = task.loads.take(tables)
-        alone_ms = simulator.models_for(task).compute.predict(LoadSets.alone(loads))
+        alone_ms = simulator.compute_for(task).predict(LoadSets.alone(loads))
         for place in np.argsort(-alone_ms, kind="stable"):
             table = int(tables[place])
             devices = np.array(task.limits[table].devices)
@@ -150,7 +149,7 @@ def rows_on_hosts(plan: Plan, simulator: Simulator) -> Plan:
         return plan
     task, hosts = plan.task, plan.task.topology.domains
     each = [plan.layouts[table].share(task.loads.take(np.array([table])), len(hosts[0])) for table in tables]
-    block_ms = simulator.models_for(task).compute.predict(LoadSets.joined([LoadSets.alone(one) for one in each]))
+    block_ms = simulator.compute_for(task).predict(LoadSets.joined([LoadSets.alone(one) for one in each]))
     homes: dict[int, int] = {}
     plans, busy_ms = [plan], np.zeros(len(hosts))
     for place in np.argsort(-block_ms, kind="stable").tolist():
@@ -223,19 +222,19 @@ def simpler(
 
 def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
     """Merge shards of tables in columns while the plan costs no more than `most_ms`."""
-    base = Base.of_plan(plan, simulator.models_for(plan.task).compute)
+    base = Base.of_plan(plan, simulator.compute_for(plan.task))
     in_columns = set(base.in_columns.tolist())
     if sum(placed.shard.table in in_columns for placed in plan.placements) == len(in_columns):
         return plan
     catalog = Catalog.checked(base, simulator)
     held = catalog.items.held(plan)
-    local = local_steps(catalog, held, None)
+    local = LocalSearch(catalog, held)
     begun = local.costed(held)
     other_ms = simulator.cost(plan.task, plan).total_ms - begun.cost_ms  # of parts that local search doesn't know
     return catalog.items.plan(_merged(catalog, local, begun, most_ms - other_ms).held)
 
 
-def _merged(catalog: Catalog, local: LocalSteps, plan: CostedPlan, most_ms: float) -> CostedPlan:
+def _merged(catalog: Catalog, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:
     """The plan with fewer shards, the cheapest merges first, as long as it costs no more than `most_ms`.
 
     Every item's narrowest shard may join any other of it. The plan itself if none may.
@@ -251,7 +250,7 @@ def _merged(catalog: Catalog, local: LocalSteps, plan: CostedPlan, most_ms: floa
     return plan
 
 
-def _most_at_once(local: LocalSteps, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
+def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
     """The plan after the first of some independent steps (K, 5): after all, or half of them, or a quarter, ..."""
     count = len(steps)
     while count:

@@ -76,7 +76,7 @@ class FormChoices:
         may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
         if len(may):
             sizes = Sizes.of(Items.of(Base.empty(task, may)))
-            catalog = Catalog.costed(sizes, simulator, simulator.models_for(task).compute)
+            catalog = Catalog.costed(sizes, simulator, simulator.compute_for(task))
             fitting[_too_large(sizes), COLUMNS] = False
             fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
         estimates = FormEstimates.of(task, simulator, allowed, catalog)
@@ -94,7 +94,7 @@ class FormChoices:
         Raises:
             InfeasibleError: nothing.
         """
-        base = Base.of(self.task, self.spread.others(forms), self.simulator.models_for(self.task).compute)
+        base = Base.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
         return columns.found(base, self.simulator) if len(base.in_columns) else Found(base.plan())
 
     def quick_ms(self, forms: IntArray) -> float:
@@ -126,7 +126,7 @@ class FormChoices:
         models = self.simulator.models
         if self.catalog is None or (self.first != COLUMNS).any() or models.margins is not None:
             return False
-        if self.simulator.models_for(self.task) is not models:
+        if self.simulator.compute_for(self.task) is not models.compute:
             return False  # what other parts ask for each shard is no bound
         cost_ms = self.simulator.cost(self.task, plan).total_ms
         if cost_ms >= self.estimates.costs(Forms(self.first[None]))[1][0]:
@@ -240,7 +240,7 @@ class FormChoices:
 
     def _alone_ms(self, tables: IntArray) -> FloatArray:
         """(t,) what some tables cost, each alone on a device."""
-        compute = self.simulator.models_for(self.task).compute
+        compute = self.simulator.compute_for(self.task)
         return compute.predict(LoadSets.alone(self.task.loads.take(tables)))
 
     def _size_bytes(self, tables: IntArray) -> IntArray:

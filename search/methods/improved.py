@@ -17,8 +17,8 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import ByteSize
 from neuroshard.plumbing.threads import in_threads
 from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
-from neuroshard.stages.search.local.improvement import Improvement, LocalSteps, local_steps, predicted_ms
-from neuroshard.stages.search.local.local_search import CostedPlan
+from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
+from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
 from neuroshard.stages.search.methods.choice import Choice, cheapest
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.base import Base
@@ -127,23 +127,21 @@ class ImprovedSearch(Searcher):
 
     def _found(self, catalog: Catalog) -> Found:
         plans = _first_plans(self.starts, catalog)
-        compared = len(plans) > 1 or self.choice is not None
-        costs = catalog.costs(plans) if compared else []
-        plan = self._best_end(plans, costs, catalog)
+        costs = catalog.costs(plans)
+        every = [*plans, self._best_end(plans, costs, catalog).held]
+        costs += catalog.costs(every[-1:])
         if self.choice is None:
-            return Found(catalog.items.plan(plan.held))
-        costs += catalog.costs([plan.held])
+            return Found(catalog.items.plan(every[cheapest(costs)]))
         chosen, declined = self.choice.among(costs, catalog.items.task, catalog.simulator)
-        every = [*plans, plan.held]
         other = None if declined is None else catalog.items.plan(every[declined])
         return Found(catalog.items.plan(every[chosen]), declined=other)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
-        """The end of local search from first plans (I, D) that cost so much; a single one's cost needn't be known.
+        """The end of local search from first plans (I, D) that cost so much.
 
         Those that cost nearly the least share half of the shakes, and the lowest of their ends gets the other half.
         """
-        if not costs:
+        if len(plans) == 1:
             return self._end(plans[0], 0, catalog)[1]
         most_ms = min(cost.total_ms for cost in costs) * _NEAR
         near = {held.tobytes(): held for held, cost in zip(plans, costs, strict=True) if cost.total_ms <= most_ms}
@@ -158,7 +156,7 @@ class ImprovedSearch(Searcher):
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""
-        catalog = Catalog.checked(Base.of_plan(plan, simulator.models_for(plan.task).compute), simulator)
+        catalog = Catalog.checked(Base.of_plan(plan, simulator.compute_for(plan.task)), simulator)
         first = _first_plans(self.starts, catalog)
         ends = self._ends(first, catalog, -(-count // len(first)))
         shaken = self._shaken(first[cheapest(catalog.costs(first))], catalog, count)
@@ -178,10 +176,10 @@ class ImprovedSearch(Searcher):
         found = local.others(best, max(self.improvement.shake_steps, 1), seeds)
         yield from (catalog.items.plan(one.held) for one in sorted(found, key=predicted_ms))
 
-    def _end(self, held: IntArray, number: int, catalog: Catalog) -> tuple[LocalSteps, CostedPlan]:
+    def _end(self, held: IntArray, number: int, catalog: Catalog) -> tuple[LocalSearch, CostedPlan]:
         """Local search from a plan (I, D), and its end; numbers stand for other random steps, 0 for those of `find`."""
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.shakes)
-        local = local_steps(catalog, held, self.max_moved_bytes)
+        local = LocalSearch(catalog, held, self.max_moved_bytes)
         return local, steps.improve(local, local.costed(held))
 
 

@@ -116,7 +116,7 @@ class NeuroShard(Searcher):
         plain = self._tried(task, task.homes, simulator)
         if isinstance(plain, Found) and is_ample(task):
             return plain
-        options = HomeOptions.of(task, simulator.models_for(task).compute)
+        options = HomeOptions.of(task, simulator.compute_for(task))
         choices = options.choices(task)
         homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in choices]
         tried = [self._tried(task, its, simulator) for its in homes if its != task.homes]
@@ -186,7 +186,7 @@ class NeuroShard(Searcher):
     def _finalists(self, task: Task, others: Sequence[Placement], simulator: Simulator, count: int) -> Iterator[Plan]:
         """Finalists with some tables in rows and copies; none where nothing fits."""
         try:
-            base = Base.of(task, others, simulator.models_for(task).compute)
+            base = Base.of(task, others, simulator.compute_for(task))
             if len(base.in_columns):
                 yield from self.parts.finalists(self.parts.found(base, simulator).plan, simulator, count)
             else:

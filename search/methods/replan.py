@@ -163,7 +163,7 @@ class Replan(Searcher):
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
         """`first`, its columns moved as far as `most` bytes from `start` on let them, if that is predicted to help."""
         kept = kept_on_hosts(first)
-        base = Base.of_plan(kept, simulator.models_for(kept.task).compute)
+        base = Base.of_plan(kept, simulator.compute_for(kept.task))
         if not len(base.in_columns):
             return Found(first)
         left = None if most is None else most - int(moved_between(start, first).sum())

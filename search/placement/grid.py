@@ -1,24 +1,21 @@
 """Greedy grid search (NeuroShard, section 3.3): many layouts, each placed under every cap, the cheapest kept.
 
-Shards are placed in descending cost, each where the device's cost ends lowest, under every cap and in memory: compiled
-where the model allows.
+Shards are placed in descending cost, each where the device's cost ends lowest, under every cap and in memory.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.models import ComputeModel, SumModel
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import MAX_DEVICES
 from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.stages.search.kernels.place_greedily import PlacementGrid, place_greedily
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, put
+from neuroshard.stages.search.space.sizes import Room
 
 _WORTH_A_THREAD = 1 << 15  # shards x caps: a few milliseconds
 _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication models
@@ -68,8 +65,7 @@ class GridSearch:
 
     def __init__(self, catalog: Catalog, settings: GridSettings) -> None:
         self.catalog = catalog
-        model = catalog.model
-        self._placer = _CompiledPlacer(model, catalog) if isinstance(model, SumModel) else _PlainPlacer(model, catalog)
+        self._placer = _Placer(catalog)
         self._num_devices = catalog.items.task.topology.num_devices
         total_units = self.catalog.total_given
         factors = np.linspace(1.0, settings.max_factor, settings.points)
@@ -119,42 +115,34 @@ class GridSearch:
         return comparable(total_ms.max(axis=1))
 
 
-class _Order:
-    """Shards in descending cost of the shard alone; those that may not go anywhere first."""
+class _Placer:
+    """Places layouts one shard after the other: in descending cost of the shard alone, confined ones first."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         anywhere = ~catalog.items.confined[catalog.item]
         self._entries = np.lexsort((-catalog.cost_ms, anywhere))
-        self._place = np.empty_like(self._entries)
-        self._place[self._entries] = np.arange(len(self._entries))
-
-    def __call__(self, layouts: IntArray) -> IntArray:
-        """(P, S, 2) items and widths of layouts (P, S), in order."""
-        entries = self._entries[np.sort(self._place[layouts], axis=1)]
-        item = self._catalog.item[entries]
-        return np.stack([item, entries - self._catalog.first[item]], axis=-1)
-
-
-class _CompiledPlacer:
-    """For models of the papers' form."""
-
-    def __init__(self, model: SumModel, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._head = model.head
-        self._in_order = _Order(catalog)
-        self._memory_bytes = catalog.items.free_bytes
+        self._place_of = np.empty_like(self._entries)
+        self._place_of[self._entries] = np.arange(len(self._entries))
 
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
         """P layouts (P, S) under all caps (M,), in units of 4 columns, ascending; in threads where that is worth it."""
         shards = self._in_order(layouts)
         work = shards.shape[0] * shards.shape[1] * len(caps)
         pieces = min(useful_threads(), len(layouts)) if work > _WORTH_A_THREAD else 1
-        return _joined(in_threads(lambda part: self._place(part, caps), np.array_split(shards, pieces)))
+        parts = in_threads(lambda part: self._placed(part, caps), np.array_split(shards, pieces))
+        return PlacementGrid(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _place(self, shards: IntArray, caps: IntArray) -> PlacementGrid:
+    def _in_order(self, layouts: IntArray) -> IntArray:
+        """(P, S, 2) items and widths of layouts (P, S), in the order in which they are placed."""
+        entries = self._entries[np.sort(self._place_of[layouts], axis=1)]
+        item = self._catalog.item[entries]
+        return np.stack([item, entries - self._catalog.first[item]], axis=-1)
+
+    def _placed(self, shards: IntArray, caps: IntArray) -> PlacementGrid:
+        catalog, head, memory_bytes = self._catalog, self._catalog.model.head, self._catalog.items.free_bytes
         count, num_shards, _ = shards.shape
-        shape = (count, len(caps), len(self._memory_bytes))
+        shape = (count, len(caps), len(memory_bytes))
         outcome = PlacementGrid(
             shards,
             np.empty((count, len(caps), num_shards), dtype=np.int64),
@@ -163,62 +151,6 @@ class _CompiledPlacer:
             np.empty(shape[:2], dtype=np.bool_),
             np.empty(shape[:2], dtype=np.bool_),
         )
-        room = Room.empty(self._catalog, self._memory_bytes)
-        vectors, least_score, head = self._catalog.vectors, self._catalog.least_score, self._head
-        place_greedily(
-            outcome, caps, self._memory_bytes, room, vectors, least_score, head.bias, head.weight, -head.offset
-        )
+        room, scored = Room.empty(catalog, memory_bytes), (head.bias, head.weight, -head.offset)
+        place_greedily(outcome, caps, memory_bytes, room, catalog.vectors, catalog.least_score, *scored)
         return outcome._replace(compute_ms=head.finish(outcome.compute_ms) * (outcome.units > 0))
-
-
-class _PlainPlacer:
-    """One shard after the other through the model, for models that are not a sum over tables."""
-
-    def __init__(self, model: ComputeModel, catalog: Catalog) -> None:
-        self._model = model
-        self._in_order = _Order(catalog)
-        self._catalog = catalog
-        self._loads = DeviceLoads(catalog.items)
-        self._memory_bytes = catalog.items.free_bytes
-
-    def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
-        """One layout and cap after the other."""
-        shards = self._in_order(layouts)
-        return _joined([_joined([self._place(one, int(cap)) for cap in caps], axis=1) for one in shards])
-
-    def _place(self, shards: IntArray, cap: int) -> PlacementGrid:
-        """One layout, (S, 2), under one cap."""
-        room = Room.empty(self._catalog, self._memory_bytes)
-        room.free_units[:] = cap
-        devices = np.full((1, 1, len(shards)), -1, dtype=np.int64)
-        alive = True
-        for s, (item, width) in enumerate(shards.tolist()):
-            options = np.flatnonzero(devices_with_room(room, item, width)).tolist()
-            if not options:
-                alive = False
-                break
-            costs = self._costs([_with(room.held[:, d], item, width) for d in options])
-            device = options[int(np.argmin(costs))]
-            put(room, item, width, device)
-            devices[0, 0, s] = device
-        compute_ms = self._costs(list(room.held.T))
-        units = self._catalog.given_by(room.held.T)
-        flags = np.array([[alive]]), np.array([[False]])
-        return PlacementGrid(shards[None], devices, compute_ms[None, None], units[None, None], *flags)
-
-    def _costs(self, contents: Sequence[IntArray]) -> FloatArray:
-        """(n,) ms of devices that hold so many units (I,) of each item."""
-        return self._model.predict(self._loads.sets(np.array(contents)))
-
-
-def _with(content: IntArray, item: int, width: int) -> IntArray:
-    """`content` (I,) with `width` more of an item."""
-    after = content.copy()
-    after[item] += width
-    return after
-
-
-def _joined(parts: list[PlacementGrid], axis: int = 0) -> PlacementGrid:
-    """Placements of several groups of layouts (axis 0) or caps of the same layouts (axis 1) together."""
-    joined = PlacementGrid(*(np.concatenate(arrays, axis=axis) for arrays in zip(*parts, strict=True)))
-    return joined._replace(shards=parts[0].shards) if axis == 1 else joined

@@ -12,7 +12,7 @@ from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.local.improvement import local_steps
+from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.report.what_if import Change, SplitWorth, changed_compute_ms, split_worths
 from neuroshard.stages.search.space.base import Base
@@ -165,10 +165,10 @@ def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
         return "not looked for: the plan breaks its task"
     if not any(layout.free for layout in plan.layouts):
         return "not looked for: steps move columns, and no table lies in columns"
-    base = Base.of_plan(plan, simulator.models_for(plan.task).compute)
+    base = Base.of_plan(plan, simulator.compute_for(plan.task))
     catalog = Catalog.checked(base, simulator)
     held = catalog.items.held(plan)
-    local = local_steps(catalog, held, None)
+    local = LocalSearch(catalog, held)
     better = local.best_step(local.costed(held))
     after = plan if better is None else catalog.items.plan(better.held)
     before_ms, after_ms = (cost.total_ms for cost in simulator.costs(plan.task, [plan, after]))

@@ -188,9 +188,11 @@ class Search:
         name = f"plans/task-{number:04d}.json"
         plan = simulator.predicted(found.plan)
         plan.save(directory / name)
-        said = found.remark, declined_remark(plan, found.declined, simulator), *target_named(self.target).remarks(plan)
+        target = target_named(self.target)
+        said = found.remark, declined_remark(plan, found.declined, simulator), *target.remarks(plan)
         remark = "; ".join(filter(None, said)) or None
-        warnings = "\n".join(filter(None, [found.warning, *simulator.warnings(plan)])) or None
+        doubts = found.warning, *simulator.warnings(plan), *target.cost_warnings(simulator.models)
+        warnings = "\n".join(filter(None, doubts)) or None
         told = plan.prediction
         assert told is not None
         figures = told.cost_ms, answer.seconds, told.margin_ms, remark, warnings, told.expected_ms, answer.measured_ms

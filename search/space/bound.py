@@ -43,7 +43,7 @@ def lower_bound_ms(catalog: Catalog, steps: int = _STEPS) -> float | None:
     lower, by about one step, and takes less time.
     """
     models, model, num_devices = catalog.simulator.models, catalog.model, catalog.items.task.topology.num_devices
-    if not isinstance(model, SumModel):
+    if not isinstance(models.compute, SumModel):
         return None
     widest = Widest.of(catalog.items.task)
     forward, waits = models.forward.least_outline(widest.itself), longest_waits(num_devices)

@@ -11,9 +11,9 @@ from functools import cached_property
 import numpy as np
 
 from neuroshard.cost.cost import Called, Cost
-from neuroshard.cost.loads import LoadSets, Traffic
+from neuroshard.cost.loads import Traffic
 from neuroshard.layouts import given_bytes
-from neuroshard.models import ComputeModel, SumModel
+from neuroshard.models import SumModel
 from neuroshard.models.composed import columns_model
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
@@ -34,14 +34,14 @@ class Catalog(Sizes):
     Attributes:
         simulator: tells what exchanges cost.
         model: of what devices compute that hold the tables in columns (`columns_model`).
-        vectors: (N, H) the model's vectors; zeros for empty shards; H = 0 if it has none.
+        vectors: (N, H) the model's vectors; zeros for empty shards.
         cost_ms: (N,) compute cost of the shard alone; 0 for empty shards.
         least_score: (N,) what a shard adds to the score of a device that holds nothing of its item, at least; minus
             infinity where nobody can say.
     """
 
     simulator: Simulator
-    model: ComputeModel
+    model: SumModel
     vectors: Float32Array
     cost_ms: FloatArray
     least_score: FloatArray
@@ -57,10 +57,10 @@ class Catalog(Sizes):
         simulator.models.check(base.task)
         sizes = Sizes.of(Items.of(base))
         check_total(sizes)
-        return cls.costed(sizes, simulator, simulator.models_for(base.task).compute)
+        return cls.costed(sizes, simulator, simulator.compute_for(base.task))
 
     @classmethod
-    def costed(cls, sizes: Sizes, simulator: Simulator, model: ComputeModel) -> "Catalog":
+    def costed(cls, sizes: Sizes, simulator: Simulator, model: SumModel) -> "Catalog":
         """Cost every shard, in one call of a compute model."""
         base = sizes.items.base
         model = columns_model(model, base.task.loads.take(base.in_columns))
@@ -112,13 +112,10 @@ class Catalog(Sizes):
         return None if loads is None else self.simulator.called(loads, len(loads))
 
 
-def _vectors_and_costs(sizes: Sizes, model: ComputeModel) -> tuple[Float32Array, FloatArray]:
-    """(N, H) vectors, with H = 0 for models that have none, and (N,) ms."""
+def _vectors_and_costs(sizes: Sizes, model: SumModel) -> tuple[Float32Array, FloatArray]:
+    """(N, H) vectors and (N,) ms."""
     entry, shards = entry_loads(sizes.items, sizes.first)
-    cost_ms, (filled, place) = np.zeros(len(sizes.size_bytes)), np.unique(entry, return_inverse=True)
-    if not isinstance(model, SumModel):
-        cost_ms[filled] = model.predict(LoadSets.grouped(shards, place, len(filled)))
-        return np.zeros((len(cost_ms), 0), dtype=np.float32), cost_ms
+    cost_ms, filled = np.zeros(len(sizes.size_bytes)), np.unique(entry)
     embedded = model.embed(shards)
     vectors = np.zeros((len(cost_ms), embedded.shape[1]), dtype=np.float32)
     np.add.at(vectors, entry, embedded)
@@ -126,14 +123,12 @@ def _vectors_and_costs(sizes: Sizes, model: ComputeModel) -> tuple[Float32Array,
     return vectors, cost_ms
 
 
-def _least_score(vectors: Float32Array, model: ComputeModel) -> FloatArray:
+def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
     """(N,) of vectors (N, H).
 
     Where every number of every vector pulls a score up, none of a sum falls; and where it pulls a sum up too that
     starts above 0, it counts whole.
     """
-    if not isinstance(model, SumModel):
-        return np.full(len(vectors), -np.inf)
     head = model.head
     pull = vectors * head.weight
     if (pull < 0).any():

@@ -14,10 +14,9 @@ import numpy as np
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS, Layout, given_bytes, placed_loads
 from neuroshard.models import SumModel
-from neuroshard.models.bundle import ModelSet
 from neuroshard.models.interface import ReluHead
 from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads
 from neuroshard.stages.search.space.base import Base, device_memory
@@ -25,7 +24,7 @@ from neuroshard.stages.search.space.catalog import Catalog, even_layout
 from neuroshard.stages.search.space.forms import COLUMNS, Choices, Forms, known_calls, total_by_form
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
+from neuroshard.words.form import CALLS, FORMS, Call
 
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _TOGETHER, _DEVICES = 256, 1 << 17  # estimates made at once in a thread, at most, and the devices of all of them
@@ -63,16 +62,15 @@ class Cuts:
 
         What is kept together counts as the first table of it.
         """
-        entry_vectors = catalog.vectors if catalog.vectors.shape[1] else catalog.cost_ms[:, None]
         table = np.array([item.parts[0][0] for item in catalog.items.items])  # (I,)
         num_tables = len(catalog.items.task.tables)
         shape = (num_tables, len(_SHARES))
-        vectors, (cost_ms, columns, size_bytes) = np.zeros((*shape, entry_vectors.shape[1])), np.zeros((3, *shape))
+        vectors, (cost_ms, columns, size_bytes) = np.zeros((*shape, catalog.vectors.shape[1])), np.zeros((3, *shape))
         given, total_bytes = np.zeros((2, num_tables))
         for cut, share in enumerate(_SHARES):
             shards = even_layout(catalog, share)
             its = table[catalog.item[shards]]
-            np.add.at(vectors[:, cut], its, entry_vectors[shards])
+            np.add.at(vectors[:, cut], its, catalog.vectors[shards])
             np.maximum.at(cost_ms[:, cut], its, catalog.cost_ms[shards])
             np.maximum.at(columns[:, cut], its, catalog.given[shards] * DIM_MULTIPLE)
             np.maximum.at(size_bytes[:, cut], its, catalog.size_bytes[shards])
@@ -105,36 +103,21 @@ class Everywhere:
     loads: Loads
 
     @classmethod
-    def of(cls, task: Task, models: ModelSet, call: Call, allowed: BoolArray) -> "Everywhere":
+    def of(cls, task: Task, compute: SumModel, call: Call, allowed: BoolArray) -> "Everywhere":
         """Gather what tables cost everywhere that may lie so, by forms `allowed` (T, F); zeros for others."""
-        form, head = FORMS.index(call.form), head_of(models, call)
+        form, model = FORMS.index(call.form), compute.of_call(call)
         each = zip(task.tables, task.homes, strict=True)
         called = np.array([(table.pooled, home.tier) == (call.pooled, call.tier) for table, home in each])
         tables = np.flatnonzero(called & allowed[:, form])
         loads = dearest(task, tables, LAYOUTS[call.form])
-        count, numbers = len(called), len(head.bias)
+        count, numbers = len(called), len(model.head.bias)
         vectors, given, size_bytes = (np.zeros((count, *each)) for each in ((numbers,), (len(Collective),), ()))
-        found = cls(form, called, head, vectors, given, size_bytes, tables, loads)
-        found.vectors[tables] = _vectors(models, call, loads, head)
+        found = cls(form, called, model.head, vectors, given, size_bytes, tables, loads)
+        if len(tables):
+            found.vectors[tables] = model.embed(loads)
         found.given[tables] = given_bytes(loads, task.topology.num_devices)
         found.size_bytes[tables] = task.memory.device_bytes(loads)
         return found
-
-
-def head_of(models: ModelSet, call: Call) -> ReluHead:
-    """The head of a kernel call; of a model that isn't a sum, one that adds up costs of loads alone."""
-    model, known = models.compute, call in known_calls(models)
-    return model.of_call(call).head if known and isinstance(model, SumModel) else ReluHead.of_cost()
-
-
-def _vectors(models: ModelSet, call: Call, loads: Loads, head: ReluHead) -> Float32Array:
-    """(n, H) for `head_of`, of n loads of a call."""
-    model = models.compute
-    if not len(loads):
-        return np.zeros((0, len(head.bias)), dtype=np.float32)  # of a call that the models may not know
-    if isinstance(model, SumModel):
-        return model.of_call(call).embed(loads)
-    return model.predict(LoadSets.alone(loads))[:, None].astype(np.float32)
 
 
 def dearest(task: Task, tables: IntArray, layout: Layout) -> Loads:
@@ -181,16 +164,14 @@ class FormEstimates:
 
         None stands for the catalog of no table.
         """
-        models = simulator.models_for(task)
-        head = head_of(models, IN_COLUMNS)
-        if catalog is not None and isinstance(catalog.model, SumModel):
-            head = catalog.model.head
+        compute, known = simulator.compute_for(task), known_calls(simulator.models)
+        head = ReluHead.of_cost() if catalog is None else catalog.model.head
         each = zip(task.tables, task.homes, strict=True)
         kinds = {(table.pooled, home.tier) for table, home in each}
         others = tuple(
-            Everywhere.of(task, models, call, allowed)
+            Everywhere.of(task, compute, call, allowed)
             for call in CALLS
-            if not LAYOUTS[call.form].free and (call.pooled, call.tier) in kinds
+            if call in known and not LAYOUTS[call.form].free and (call.pooled, call.tier) in kinds
         )
         cuts = Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog)
         return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))

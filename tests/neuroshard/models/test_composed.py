@@ -1,13 +1,11 @@
 """Models made of others: two kernel calls as one sum, exactly; tables computed one after the other."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import CostModels, ReluHead, SumModel
-from neuroshard.models.composed import CallsApart, OneByOne, columns_model
+from neuroshard.models.composed import OneByOne, as_sum, columns_model
 from neuroshard.testing import (
     LinearCompute,
     OpaqueCompute,
@@ -50,7 +48,6 @@ def test_costs_are_those_of_both_calls(model):
     kinds = [([t for t in some if t.pooled], [t for t in some if not t.pooled]) for some in sets]
     expected = [model.predict(LoadSets.of(pair, 256)).sum() for pair in kinds]
     np.testing.assert_allclose(together.predict(LoadSets.of(sets, 256)), expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(CallsApart(model).predict(LoadSets.of(sets, 256)), expected, rtol=1e-6)
 
 
 def test_one_kind_alone_is_asked_of_its_own_model():
@@ -59,14 +56,22 @@ def test_one_kind_alone_is_asked_of_its_own_model():
     assert columns_model(model, Loads.of(TABLES[::2], 256)) is model.of_call(Call(Form.COLUMNS, False))
 
 
-def test_models_of_other_forms_are_asked_call_by_call():
-    device = MADE_UP["gpu"].compute
-    model = columns_model(device, ALL)
-    assert not isinstance(model, SumModel)
-    both, pooled, sequences = model.predict(LoadSets.of([TABLES, TABLES[1::2], TABLES[::2]], 256))
-    assert both == pytest.approx(pooled + sequences)
-    assert isinstance(columns_model(OneByOne(device), ALL), OneByOne)
-    assert columns_model(OpaqueCompute(), Loads.of([replace(TABLES[0], pooled=True)], 256)) == OpaqueCompute()
+@pytest.mark.parametrize("model", [MADE_UP["gpu"].compute, OpaqueCompute()])
+def test_other_models_become_sums_that_are_right_where_tables_lie_evenly(model):
+    """A device's calls among them, one after the other: a sum takes any."""
+    near = as_sum(model, ALL, 2)
+    assert columns_model(near, ALL) is near
+    assert near.calls == model.calls
+    dealt = LoadSets.of([TABLES[::2], TABLES[1::2]], 256)
+    assert near.predict(dealt).sum() == pytest.approx(model.device_ms(dealt).sum(), rel=1e-5)
+    alone = LoadSets.of([[table] for table in TABLES], 256)
+    np.testing.assert_allclose(near.predict(alone), near.share * model.predict(alone), rtol=1e-5)
+
+
+def test_sums_stay_as_they_are_and_nothing_is_no_sum():
+    model = random_by_form()
+    assert as_sum(model, ALL, 2) is model
+    assert as_sum(OpaqueCompute(), ALL.take(np.zeros(0, dtype=np.int64)), 2).share == 1
 
 
 @pytest.mark.parametrize("fused", [random_models().compute, OpaqueCompute()])

@@ -130,7 +130,7 @@ def test_a_step_without_the_framework_is_as_before():
 
 
 def test_searches_move_shards_by_what_these_add():
-    searched = Simulator(COUNTED).models_for(TASK).compute
+    searched = Simulator(COUNTED).compute_for(TASK)
     loads = _mixed().device_loads.loads
     added = searched.predict(LoadSets.alone(loads)) - COUNTED.compute.predict(LoadSets.alone(loads))
     counts = counts_of(loads)
@@ -196,6 +196,22 @@ def test_terms_that_nobody_knows_are_refused():
 def test_it_counts_for_torchrec_alone(target, counts):
     assert (target_named(target).costed(PLAIN) is not PLAIN) == counts
     assert target_named(target).costed(random_form_models()).framework is None
+
+
+@pytest.mark.parametrize("name", ["sok", "hugectr"])
+def test_what_other_systems_add_to_a_step_is_said_to_be_unknown(name):
+    target = target_named(name)
+    alone = f"predicted costs are of kernels and exchanges alone: what {target.title} adds to a step isn't known"
+    assert target.cost_warnings(PLAIN) == (alone,)
+    with pytest.raises(UserError, match=rf"and {target.title} trains without it; leave \+torchrec out"):
+        target.costed(COUNTED)
+
+
+def test_what_torchrec_adds_is_said_to_be_unknown_where_it_is():
+    torchrec, plain = target_named("torchrec"), target_named(None)
+    assert torchrec.cost_warnings(torchrec.costed(PLAIN)) == plain.cost_warnings(PLAIN) == ()
+    assert "what TorchRec adds to a step" in torchrec.cost_warnings(random_form_models())[0]
+    assert plain.costed(COUNTED) is COUNTED
 
 
 def test_scaled_takes_so_many_times_as_long():

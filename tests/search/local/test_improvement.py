@@ -23,7 +23,7 @@ CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
 def _local(task, simulator):
     catalog = Catalog.checked(Base.empty(task), simulator)
     start = pack(catalog, device_memory(task))
-    local = LocalSearch(catalog, simulator.models.compute, start)
+    local = LocalSearch(catalog, start)
     return local, local.costed(start)
 
 

@@ -32,7 +32,7 @@ def _cases():
 def test_plans_on_the_way_cost_what_the_simulator_says(task, simulator):
     catalog = Catalog.checked(Base.empty(task), simulator)
     start = packed(catalog)
-    local = LocalSearch(catalog, catalog.model, start)
+    local = LocalSearch(catalog, start)
     state, seen = local.costed(start), 0
     for number in range(6):
         for other in local.others(state, 3, range(4 * number, 4 * number + 4)):

@@ -32,14 +32,14 @@ def _task(seed):
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
 def test_nothing_changes_where_nothing_counts(model):
     simulator = Simulator(CostModels.load(model))
-    assert simulator.models_for(_task(0)) is simulator.models
+    assert simulator.compute_for(_task(0)) is simulator.models.compute
 
 
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
 def test_what_a_load_adds_is_in_the_compute_model_that_searches_take(model):
     simulator, task = Simulator(CostModels.load(model), count_input=True), _task(0)
     loads = task.loads.take(np.arange(2))
-    plain, counted = (models.compute for models in (simulator.models, simulator.models_for(task)))
+    plain, counted = simulator.models.compute, simulator.compute_for(task)
     added = counted.head(counted.embed(loads)) - plain.head(plain.embed(loads))
     bytes_each = 8 * (np.ceil(loads.lookups) + loads.bags)
     assert added[0] / added[1] == pytest.approx(bytes_each[0] / bytes_each[1], rel=0.02)

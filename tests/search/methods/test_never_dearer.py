@@ -1,5 +1,7 @@
 """The default search beside whatever else is at hand, by its own models: on tasks that nothing was tuned to."""
 
+from dataclasses import replace
+
 import pytest
 
 import neuroshard as ns
@@ -46,6 +48,28 @@ def test_no_other_plan_is_cheaper(number, model):
     _check(number, model)
 
 
+ENDS = 0.02  # what costs of plans at which local search ends differ by: five times as many shakes hardly lower them
+
+
+def _check_easier(number, model):
+    """A table less, or twice the memory, makes no plan that is both predicted and expected to cost more."""
+    task, simulator = task_of(number), ns.Simulator(ns.CostModels.load(model))
+    ours, gone, most = simulator.cost(task, DEFAULT.find(task, simulator).plan), number % len(task.tables), 1 + ENDS
+    roomier = replace(task.topology, memory_bytes=2 * task.topology.memory_bytes)
+    for easier in (
+        replace(task, tables=tuple(table for index, table in enumerate(task.tables) if index != gone)),
+        replace(task, topology=roomier),
+    ):
+        its = simulator.cost(easier, DEFAULT.find(easier, simulator).plan)
+        dearer = its.total_ms > ours.total_ms * most and its.likely_ms > ours.likely_ms * most
+        assert not dearer, (number, model, len(easier.tables), ours.total_ms, its.total_ms)
+
+
+@pytest.mark.parametrize(("number", "model"), _of_kinds())
+def test_an_easier_task_costs_no_more(number, model):
+    _check_easier(number, model)
+
+
 @pytest.mark.parametrize(
     ("devices", "number"), [(4, 3), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((4, 9), (8, 9)))]
 )
@@ -88,6 +112,13 @@ def test_local_search_sets_out_from_several_plans(number, more):
 def test_no_other_plan_is_cheaper_on_many_tasks(model):
     for number in range(len(KINDS), 100):
         _check(number, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "count"), [("cpu", 35), ("roofline:h100", 100)])
+def test_easier_tasks_cost_no_more(model, count):
+    for number in range(len(KINDS), count):
+        _check_easier(number, model)
 
 
 @pytest.mark.slow

