@@ -10,7 +10,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollec
 from torchrec.streamable import Pipelineable
 from torchrec.types import DataType
 
-from neuroshard.hardware.drawn_lookups import PopularRows, popular_lookups
+from neuroshard.hardware.drawn_lookups import PopularRows
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints
@@ -121,16 +121,14 @@ def drawn_batches(tables: Sequence[Table], batch_size: int, seed: int, device: t
     """Some batches of all samples; the same rows are popular in all of them, as in training."""
     generator = torch.Generator(device).manual_seed(seed)
     popular = [PopularRows.of(table, batch_size, device) for table in tables]
-    return [_batch(tables, popular, batch_size, generator) for _ in range(_BATCHES)]
+    return [_batch(tables, popular, generator) for _ in range(_BATCHES)]
 
 
-def _batch(
-    tables: Sequence[Table], popular: Sequence[PopularRows], batch_size: int, generator: torch.Generator
-) -> Batch:
+def _batch(tables: Sequence[Table], popular: Sequence[PopularRows], generator: torch.Generator) -> Batch:
     paths, features = modules_of(tables), _features_by_path(tables)
     parts: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {path: [] for path in features}
     for table, rows in zip(tables, popular, strict=True):
-        indices, lengths = popular_lookups(table, batch_size, rows, generator)
+        indices, lengths = rows.batch(generator)
         parts[paths[table.name]].append((indices, lengths.to(torch.int32)))
     joined = {path: [torch.cat(its) for its in zip(*parts[path], strict=True)] for path in features}
     return Batch({path: KeyedJaggedTensor(features[path], values, lengths=n) for path, (values, n) in joined.items()})
