@@ -296,10 +296,16 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
         """What the plan loader brings, if there is one; None, with a warning, where it fits none of the groups."""
-        if self._loader is None:
+        loader = self._loader
+        if loader is None:
             return None
+
+        def taken(model: Model) -> _Way:
+            finder = self._finder_of(model)
+            return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
+
         try:
-            return self._best(models, partial(self._taken, self._loader))
+            return self._best(models, taken)
         except UserError as error:
             _log.warning("the plan of plan_loader isn't taken (%s); planning anew", error)
             return None
@@ -334,15 +340,6 @@ class NeuroShardPlanner(ShardingPlanner):
         others, left = model.others()
         plan = search(finder, model.asked.task(model.tables, left)) if model.tables else None
         return _Way(model, finder, model.whole(others, plan), plan)
-
-    def _taken(self, loader: PlanLoader, model: Model) -> "_Way":
-        """What a loader brings for a model.
-
-        Raises:
-            UserError: it doesn't fit.
-        """
-        finder = self._finder_of(model)
-        return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
 
     def _replanned(
         self,
