@@ -14,7 +14,6 @@ from typing import Any
 import fbgemm_gpu  # noqa: F401  # registers the operators
 import numpy as np
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
@@ -27,6 +26,7 @@ from neuroshard.hardware.arena import Arena, check_room
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.host_memory import host_run
 from neuroshard.hardware.inputs import (
+    FUSED,
     LEARNING_RATE,
     PRECISIONS,
     Inputs,
@@ -42,7 +42,6 @@ from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import BlockLookups, ComputeSample
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
-_OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 _ON_CUDA = {
     Tier.DEVICE: EmbeddingLocation.DEVICE,
     Tier.CACHED: EmbeddingLocation.MANAGED_CACHING,
@@ -113,7 +112,7 @@ def build_operator(
         embedding_specs=[(table.rows, table.dim, *place) for table in sample.held],
         feature_table_map=table_of_feature(sample),
         pooling_mode=PoolingMode.SUM if sample.call.pooled else PoolingMode.NONE,
-        optimizer=_OPTIMIZERS[settings.optimizer],
+        optimizer=FUSED[settings.optimizer],
         learning_rate=LEARNING_RATE,
         weights_precision=PRECISIONS[bytes_per_element][0],
         device=device,

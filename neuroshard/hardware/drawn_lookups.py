@@ -4,7 +4,6 @@ Drawn where they are used: a million lookups take a GPU a millisecond, and a CPU
 stay as popular as they are, batch after batch.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -26,17 +25,17 @@ _TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 
 @dataclass(frozen=True, eq=False)
 class PopularRows:
-    """The rows of a table by how often they are looked up, hottest first, in G groups of the same rate.
+    """The rows of a table by how often batches look them up, hottest first, in G groups of the same rate.
 
     Attributes:
-        lookups: of a batch.
+        batch_size: global.
         first, size: (G,) of each group: how many rows are hotter, and how many it has.
         chance: (G,) that a lookup is of a row of this group or a hotter one.
         stride: the row of rank r has the number r * stride, modulo the table's rows.
     """
 
-    rows: int
-    lookups: int
+    table: Table
+    batch_size: int
     first: torch.Tensor
     size: torch.Tensor
     chance: torch.Tensor
@@ -45,7 +44,7 @@ class PopularRows:
     @classmethod
     def of(cls, table: Table, batch_size: int, device: torch.device) -> "PopularRows":
         """As popular as the table's histogram says, at a global batch size."""
-        lookups = max(1, round(batch_size * table.pooling_factor))
+        lookups = _lookups(table, batch_size)
         known = np.array([float(table.rows)]), np.array([float(lookups)]), np.array([table.reuse])
         popularity = Popularity.of(*known)
         hottest = popularity.rate.argsort()[::-1]
@@ -54,21 +53,30 @@ class PopularRows:
         first, sizes, chances = (
             torch.from_numpy(values).to(device) for values in (size.cumsum() - size, size, chance / chance[-1])
         )
-        return cls(table.rows, lookups, first, sizes, chances, _stride(table.rows))
+        return cls(table, batch_size, first, sizes, chances, _stride(table.rows))
+
+    @property
+    def lookups(self) -> int:
+        """Count the lookups of a batch."""
+        return _lookups(self.table, self.batch_size)
+
+    def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw indices (L,) and lengths (features x batch_size,) of one more batch, on the generator's device."""
+        return self.draw(generator), _lengths(self.table, self.batch_size, generator)
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
         """(lookups,) rows, in random order, on the generator's device."""
         group = torch.searchsorted(self.chance, uniform(self.lookups, generator)).clamp(max=len(self.chance) - 1)
         rank = self.first[group] + uniform(self.lookups, generator) * self.size[group]
-        return self._numbers(rank.long().clamp(max=self.rows - 1))
+        return self._numbers(rank.long().clamp(max=self.table.rows - 1))
 
     def hottest(self, share: float) -> torch.Tensor:
         """Rows that make up so large a share of all, the hottest last."""
-        count = max(1, int(share * self.rows))
+        count = max(1, int(share * self.table.rows))
         return self._numbers(torch.arange(count - 1, -1, -1, device=self.first.device))
 
     def _numbers(self, rank: torch.Tensor) -> torch.Tensor:
-        return rank * self.stride % self.rows
+        return rank * self.stride % self.table.rows
 
 
 def _stride(rows: int) -> int:
@@ -166,16 +174,20 @@ def draw_lookups(
     `hot_first` of them: these are the table's first rows, hottest first. Where that is 0 and the table knows its
     `row_lookups`, its blocks of rows get their shares of the lookups. Both are int64 on the generator's device.
     """
-    lookups = max(1, round(batch_size * table.pooling_factor))
+    lookups = _lookups(table, batch_size)
     counts = draw_counts(table, lookups, generator)
     indices = rows_for(counts, table, hot_first, generator).repeat_interleave(counts)
     order = torch.randperm(lookups, generator=generator, device=generator.device)
-    return indices[order], _lengths(table, batch_size, lookups, generator)
+    return indices[order], _lengths(table, batch_size, generator)
 
 
-def _lengths(table: Table, batch_size: int, lookups: int, generator: torch.Generator) -> torch.Tensor:
-    """(features x batch_size,) floors and ceilings of the mean, of so many lookups."""
-    bags = table.features * batch_size
+def _lookups(table: Table, batch_size: int) -> int:
+    return max(1, round(batch_size * table.pooling_factor))
+
+
+def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch.Tensor:
+    """(features x batch_size,) floors and ceilings of the mean."""
+    bags, lookups = table.features * batch_size, _lookups(table, batch_size)
     lengths = torch.full((bags,), lookups // bags, device=generator.device)
     more = torch.randperm(bags, generator=generator, device=generator.device)[: lookups % bags]
     lengths[more] += 1
@@ -185,25 +197,10 @@ def _lengths(table: Table, batch_size: int, lookups: int, generator: torch.Gener
 def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(n,) indices and lengths that the sample's device gets of each table: all lookups, or those in its blocks."""
     drawn = [draw_lookups(table, sample.batch_size, generator, sample.hot_first) for table in sample.tables]
-    return _held(sample, drawn)
+    return held(sample, drawn)
 
 
-def draw_again(
-    sample: ComputeSample, popular: Sequence[PopularRows], generator: torch.Generator
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The same of one more batch, in which the same rows of the sample's tables (n,) are popular."""
-    pairs = zip(sample.tables, popular, strict=True)
-    return _held(sample, [popular_lookups(table, sample.batch_size, rows, generator) for table, rows in pairs])
-
-
-def popular_lookups(
-    table: Table, batch_size: int, rows: PopularRows, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices (L,) and lengths (features x batch_size,) of a batch in which these rows are as popular as they are."""
-    return rows.draw(generator), _lengths(table, batch_size, rows.lookups, generator)
-
-
-def _held(
+def held(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What the sample's device gets of lookups in whole tables."""

@@ -7,7 +7,7 @@ from math import ceil
 import numpy as np
 import torch
 
-from neuroshard.hardware.drawn_lookups import PopularRows, draw_again
+from neuroshard.hardware.drawn_lookups import PopularRows, held
 from neuroshard.hardware.inputs import Inputs, Prepared, inputs_of
 from neuroshard.records.samples import ComputeSample
 from neuroshard.words.placement import Tier
@@ -34,7 +34,7 @@ def host_run(
         _fill(look_up, sample, popular)
 
     def drawn() -> Inputs:
-        return inputs_of(sample, draw_again(sample, popular, generator), generator)
+        return inputs_of(sample, held(sample, [its.batch(generator) for its in popular]), generator)
 
     first = drawn()
     return Prepared(partial(train, first), first.seen, lambda: partial(train, drawn()))
@@ -42,7 +42,8 @@ def host_run(
 
 def _fill(look_up: LookUp, sample: ComputeSample, popular: Sequence[PopularRows]) -> None:
     """Look up as many rows of each table as its share of the cache holds, the most popular last, some at a time."""
-    rows = [_held(sample, number, its.hottest(sample.home.cached_share)) for number, its in enumerate(popular)]
+    hottest = [its.hottest(sample.home.cached_share) for its in popular]
+    rows = [its for its, _ in held(sample, [(its, torch.ones_like(its)) for its in hottest])]
     turns = max(ceil(len(its) / many.lookups) for its, many in zip(rows, popular, strict=True))
     for turn in range(turns):
         parts = [its.tensor_split(turns)[turn] for its in rows]
@@ -55,11 +56,3 @@ def _fill(look_up: LookUp, sample: ComputeSample, popular: Sequence[PopularRows]
         indices = torch.cat(parts)
         with torch.no_grad():
             look_up(indices, offsets.to(indices.device))
-
-
-def _held(sample: ComputeSample, number: int, rows: torch.Tensor) -> torch.Tensor:
-    """Those rows of a table that the sample's device holds, as it numbers them."""
-    if not sample.blocks:
-        return rows
-    block = sample.blocks[number]
-    return rows[(rows >= block.row) & (rows < block.row_end)] - block.row

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 
 from neuroshard.hardware.drawn_lookups import draw_batch, seen_in
 from neuroshard.plumbing.errors import UserError
@@ -13,6 +13,7 @@ from neuroshard.records.samples import BlockLookups, ComputeSample
 
 PRECISIONS = {4: (SparseType.FP32, torch.float32), 2: (SparseType.FP16, torch.float16)}
 LEARNING_RATE = 1e-3
+FUSED = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}  # optimizers
 
 
 @dataclass(frozen=True)

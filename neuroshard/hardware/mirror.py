@@ -186,23 +186,20 @@ def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterat
         raise RuntimeError("this process is in a group already; mirrored ranks need a process of their own")
     if not hasattr(dist.Backend, _BACKEND.upper()):
         dist.Backend.register_backend(_BACKEND, _make, devices=["cpu", "cuda"])
-    world, before = World(rank, size, watch), os.environ.get(_HOST_SIZE)
+    world = World(rank, size, watch)
     _WORLDS.append(world)
-    os.environ[_HOST_SIZE] = str(host_size)
+    on_hosts = patch.dict(os.environ, {_HOST_SIZE: str(host_size)})
     # State dicts of sequence tables ask all ranks what they hold; mirrored ranks save none.
     unsaved = patch.object(ShardedTensor, "_init_from_local_shards", return_value=None)
     of_this_world = patch.multiple(comm, _INTRA_PG=None, _CROSS_PG=None)  # groups of hosts, which TorchRec keeps
     try:
-        dist.init_process_group(_BACKEND, rank=rank, world_size=size, store=HashStore())
-        with unsaved, of_this_world:
+        with on_hosts, unsaved, of_this_world:
+            dist.init_process_group(_BACKEND, rank=rank, world_size=size, store=HashStore())
             yield world
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
         _WORLDS.pop()
-        os.environ.pop(_HOST_SIZE)
-        if before is not None:
-            os.environ[_HOST_SIZE] = before
 
 
 def size_bytes(tensors: Tensors) -> int:

@@ -7,13 +7,12 @@ import numpy as np
 
 from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.step_meters import check_comparable, measured_in_any_order
+from neuroshard.hardware.step_meters import check_comparable, check_held, measured_in_any_order
 from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol, measured_ranks
 from neuroshard.hardware.workers import Meter
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample
 
 
@@ -149,13 +148,6 @@ def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:
     if under_torchrun():
         raise UserError("mirrored steps take one device, rank after rank; start the command without torchrun")
     check_comparable(plans)
-    hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
-    if hardware.device.kind != "cpu":
-        return
     needed = {job.rank: sum(plans[k].device_bytes[job.rank] for k in job.plans) for job in rank_jobs(plans)}
-    rank, there = max(needed, key=needed.__getitem__), hardware.fingerprint.memory_bytes
-    if needed[rank] > there:
-        raise UserError(
-            f"{len(plans)} plans on rank {rank} need {readable_bytes(needed[rank])}, this machine has "
-            f"{readable_bytes(there)}; give fewer plans at a time, or smaller tables"
-        )
+    rank = max(needed, key=needed.__getitem__)
+    check_held(plans, f"on rank {rank}", needed[rank], hardware)

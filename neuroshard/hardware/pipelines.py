@@ -4,6 +4,7 @@ By a loop, or by TorchRec's pipeline, which sends inputs ahead.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,41 +14,78 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipelineSparseDist
 
 from neuroshard.hardware.device import Device
+from neuroshard.hardware.mirror import Tensors, size_bytes
 from neuroshard.hardware.stand_in import Batch
-from neuroshard.hardware.step_samples import PHASES
+from neuroshard.hardware.step_samples import PHASES, Stretch
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.records.samples import LOCAL_PHASES
 
 INPUT, LOOKUPS, OUTPUT, DENSE, GRADIENTS, BACKWARD, ALL_REDUCE, OPTIMIZER = range(len(PHASES))
 # The loss of a batch, which goes backward, and once more without its graph.
 Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
+class Walk(NamedTuple):
+    """What a rank did: S stretches, and (3, S) of their ms, bytes sent and bytes received at their ends."""
+
+    stretches: tuple[Stretch, ...]
+    amounts: FloatArray
+
+
+class _Ended(NamedTuple):
+    phase: int
+    until: str
+    began: Any
+    at: Any
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
 class PhaseClock:
-    """Charges a device's time to the phase that was entered last."""
+    """Charges a device's time to the phase that was entered last, and leaves out the exchanges that it is told of."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._entered: list[tuple[int, Any]] = []
+        self.restart()
 
     def restart(self) -> None:
-        """Forget all phases entered so far."""
-        self._entered = []
+        """Forget all phases entered so far, and begin with the input."""
+        self._ended: list[_Ended] = []
+        self._phase, self._began = INPUT, self._device.moment()
 
     def enter(self, phase: int) -> None:
         """Charge the time from now on to this phase."""
-        if not self._entered or self._entered[-1][0] != phase:
-            self._entered.append((phase, self._device.moment()))
+        if phase != self._phase:
+            now = self._device.moment()
+            self._ended.append(_Ended(self._phase, "", self._began, now))
+            self._phase, self._began = phase, now
 
     def entering(self, phase: int) -> Callable[..., None]:
         """Make a hook that charges the time from its call on to this phase."""
         return lambda *_: self.enter(phase)
 
+    @contextmanager
+    def meeting(self, collective: str, sent: Tensors, received: Tensors) -> Iterator[None]:
+        """Leave out what an exchange takes: a stretch ends where it begins, and the next one begins afterwards."""
+        now = self._device.moment()
+        self._ended.append(_Ended(self._phase, collective, self._began, now, size_bytes(sent), size_bytes(received)))
+        yield
+        self._began = self._device.moment()
+
     def spent_ms(self) -> FloatArray:
         """(P,) until the last phase was entered; the device is synchronized."""
         spent = np.zeros(len(PHASES))
-        for (phase, first), (_, second) in zip(self._entered, self._entered[1:], strict=False):
-            spent[phase] += self._device.ms_between(first, second)
+        for ended in self._ended:
+            spent[ended.phase] += self._device.ms_between(ended.began, ended.at)
         return spent
+
+    def walk(self) -> Walk:
+        """All stretches since the restart; the device is synchronized, and what came after the last end left out."""
+        self._device.synchronize()
+        stretches = tuple(Stretch(LOCAL_PHASES[its.phase], its.until) for its in self._ended)
+        ms = [self._device.ms_between(its.began, its.at) for its in self._ended]
+        sizes = [its.sent_bytes for its in self._ended], [its.received_bytes for its in self._ended]
+        return Walk(stretches, np.array([ms, *sizes], dtype=np.float64))
 
 
 class Optimizers:

@@ -3,7 +3,6 @@
 A device calls a kernel for each form that pooled tables lie in, and one for each form and width of sequence tables.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
@@ -21,19 +21,18 @@ from neuroshard.words.placement import Home, Placement, Tier
 
 def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
     """(D,) calls of each device, which follow one another; none on an empty device."""
-    by_device: list[list[Placement]] = [[] for _ in range(plan.task.topology.num_devices)]
-    for placement in plan.by_device:
-        by_device[placement.device].append(placement)
-    return tuple(tuple(_calls(plan, its)) for its in by_device)
+    by_device = grouped(plan.placements, lambda placed: placed.device)
+    return tuple(_calls(plan, by_device.get(device, ())) for device in range(plan.task.topology.num_devices))
 
 
-def _calls(plan: Plan, placements: Sequence[Placement]) -> list[ComputeSample]:
-    by_kernel: dict[tuple[int, int], list[Placement]] = defaultdict(list)
-    for placement in placements:
-        pooled = plan.task.tables[placement.shard.table].pooled
-        call = CALLS.index(Call(plan.forms[placement.shard.table], pooled, placement.home.tier))
-        by_kernel[call, 0 if pooled else placement.shard.dim].append(placement)
-    return [_call(plan, LAYOUTS[CALLS[call].form], its) for (call, _), its in sorted(by_kernel.items())]
+def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
+    def kernel(placed: Placement) -> tuple[int, int]:
+        """Which call it is, and how wide its shards are where all must be as wide."""
+        number, pooled = placed.shard.table, plan.task.tables[placed.shard.table].pooled
+        return CALLS.index(Call(plan.forms[number], pooled, placed.home.tier)), 0 if pooled else placed.shard.dim
+
+    by_kernel = sorted(grouped(placements, kernel).items())
+    return tuple(_call(plan, LAYOUTS[CALLS[call].form], its) for (call, _), its in by_kernel)
 
 
 def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> ComputeSample:

@@ -10,8 +10,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollec
 from torchrec.streamable import Pipelineable
 from torchrec.types import DataType
 
-from neuroshard.hardware.drawn_lookups import PopularRows, popular_lookups
+from neuroshard.hardware.drawn_lookups import PopularRows
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints
 
@@ -42,7 +43,11 @@ def renamed(plan: Plan) -> Plan:
 
 def modules_of(tables: Sequence[Table]) -> Mapping[str, str]:
     """The path, in `StandIn`, of the collection that holds each table: one of pooled tables, one a width of others."""
-    return {table.name: POOLED if table.pooled else f"{SEQUENCES}.{table.dim}" for table in tables}
+    return {table.name: _path_of(table) for table in tables}
+
+
+def _path_of(table: Table) -> str:
+    return POOLED if table.pooled else f"{SEQUENCES}.{table.dim}"
 
 
 class StandIn(nn.Module):
@@ -55,7 +60,7 @@ class StandIn(nn.Module):
 
     def __init__(self, tables: Sequence[Table], dense: Sequence[int]) -> None:
         super().__init__()
-        self._features = _features_by_path(tables)
+        self._features = {path: _features_of(*its) for path, its in grouped(tables, _path_of).items()}
         pooled = [table for table in tables if table.pooled]
         widths = sorted({table.dim for table in tables if not table.pooled})
         if pooled:
@@ -97,17 +102,8 @@ def _config(kind: type, table: Table) -> EmbeddingBagConfig | EmbeddingConfig:
     return config
 
 
-def _features_of(table: Table) -> list[str]:
-    return [f"{table.name}_feature{number}" for number in range(table.features)]
-
-
-def _features_by_path(tables: Sequence[Table]) -> dict[str, list[str]]:
-    """The features of each collection."""
-    found: dict[str, list[str]] = {}
-    paths = modules_of(tables)
-    for table in tables:
-        found.setdefault(paths[table.name], []).extend(_features_of(table))
-    return found
+def _features_of(*tables: Table) -> list[str]:
+    return [f"{table.name}_feature{number}" for table in tables for number in range(table.features)]
 
 
 def batches(
@@ -121,19 +117,18 @@ def drawn_batches(tables: Sequence[Table], batch_size: int, seed: int, device: t
     """Some batches of all samples; the same rows are popular in all of them, as in training."""
     generator = torch.Generator(device).manual_seed(seed)
     popular = [PopularRows.of(table, batch_size, device) for table in tables]
-    return [_batch(tables, popular, batch_size, generator) for _ in range(_BATCHES)]
+    return [_batch(popular, generator) for _ in range(_BATCHES)]
 
 
-def _batch(
-    tables: Sequence[Table], popular: Sequence[PopularRows], batch_size: int, generator: torch.Generator
-) -> Batch:
-    paths, features = modules_of(tables), _features_by_path(tables)
-    parts: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {path: [] for path in features}
-    for table, rows in zip(tables, popular, strict=True):
-        indices, lengths = popular_lookups(table, batch_size, rows, generator)
-        parts[paths[table.name]].append((indices, lengths.to(torch.int32)))
-    joined = {path: [torch.cat(its) for its in zip(*parts[path], strict=True)] for path in features}
-    return Batch({path: KeyedJaggedTensor(features[path], values, lengths=n) for path, (values, n) in joined.items()})
+def _batch(popular: Sequence[PopularRows], generator: torch.Generator) -> Batch:
+    drawn = [(its.table, *its.batch(generator)) for its in popular]
+    return Batch({path: _joined(its) for path, its in grouped(drawn, lambda one: _path_of(one[0])).items()})
+
+
+def _joined(drawn: Sequence[tuple[Table, torch.Tensor, torch.Tensor]]) -> KeyedJaggedTensor:
+    """The features of one collection's tables, with the indices and lengths of each."""
+    tables, indices, lengths = zip(*drawn, strict=True)
+    return KeyedJaggedTensor(_features_of(*tables), torch.cat(indices), lengths=torch.cat(lengths).to(torch.int32))
 
 
 def share_of(batch: Batch, rank: int, size: int) -> Batch:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
@@ -20,7 +19,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.group import Group
-from neuroshard.hardware.inputs import LEARNING_RATE
+from neuroshard.hardware.inputs import FUSED, LEARNING_RATE
 from neuroshard.hardware.pipelines import (
     ALL_REDUCE,
     BACKWARD,
@@ -42,7 +41,6 @@ from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.sharding_plan import to_sharding_plan
 
-_FUSED = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 _OF_COPIES = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}
 
 
@@ -73,8 +71,8 @@ class StepBench:
         """One step untimed, some that all ranks begin together, and one with lookups alone; ms of one."""
         steps = self._protocol.steps
         trained.step()
-        trained.clock.restart()
         self._group.barrier()
+        trained.clock.restart()
         start = perf_counter()
         for _ in range(steps):
             trained.step()
@@ -159,7 +157,7 @@ class Trained:
 
 
 def _sharders(settings: EmbeddingSettings) -> list[ModuleSharder[nn.Module]]:
-    fused = {"optimizer": _FUSED[settings.optimizer], "learning_rate": LEARNING_RATE}
+    fused = {"optimizer": FUSED[settings.optimizer], "learning_rate": LEARNING_RATE}
     return [EmbeddingBagCollectionSharder(fused_params=fused), EmbeddingCollectionSharder(fused_params=fused)]
 
 

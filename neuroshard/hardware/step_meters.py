@@ -72,13 +72,15 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
     """Raise UserError unless steps of these plans can be timed here, all of them live together."""
     check_comparable(plans)
     hardware.check_hosts(plans[0].task.topology)
+    check_held(plans, "of all devices", sum(sum(plan.device_bytes) for plan in plans), hardware)
+
+
+def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
+    """Raise UserError unless this machine has the tiers of these plans, and room for what is live of them together."""
     hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
-    if hardware.device.kind != "cpu":
-        return
-    needed, there = sum(sum(plan.device_bytes) for plan in plans), hardware.fingerprint.memory_bytes
-    if needed > there:
+    if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
         raise UserError(
-            f"{len(plans)} plans of all devices need {readable_bytes(needed)}, this machine has "
+            f"{len(plans)} plans {where} need {readable_bytes(needed_bytes)}, this machine has "
             f"{readable_bytes(there)}; give fewer plans at a time, or smaller tables"
         )
 

@@ -7,7 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -75,7 +75,7 @@ class Joining(Generic[Sample]):
 
 
 class _Stopped(Exception):
-    """A worker died or hung; `blamed` is the sample it was at."""
+    """A worker died, hung or couldn't start; `blamed` is the sample it was at."""
 
     def __init__(self, reason: str, blamed: int = 0) -> None:
         super().__init__(reason)
@@ -158,14 +158,15 @@ class WorkerGroup(Meter[Sample]):
                 if failed == _STARTS:
                     raise UserError(f"the workers can't be started: {stopped.reason}") from None
                 self._warn(f"{stopped.reason} while it started; starting again")
+            except UserError as error:
+                self.close()
+                raise UserError(f"the workers can't be started: {error}") from None
 
     def _measure_once(self, samples: list[Sample], seeds: list[int]) -> list[Outcome]:
-        try:
+        with suppress(OSError):  # of a worker that has died since; following it finds out how
             for pipe in self._pipes:
                 pipe.send((samples, seeds))
-        except OSError:
-            pass  # the worker has died since; following it finds out how
-        return self._follow()
+        return self._follow(self._timeout_s)
 
     def _start(self) -> None:
         port = _free_port()
@@ -174,7 +175,7 @@ class WorkerGroup(Meter[Sample]):
                 self._start_one(rank, port)
         except (EOFError, OSError) as error:  # from a fork server that has died
             raise _Stopped(f"{type(error).__name__}: {error}") from None
-        self._await_ready()
+        self._follow(_START_TIMEOUT_S)
 
     def _start_one(self, rank: int, port: int) -> None:
         ours, theirs = self._context.Pipe()
@@ -187,26 +188,21 @@ class WorkerGroup(Meter[Sample]):
         theirs.close()
         self._processes.append(process)
 
-    def _await_ready(self) -> None:
-        ready: set[int] = set()
-        since = self._clock()
-        while len(ready) < self._count:
-            for rank, message in self._receive(since, _START_TIMEOUT_S, [0] * self._count):
-                if isinstance(message, UserError):
-                    self.close()
-                    raise UserError(f"the workers can't be started: {message}")
-                if isinstance(message, _Stopped):
-                    raise message
-                ready.add(rank)
+    def _follow(self, limit_s: float) -> list[Outcome]:
+        """Read until every worker has given its outcomes; rank 0's are returned. Those that start give none.
 
-    def _follow(self) -> list[Outcome]:
-        """Read until every worker has given its outcomes; rank 0's are returned."""
+        Raises:
+            UserError: what has to be mended before a worker can start.
+            _Stopped: a worker has died, nothing has come for `limit_s`, or the next start may go better.
+        """
         finished: dict[int, list[Outcome]] = {}
         current = [0] * self._count
         since = self._clock()
         while len(finished) < self._count:
-            for rank, message in self._receive(since, self._timeout_s, current):
+            for rank, message in self._receive(since, limit_s, current):
                 since = self._clock()
+                if isinstance(message, Exception):
+                    raise message
                 if isinstance(message, int):
                     current[rank] = message
                 else:
@@ -276,9 +272,9 @@ def _serve(
 ) -> None:
     """A worker's life: set up, then measure batches until the pipe closes.
 
-    It sends None once it can be given samples; or a UserError of what the user has to mend before, or `_Stopped` where
-    the next start may go better. Then, of each batch, the number of every sample that it is about to touch, and the
-    outcomes.
+    It sends no outcomes once it can be given samples; or a UserError of what the user has to mend before, or `_Stopped`
+    where the next start may go better. Then, of each batch, the number of every sample that it is about to touch, and
+    the outcomes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     try:
@@ -286,14 +282,12 @@ def _serve(
     except UserError as error:
         pipe.send(UserError(str(error)))
         return
-    except ImportError as error:
-        pipe.send(UserError(f"{type(error).__name__}: {error}"))
-        return
-    except (RuntimeError, OSError) as error:
-        pipe.send(_Stopped(f"{type(error).__name__}: {error}"))
+    except (ImportError, RuntimeError, OSError) as error:
+        stop = UserError if isinstance(error, ImportError) else _Stopped
+        pipe.send(stop(f"{type(error).__name__}: {error}"))
         return
     try:
-        pipe.send(None)
+        pipe.send([])
         while True:
             samples, seeds = pipe.recv()
             pipe.send(bench.measure(samples, seeds, pipe.send))

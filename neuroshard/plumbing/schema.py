@@ -132,6 +132,11 @@ def as_fields(value: Any, rare: Collection[str]) -> dict[str, Any]:
     return {name: one for name, one in named if name not in usual or getattr(value, name) != usual[name]}
 
 
+def padded(columns: int) -> int:
+    """Round columns up to the next width that tables and shards have."""
+    return -(-columns // DIM_MULTIPLE) * DIM_MULTIPLE
+
+
 def of_format(content: object, name: str, where: str) -> dict[str, Any]:
     """The fields of a file of ours, without the format that they begin with.
 

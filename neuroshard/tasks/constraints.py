@@ -10,7 +10,7 @@ from typing import Any
 from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
-from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, as_fields, parse
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, as_fields, padded, parse
 from neuroshard.tables import Table
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms, forms_named
 from neuroshard.words.placement import DEFAULT_CACHED, TIERS, Home, Tier
@@ -256,7 +256,7 @@ def _min_dim(table: Table, rules: Sequence[TableRule], min_shards: int) -> int:
     """Compute the columns that a shard has at least: a multiple of 4, or all of a table that can't be split."""
     asked = (rule.min_dim for rule in rules if rule.min_dim)
     least = max([_narrowest(table, rules, min_shards), *asked])
-    return min(-(-least // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)
+    return min(padded(least), table.dim)
 
 
 def _narrowest(table: Table, rules: Sequence[TableRule], min_shards: int) -> int:

@@ -1,6 +1,8 @@
 """What isn't planned here: planned by TorchRec's own planner, or taken from a plan that the user gives."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
@@ -14,13 +16,32 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.plumbing.schema import padded
 from neuroshard.torchrec.asked import Asked
-from neuroshard.torchrec.kernels import DENSE
+from neuroshard.torchrec.kernels import DENSE, WHOLE
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import estimate, memory_of_tables, sharding_options, storage_taken
-from neuroshard.torchrec.parameters import WHOLE, Parameter
-from neuroshard.torchrec.quiet import without_copies_remarks
+from neuroshard.torchrec.parameters import Parameter
+
+_OF_COPIES = "Sharding spec not found for "  # how TorchRec's warning begins
+
+
+@contextmanager
+def without_copies_remarks() -> Iterator[None]:
+    """Keep back a warning of TorchRec's planner for every table in copies: that it has no shards, as copies never have.
+
+    It is said by the root logger, which has no level or name of TorchRec's that could be set instead.
+    """
+    root = logging.getLogger()
+    root.addFilter(_is_other)
+    try:
+        yield
+    finally:
+        root.removeFilter(_is_other)
+
+
+def _is_other(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_OF_COPIES)
 
 
 def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
@@ -46,12 +67,11 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
     )
     try:
         with without_copies_remarks():
-            found: ShardingPlan = planner.plan(module, _only(parameters))
+            return planner.plan(module, _only(parameters))
     except PlannerError as error:
         raise InfeasibleError(f"{_whose(parameters)}: {str(error).splitlines()[0]}") from error
     except (RuntimeError, ValueError, AssertionError) as error:
         raise UserError(f"{_whose(parameters)}: {error}") from error
-    return found
 
 
 def _as_served(parameter: Parameter, device: str) -> Parameter:
@@ -63,7 +83,7 @@ def _as_served(parameter: Parameter, device: str) -> Parameter:
     if parameter.unlike_kernels:
         dim = parameter.config.embedding_dim
         why = f"has {dim} columns, which TorchRec trains in copies only"
-        do = f", or give it {-(-dim // DIM_MULTIPLE) * DIM_MULTIPLE} columns"
+        do = f", or give it {padded(dim)} columns"
         return _limited_to(
             parameter, why, do, sharding_types=[ShardingType.DATA_PARALLEL.value], compute_kernels=[DENSE]
         )
@@ -83,8 +103,7 @@ def _limited_to(parameter: Parameter, why: str, do: str = "", **limits: list[str
         asked = getattr(parameter.said, word)
         if asked and not set(asked).intersection(only):
             raise UserError(f"table {parameter.qualified_name!r} {why}, and {word}={asked}; allow {only[0]!r}{do}")
-    said: Any = parameter.said
-    return replace(parameter, constraints=replace(said, **limits))
+    return replace(parameter, constraints=replace(parameter.said, **limits))
 
 
 def _whose(parameters: Sequence[Parameter]) -> str:
@@ -132,10 +151,9 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
         found = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in found if (id(module), name) in wanted}
 
-    limited: Any = copy(sharder)
+    limited = copy(sharder)
     limited.shardable_parameters = shardable_parameters
-    found: ModuleSharder[nn.Module] = limited
-    return found
+    return limited
 
 
 def joined(*plans: ShardingPlan) -> ShardingPlan:

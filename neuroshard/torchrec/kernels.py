@@ -1,15 +1,18 @@
-"""TorchRec's words for where a table lies and how it is computed: compute kernels and cache parameters."""
+"""TorchRec's words for how a table is sharded and computed: sharding types, shards, kernels and cache parameters."""
 
 from dataclasses import replace
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import CacheParams
+from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingType
 
 from neuroshard.layouts import Layout
 from neuroshard.plumbing.errors import UserError
 from neuroshard.words.placement import DEFAULT_CACHED, ON_DEVICE, Home, Tier
 
+SHARDING_TYPES = tuple(kind.value for kind in ShardingType)
+WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
 KERNELS: dict[Tier, str] = {
     Tier.DEVICE: EmbeddingComputeKernel.FUSED.value,
     Tier.CACHED: EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
@@ -23,6 +26,16 @@ KEY_VALUE: tuple[str, ...] = (
     EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE.value,
 )
 _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
+
+
+def shards_of(sharding: ParameterSharding) -> list[ShardMetadata]:
+    """The shards of a parameter, in the order of its ranks; none of copies."""
+    return [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
+
+
+def cut_widths(sharding: ParameterSharding) -> list[int]:
+    """Columns of each shard of a table that is cut in columns; none of any other."""
+    return [shard.shard_sizes[1] for shard in shards_of(sharding)] if sharding.sharding_type == SPLIT else []
 
 
 def kernel_of(layout: Layout, home: Home) -> str:

@@ -10,7 +10,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.torchrec.delegated import joined, without
 from neuroshard.torchrec.model import Model
-from neuroshard.torchrec.modules import is_given, listed
+from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
 
 
@@ -49,7 +49,7 @@ def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[Sha
         UserError: tables are missing, lie such that TorchRec would train others or nothing is known of them, or don't
             fit in memory.
     """
-    missing = [it.qualified_name for it in model.division.parameters if not is_given(whole, it)]
+    missing = [it.qualified_name for it in model.division.parameters if not it.is_in(whole)]
     if missing:
         raise UserError(f"it lacks {listed(missing)}")
     if not model.tables:

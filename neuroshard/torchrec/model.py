@@ -1,7 +1,7 @@
 """A model that is to be sharded: its parameters, who plans them, and the plan of those that aren't planned here."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,12 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
+from neuroshard.torchrec.kernels import SPLIT, WHOLE
 from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
-from neuroshard.torchrec.parameters import SPLIT, WHOLE, Parameter, named
-from neuroshard.torchrec.sharding_plan import parameter_name, to_sharding_plan
+from neuroshard.torchrec.parameters import Parameter, named
+from neuroshard.torchrec.sharding_plan import to_sharding_plan
 
 _log = logging.getLogger(__name__)
 
@@ -92,9 +93,7 @@ class Model:
         """Our plan as TorchRec's, with what the constraints pass on to kernels."""
         modules = {name: table.path for name, table in self.tables.items()}
         exported = to_sharding_plan(plan, modules, self.left.compute_device, self.left.local_world_size)
-        for name, table in self.tables.items():
-            module_plan: Any = exported.plan[table.path]
-            _pass_on(table, module_plan[parameter_name(name, table.path)])
+        _pass_on(self.tables.values(), exported)
         return exported
 
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
@@ -103,17 +102,14 @@ class Model:
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """A plan out of a file, which holds neither what constraints pass on to kernels nor what is given."""
-        for parameter in self.division.planned + self.division.delegated:
-            module_plan: Any = sharding_plan.plan[parameter.path]
-            _pass_on(parameter, module_plan[parameter.name])
+        _pass_on(self.division.planned + self.division.delegated, sharding_plan)
         return joined(sharding_plan, self.asked.given)
 
     def ours_in(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """What a plan of the whole model says of the tables that are planned here."""
         ours: dict[str, Any] = {}
         for table in self.tables.values():
-            module_plan: Any = sharding_plan.plan[table.path]
-            ours.setdefault(table.path, EmbeddingModuleShardingPlan())[table.name] = module_plan[table.name]
+            ours.setdefault(table.path, EmbeddingModuleShardingPlan())[table.name] = table.sharding_in(sharding_plan)
         return ShardingPlan(ours)
 
     def options(self, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
@@ -128,14 +124,16 @@ class Model:
         return options
 
 
-def _pass_on(parameter: Parameter, sharding: Any) -> None:
-    constraints = parameter.constraints
-    if constraints is None:
-        return
-    for field in PASSED_ON:
-        setattr(sharding, field, getattr(constraints, field))
-    types = constraints.sharding_types or (WHOLE, SPLIT)
-    if sharding.sharding_type == SPLIT and SPLIT not in types:
-        sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for
-    if sharding.sharding_type == WHOLE and WHOLE not in types and SPLIT in types and parameter.pooled:
-        sharding.sharding_type = SPLIT  # as above: such a table can be cut while a job runs
+def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> None:
+    """Add to how a plan shards the parameters what their constraints say besides."""
+    for parameter in parameters:
+        constraints, sharding = parameter.constraints, parameter.sharding_in(sharding_plan)
+        if constraints is None:
+            continue
+        for field in PASSED_ON:
+            setattr(sharding, field, getattr(constraints, field))
+        types = constraints.sharding_types or (WHOLE, SPLIT)
+        if sharding.sharding_type == SPLIT and SPLIT not in types:
+            sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for
+        if sharding.sharding_type == WHOLE and WHOLE not in types and SPLIT in types and parameter.pooled:
+            sharding.sharding_type = SPLIT  # as above: such a table can be cut while a job runs

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -11,7 +10,8 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from neuroshard.plumbing.schema import DIM_MULTIPLE
-from neuroshard.torchrec.parameters import ANY_DEVICE, ELEMENT_BYTES, SPLIT, WHOLE, Parameter, parameters_of
+from neuroshard.torchrec.kernels import SPLIT, WHOLE
+from neuroshard.torchrec.parameters import ANY_DEVICE, ELEMENT_BYTES, Parameter, parameters_of
 from neuroshard.words.form import CALLS, Call
 
 _SHOWN = 8
@@ -91,7 +91,7 @@ def divide(
     kept: list[Parameter] = []
     reasons: list[str] = []
     for parameter in parameters_of(module, sharders, constraints):
-        if is_given(given, parameter):
+        if given is not None and parameter.is_in(given):
             kept.append(parameter)
         elif (why := why_delegated(parameter, served)) is None:
             planned.append(parameter)
@@ -122,12 +122,6 @@ def find_tables(
     division = divide(module, sharders or get_default_sharders(), given)
     division.warn_of_unknown(given)
     return division.planned
-
-
-def is_given(given: ShardingPlan | None, parameter: Parameter) -> bool:
-    """Whether a plan holds a parameter."""
-    module_plan: Any = given.plan.get(parameter.path) if given is not None else None
-    return isinstance(module_plan, dict) and parameter.name in module_plan
 
 
 def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | None:

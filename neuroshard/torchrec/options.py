@@ -9,7 +9,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan, ShardingType
 
-from neuroshard.torchrec.kernels import KEY_VALUE
+from neuroshard.torchrec.kernels import KEY_VALUE, shards_of
 from neuroshard.torchrec.parameters import Parameter
 
 PASSED_ON = (
@@ -39,11 +39,9 @@ def sharding_options(
     pooled: dict[int, bool] = {}
     options = []
     for parameter in parameters:
-        module_plan: Any = sharding_plan.plan[parameter.path]
-        known_as = id(parameter.module)
+        sharding, known_as = parameter.sharding_in(sharding_plan), id(parameter.module)
         if known_as not in pooled:
             pooled[known_as] = ShardingOption.module_pooled(parameter.module, parameter.path)
-        sharding: ParameterSharding = module_plan[parameter.name]
         options.append(
             ShardingOption(
                 name=parameter.name,
@@ -67,8 +65,7 @@ def _shards(parameter: Parameter, sharding: ParameterSharding, num_devices: int)
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
         ranks = sharding.ranks or range(num_devices)
         return [Shard(list(parameter.weights.shape), [0, 0], rank=rank) for rank in ranks]
-    spec: Any = sharding.sharding_spec
-    pairs = zip(spec.shards, sharding.ranks or [], strict=True)
+    pairs = zip(shards_of(sharding), sharding.ranks or [], strict=True)
     return [Shard(list(shard.shard_sizes), list(shard.shard_offsets), rank=rank) for shard, rank in pairs]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -21,13 +21,12 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
-from neuroshard.torchrec.kernels import KERNELS, kernel_of
+from neuroshard.torchrec.kernels import KERNELS, SPLIT, WHOLE, kernel_of
 from neuroshard.torchrec.sequences import has_index_dedup
 from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Tier
 
 ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
-WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
 ANY_DEVICE = "cuda"  # a sharder has all of its sharding types there
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 _OTHERS = {word: layout for layout in LAYOUTS.values() if not layout.free for word in layout.words[:1]}
@@ -88,6 +87,15 @@ class Parameter:
     def said(self) -> ParameterConstraints:
         """TorchRec's constraints; what they say by themselves where there are none."""
         return self.constraints or ParameterConstraints()
+
+    def is_in(self, plan: ShardingPlan) -> bool:
+        """Whether a plan holds it."""
+        module_plan = plan.plan.get(self.path)
+        return isinstance(module_plan, dict) and self.name in module_plan
+
+    def sharding_in(self, plan: ShardingPlan) -> ParameterSharding:
+        """How a plan that holds it shards it."""
+        return plan.plan[self.path][self.name]
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
         """What we search with; `batch_size` is one device's, as TorchRec counts it.

@@ -29,6 +29,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task
 from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.groups import Groups, groups_of
@@ -107,6 +108,7 @@ class NeuroShardPlanner(ShardingPlanner):
         batch_size: int | None = None,
         models: CostModels | str | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
+        *,
         storage_reservation: StorageReservation | None = None,
         rules: Constraints | None = None,
         memory: MemoryUse | None = None,
@@ -148,17 +150,17 @@ class NeuroShardPlanner(ShardingPlanner):
         reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
         self._asked = tuple(
             Asked(
-                groups.topology,
-                batch_size,
-                copy(reservation) if groups.chosen else reservation,  # it knows what it left to those that it had last
-                dict(constraints or {}),
-                given or ShardingPlan({}),
-                rules or Constraints(),
-                memory,
-                pipeline,
-                known_tables(tables, batch_size * groups.sharding_group_size),
-                groups,
-                timeout_seconds,
+                topology=groups.topology,
+                batch_size=batch_size,
+                reservation=copy(reservation) if groups.chosen else reservation,  # it knows what it left the last time
+                constraints=dict(constraints or {}),
+                given=given or ShardingPlan({}),
+                rules=rules or Constraints(),
+                memory=memory,
+                pipeline=pipeline,
+                known=known_tables(tables, batch_size * groups.sharding_group_size),
+                groups=groups,
+                timeout_s=timeout_seconds,
             )
             for groups in ways
         )
@@ -276,37 +278,34 @@ class NeuroShardPlanner(ShardingPlanner):
         started = perf_counter()
         models = self._models(module, sharders)
         kept = kept_in(self._keep) if self._keep else None
-        if kept:
-            return self._after(kept, models, group, started)
-        return self._finished(self._loaded(models) or self._best(models, self._found), group, started)
+        found = self._after(kept, models) if kept else self._loaded(models) or self._best(models, self._found)
+        return self._finished(found, group, started)
 
-    def _after(
-        self, kept: KeptPlan, models: Sequence[Model], group: dist.ProcessGroup | None, started: float
-    ) -> ShardingPlan:
+    def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
         """The plan that was kept, where it was made for just what is asked; else another one."""
         others = [kept.differences(self._asked_for(one), device_memory(one.left)) for one in models]
         if () in others:
             _log.info("the plan is the one that %s holds", self._keep)
-            return self._restored(models[others.index(())], kept, started)
+            model = models[others.index(())]
+            return _Way(model, self._finder_of(model), model.restored(kept.sharding_plan), kept.plan, kept=True)
         if len(models) == 1:
-            return self._finished(self._found(models[0], kept, others[0]), group, started)
+            return self._searched(models[0], lambda finder, task: finder.found_after(kept, others[0], task))
         fewest = min(others, key=len)
         _log.warning("the kept plan was made for other %s; searching anew", ", ".join(fewest))
-        return self._finished(self._best(models, self._found), group, started)
-
-    def _restored(self, model: Model, kept: KeptPlan, started: float) -> ShardingPlan:
-        found = _Way(model, self._finder_of(model), model.restored(kept.sharding_plan), kept.plan)
-        self._remember(found, found.plan)
-        as_it_is = replace(self._reports, callbacks=())  # they had it before it was kept
-        as_it_is.told(found.finder.simulator, model, found.whole, found.plan, perf_counter() - started)
-        return found.whole
+        return self._best(models, self._found)
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
         """What the plan loader brings, if there is one; None, with a warning, where it fits none of the groups."""
-        if self._loader is None:
+        loader = self._loader
+        if loader is None:
             return None
+
+        def taken(model: Model) -> _Way:
+            finder = self._finder_of(model)
+            return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
+
         try:
-            return self._best(models, partial(self._taken, self._loader))
+            return self._best(models, taken)
         except UserError as error:
             _log.warning("the plan of plan_loader isn't taken (%s); planning anew", error)
             return None
@@ -331,24 +330,16 @@ class NeuroShardPlanner(ShardingPlanner):
             _log.info("predicted ms by number of groups: %s", costs)
         return min(found, key=lambda way: way.total_ms)
 
-    def _found(self, model: Model, kept: KeptPlan | None = None, differences: Sequence[str] = ()) -> "_Way":
-        """What is searched for a model, or changed from a kept plan."""
+    def _found(self, model: Model) -> "_Way":
+        """What is found for a model from nothing."""
+        return self._searched(model, Finder.found)
+
+    def _searched(self, model: Model, search: Callable[[Finder, Task], Plan]) -> "_Way":
+        """What TorchRec plans of a model, and what is searched for the rest, where there is any."""
         finder = self._finder_of(model)
         others, left = model.others()
-        if not model.tables:
-            return _Way(model, finder, others, None)
-        task = model.asked.task(model.tables, left)
-        plan = finder.found_after(kept, differences, task) if kept else finder.found(task)
+        plan = search(finder, model.asked.task(model.tables, left)) if model.tables else None
         return _Way(model, finder, model.whole(others, plan), plan)
-
-    def _taken(self, loader: PlanLoader, model: Model) -> "_Way":
-        """What a loader brings for a model.
-
-        Raises:
-            UserError: it doesn't fit.
-        """
-        finder = self._finder_of(model)
-        return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
 
     def _replanned(
         self,
@@ -365,20 +356,23 @@ class NeuroShardPlanner(ShardingPlanner):
         before = previous if isinstance(previous, Plan) else load_any_plan(Path(previous))
         models, size = self._models(module, sharders), before.task.topology.num_devices
         model = next((one for one in models if one.left.world_size == size), models[0])
-        finder, (others, left) = self._finder_of(model), model.others()
-        plan = finder.changed(before, model.asked.task(model.tables, left), max_moved_bytes, **settings)
-        whole = self._finished(_Way(model, finder, model.whole(others, plan), plan), group, started)
-        after = self.last_plan or plan
+        found = self._searched(model, lambda its, task: its.changed(before, task, max_moved_bytes, **settings))
+        if found.plan is None:
+            raise UserError(NO_TABLE)
+        whole = self._finished(found, group, started)
+        after = self.last_plan or found.plan
         return Replanned(whole, after, table_changes(before, after))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
-        """The whole plan, reported, remembered, and kept by rank 0 of the group."""
-        model, took_s = found.model, perf_counter() - started
-        if remark := late_remark(took_s, model.asked.timeout_s):
+        """The whole plan, reported, remembered, and kept by rank 0 of the group if it is new."""
+        model, reports, took_s = found.model, self._reports, perf_counter() - started
+        if found.kept:
+            reports = replace(reports, callbacks=())  # they had it before it was kept
+        elif remark := late_remark(took_s, model.asked.timeout_s):
             _log.warning(remark)
-        whole, plan = self._reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
+        whole, plan = reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
         self._remember(found, plan)
-        if self._keep and (group is None or dist.get_rank(group) == 0):
+        if self._keep and not found.kept and (group is None or dist.get_rank(group) == 0):
             its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(model.left))
             its.keep_in(self._keep)
         return whole
@@ -429,12 +423,14 @@ class _Way:
         finder: that found it.
         whole: the plan of all that is sharded.
         plan: of the tables that are planned here; None where there are none.
+        kept: whether it is what the file holds.
     """
 
     model: Model
     finder: Finder
     whole: ShardingPlan
     plan: Plan | None
+    kept: bool = False
 
     @property
     def total_ms(self) -> float:

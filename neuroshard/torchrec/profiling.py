@@ -31,6 +31,7 @@ def profile(
     features: Callable[[Any], Any] | None = None,
     global_batch_size: BatchSize | None = None,
     world_size: Devices | None = None,
+    *,
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
     max_bytes: Size = MAX_BYTES,

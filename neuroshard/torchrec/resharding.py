@@ -1,6 +1,6 @@
 """Plans that change while a job runs: the difference of two plans, moved by TorchRec's reshard call."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
 from neuroshard.plumbing.errors import UserError
+from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of
 from neuroshard.torchrec.modules import listed
-from neuroshard.torchrec.parameters import SPLIT, WHOLE
+from neuroshard.torchrec.sharding_plan import parameters_in
 
 _MOVED_STATE = ".momentum1"  # all that TorchRec moves of an optimizer
 
@@ -36,7 +37,7 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tup
         _check_everywhere(model, sharding_plan, changed)
     for path, parameters in changed.items():
         model.reshard({path: (0.0, parameters)}, path)
-        sharded: Any = model.module.get_submodule(path)
+        sharded = model.module.get_submodule(path)
         sharded._has_features_permute = True  # else features keep an order that they may not have any more
     return tuple(f"{path}.{name}" if path else name for path, parameters in changed.items() for name in parameters)
 
@@ -49,7 +50,7 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
     Raises:
         UserError: other tables are in the plans, or one changes such that TorchRec can't move it.
     """
-    old, new = dict(_parameters(before)), dict(_parameters(after))
+    old, new = ({(path, name): its for path, name, its in parameters_in(plan)} for plan in (before, after))
     if other := sorted(".".join(key) for key in old.keys() ^ new.keys()):
         raise UserError(f"only one of the plans has {listed(other)}; a running job keeps its tables")
     changed: dict[str, EmbeddingModuleShardingPlan] = {}
@@ -60,17 +61,10 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
     return changed
 
 
-def _parameters(plan: ShardingPlan) -> Iterator[tuple[tuple[str, str], ParameterSharding]]:
-    for path, module_plan in plan.plan.items():
-        if isinstance(module_plan, Mapping):
-            yield from (((path, name), sharding) for name, sharding in module_plan.items())
-
-
-def _places(sharding: ParameterSharding) -> Any:
-    """What of a table's shards tells whether they lie elsewhere."""
-    spec: Any = sharding.sharding_spec
-    shards = None if spec is None else [(*shard.shard_offsets, *shard.shard_sizes) for shard in spec.shards]
-    return sharding.ranks if spec is not None else None, shards, sharding.compute_kernel
+def _places(sharding: ParameterSharding) -> tuple[object, ...]:
+    """What of a table's shards tells whether they lie elsewhere; copies lie everywhere."""
+    shards = [(*shard.shard_offsets, *shard.shard_sizes) for shard in shards_of(sharding)]
+    return sharding.ranks if shards else None, shards, sharding.compute_kernel
 
 
 def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
@@ -93,8 +87,7 @@ def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> Paramet
             f"table {name!r} is {WHOLE} and would be cut: TorchRec changes no sharding type of a running job; start it "
             f"with sharding_types=[{SPLIT!r}], which in one shard is the same"
         )
-    found: ParameterSharding = replace(now, sharding_type=was.sharding_type)
-    return found
+    return replace(now, sharding_type=was.sharding_type)
 
 
 def _check_everywhere(
@@ -128,10 +121,8 @@ def _check_widths(path: str, after: ShardingPlan) -> None:
     Raises:
         UserError: one isn't; TorchRec would fail in the middle, or mix up columns.
     """
-    module_plan: Any = after.plan[path]
-    for name, sharding in module_plan.items():
-        shards = sharding.sharding_spec.shards if sharding.sharding_type == SPLIT else ()
-        widths = sorted({shard.shard_sizes[1] for shard in shards})
+    for name, sharding in after.plan[path].items():
+        widths = sorted(set(cut_widths(sharding)))
         if len(widths) > 1:
             raise UserError(
                 f"table {name!r} is cut into shards of {' and '.join(map(str, widths))} columns: TorchRec's reshard "
@@ -145,13 +136,13 @@ def _check_movable(model: DistributedModelParallel, path: str, parameters: Mappi
     Raises:
         UserError: it doesn't.
     """
-    sharded: Any = model.module.get_submodule(path)
+    sharded = model.module.get_submodule(path)
     sharder = model._sharder_map.get(getattr(sharded, "unsharded_module_type", None))
     if not hasattr(sharder, "reshard"):
         raise UserError(f"TorchRec's {type(sharded).__name__} ({path!r}) can't move tables of running jobs")
     if getattr(sharded, "_has_mean_pooling_callback", False):
         raise UserError(f"module {path!r} has tables of mean pooling, whose features TorchRec's reshard mixes up")
-    before: Any = model.plan.plan[path]
+    before = model.plan.plan[path]
     for key, its in sharded.fused_optimizer.state_dict()["state"].items():
         name = key.split(".")[-2]
         if name not in parameters:
@@ -172,9 +163,8 @@ def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShard
         UserError: one does.
     """
     for path, parameters in changed.items():
-        module_plan: Any = before.plan[path]
         for name, sharding in parameters.items():
-            if _columns(module_plan[name]) & _columns(sharding):
+            if _columns(before.plan[path][name]) & _columns(sharding):
                 raise UserError(
                     f"a part of table {name!r} would stay on its device, to which TorchRec sends it too: gloo sends no "
                     "process its own messages, NCCL does"
@@ -189,5 +179,4 @@ def _columns(sharding: ParameterSharding) -> set[tuple[int, int]]:
 
 def _ranges(sharding: ParameterSharding) -> list[tuple[int, int]]:
     """The first column of every shard, and how many it has."""
-    spec: Any = sharding.sharding_spec
-    return [(shard.shard_offsets[1], shard.shard_sizes[1]) for shard in spec.shards]
+    return [(shard.shard_offsets[1], shard.shard_sizes[1]) for shard in shards_of(sharding)]

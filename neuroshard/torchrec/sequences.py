@@ -11,9 +11,9 @@ from torchrec.distributed.types import ParameterSharding, ShardingType
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import asked_by_devices
+from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths
 
-_SPLIT = ShardingType.COLUMN_WISE.value
-_SERVED = (ShardingType.TABLE_WISE.value, _SPLIT, ShardingType.ROW_WISE.value)
+_SERVED = (WHOLE, SPLIT, ShardingType.ROW_WISE.value)
 
 
 def has_index_dedup(sharder: Any) -> bool:
@@ -62,17 +62,10 @@ def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -
                 f"table {table.name!r} is a sequence table, sharded {sharding.sharding_type}; plans have such tables "
                 f"{', '.join(_SERVED)} only"
             )
-        for width in _widths(sharding):
+        for width in cut_widths(sharding):
             name, wide = first.setdefault(path, (table.name, width))
             if width != wide:
                 raise UserError(
                     f"collection {path!r}: sequence tables {name!r} and {table.name!r} are in shards of {wide} and "
                     f"{width} columns; cut all that are cut into shards of one width"
                 )
-
-
-def _widths(sharding: ParameterSharding) -> list[int]:
-    """Columns of each shard of a table that is cut in columns."""
-    spec: Any = sharding.sharding_spec
-    cut = sharding.sharding_type == _SPLIT and spec is not None
-    return [shard.shard_sizes[1] for shard in spec.shards] if cut else []

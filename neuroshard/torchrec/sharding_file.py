@@ -17,16 +17,15 @@ from torchrec.distributed.types import (
     EnumerableShardingSpec,
     ParameterSharding,
     ShardingPlan,
-    ShardingType,
 )
 
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
+from neuroshard.torchrec.kernels import SHARDING_TYPES
 from neuroshard.torchrec.parameters import parameters_of
 
 _FORMAT = "torchrec-sharding-plan-1"
-_TYPES = tuple(kind.value for kind in ShardingType)
 _KERNELS = tuple(kind.value for kind in EmbeddingComputeKernel)
 
 
@@ -120,8 +119,8 @@ class ReadParameter:
     cache: _Cache | None = None
 
     def __post_init__(self) -> None:
-        if self.sharding_type not in _TYPES:
-            raise unknown_name("sharding type", self.sharding_type, _TYPES)
+        if self.sharding_type not in SHARDING_TYPES:
+            raise unknown_name("sharding type", self.sharding_type, SHARDING_TYPES)
         if self.compute_kernel not in _KERNELS:
             raise unknown_name("compute kernel", self.compute_kernel, _KERNELS)
 

@@ -1,6 +1,6 @@
 """Plans between our form and TorchRec's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch.distributed._shard.metadata import ShardMetadata
@@ -20,11 +20,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.torchrec.kernels import cache_params, home_of, kernel_of
+from neuroshard.torchrec.kernels import SHARDING_TYPES, cache_params, home_of, kernel_of, shards_of
 from neuroshard.torchrec.sequences import check_sequences
 from neuroshard.words.placement import Placement, Shard
 
-_TYPES = tuple(kind.value for kind in ShardingType)
 _BY_HOST = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
@@ -119,6 +118,13 @@ def _parameter(
     )
 
 
+def parameters_in(sharding_plan: ShardingPlan) -> Iterator[tuple[str, str, ParameterSharding]]:
+    """Path of the module, name and sharding of every parameter; what modules without tables have is left out."""
+    for path, module_plan in sharding_plan.plan.items():
+        if isinstance(module_plan, Mapping):
+            yield from ((path, name, sharding) for name, sharding in module_plan.items())
+
+
 def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
     """TorchRec's plan as ours; column shards of a table that lie on one device become one.
 
@@ -132,10 +138,9 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
             TorchRec would fail with them or train other rows than it should.
     """
     found: dict[str, list[tuple[str, ParameterSharding]]] = {}
-    for path, module_plan in sharding_plan.plan.items():
-        for name, parameter in module_plan.items():
-            for known_as in {name, f"{path}.{name}"}:
-                found.setdefault(known_as, []).append((path, parameter))
+    for path, name, parameter in parameters_in(sharding_plan):
+        for known_as in {name, f"{path}.{name}"}:
+            found.setdefault(known_as, []).append((path, parameter))
     placed: list[Placement] = []
     shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, table in enumerate(task.tables):
@@ -159,8 +164,7 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     table, kind = task.tables[index], _kind(task.tables[index], parameter)
     if kind is ShardingType.DATA_PARALLEL:
         return _copies(task, index, parameter)
-    ranks, spec = parameter.ranks or [], parameter.sharding_spec
-    shards = [] if spec is None else spec.shards
+    ranks, shards = parameter.ranks or [], shards_of(parameter)
     if not ranks or len(ranks) != len(shards):
         raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
     found = [_rectangle(index, table, shard) for shard in shards]
@@ -181,8 +185,9 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
 
 
 def _kind(table: Table, parameter: ParameterSharding) -> ShardingType:
-    if parameter.sharding_type not in _TYPES:
-        raise UserError(f"table {table.name!r}: {unknown_name('sharding type', parameter.sharding_type, _TYPES)}")
+    if parameter.sharding_type not in SHARDING_TYPES:
+        error = unknown_name("sharding type", parameter.sharding_type, SHARDING_TYPES)
+        raise UserError(f"table {table.name!r}: {error}")
     return ShardingType(parameter.sharding_type)
 
 

@@ -91,7 +91,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     from torchrec.distributed.planner.types import PlannerError
 
     from neuroshard.torchrec import from_sharding_plan
-    from neuroshard.torchrec.quiet import without_copies_remarks
+    from neuroshard.torchrec.delegated import without_copies_remarks
 
     # A module's parameters can't bear every name that a table can.
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))

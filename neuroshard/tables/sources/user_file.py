@@ -29,6 +29,7 @@ from neuroshard.plumbing.schema import (
     Name,
     PoolingFactor,
     Rows,
+    padded,
     parse,
     shown,
 )
@@ -181,13 +182,12 @@ def _whole(cell: object) -> object:
 
 def _padded(dim: int, row: Row, pad_dims: bool) -> int:
     """The next width that FBGEMM has, which the user may or may not want."""
-    padded = -(-dim // DIM_MULTIPLE) * DIM_MULTIPLE
     if not pad_dims:
         raise UserError(
-            f"{row.where}: dim={dim} must be a multiple of {DIM_MULTIPLE}; pad it to {padded}, "
+            f"{row.where}: dim={dim} must be a multiple of {DIM_MULTIPLE}; pad it to {padded(dim)}, "
             "or every such table by tables.pad_dims=true"
         )
-    return padded
+    return padded(dim)
 
 
 def _bytes_of(dtype: object, row: Row) -> int:

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.mirror import mirrored_world
-from neuroshard.hardware.mirror_bench import MirrorBench, Trail
+from neuroshard.hardware.mirror_bench import MirrorBench
 from neuroshard.hardware.mirror_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
+from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("measures")
 
 def _steps_of_a_real_rank(rank, plan, protocol, folder):
     device = CpuDevice(pin=False)
-    trail = Trail(device)
+    trail = PhaseClock(device)
     join_relay(rank, 2, folder / "meet", trail.meeting)
     its = batches(renamed(plan).task.tables, plan.task.batch_size, rank, 2, SEED, device.torch_device)
     trained = Trained(plan, protocol, trail, device, its, EmbeddingSettings(), SEED)

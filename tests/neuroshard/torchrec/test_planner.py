@@ -191,6 +191,8 @@ def test_the_process_group_gives_the_topology(group):
     plan = planner.collective_plan(_collection((100, 16)))
     assert plan.plan[""]["t0"].ranks == [0]
     assert planner.last_plan.task.topology.num_devices == 1
+    added = {"framework.input", "framework.kernels", "framework.outputs"}
+    assert added <= {part.name for part in planner.last_cost.parts}  # of cpu+torchrec
     refused = {"t0": ParameterConstraints(pooling_factors=[1.0, 2.0])}
     with pytest.raises(UserError, match="need one number for each"):
         NeuroShardPlanner(constraints=refused).collective_plan(_collection((10, 4)))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import neuroshard as ns
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import toy_task
-from neuroshard.torchrec.quiet import without_copies_remarks
+from neuroshard.torchrec.delegated import without_copies_remarks
 from neuroshard.words.form import Form
 from tests.kit.torchrec_models import bags, planner
 
