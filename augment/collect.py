@@ -38,7 +38,6 @@ from neuroshard.words.placement import Tier
 _COMPUTE, _COMM, _LOCAL = 0, 1, 2  # streams of random numbers
 _DRAW, _LOOKUPS = 0, 1
 _NOT_MEASURED = ("tables", "seed", "out", "max_noise", "more_passes")  # no settings that decide what is measured
-_OF_LOCAL_WORK = ("local", "num_local_samples")
 _LIVE_STEPS = 8  # of a part
 
 
@@ -115,11 +114,8 @@ class Collect:
             return self._collect(DataDirectory(Path(self.out)))
 
     def _collect(self, directory: DataDirectory) -> Summary:
-        here = self.hardware.fingerprint
-        if Manifest.exists(directory.path):
-            directory.manifest().check_hardware(here, directory.path)
-        split = split_tables(self.tables, self.seed)
-        directory.begin(Manifest(here.to_json(), versions(), self._settings(), self.seed), self.tables)
+        split, here = split_tables(self.tables, self.seed), self.hardware.fingerprint.to_json()
+        directory.begin(Manifest(here, versions(), self._settings(), self.seed), self.tables)
         with progress_bar() as progress:
             kinds = tuple(kind.collect(progress) for kind in self._kinds(directory, split))
         summary = Summary(directory.path, kinds)
@@ -149,10 +145,7 @@ class Collect:
         return int(rng.choice(self.batch_sizes))
 
     def _settings(self) -> dict[str, Any]:
-        settings = asdict(self) | {"compute": self.compute.settings, "comm": self.comm.settings}
-        left_out = {*_NOT_MEASURED, *(() if self.num_local_samples else _OF_LOCAL_WORK)}
-        left_out |= set() if self.references else {"references"}
-        return {key: value for key, value in settings.items() if key not in left_out}
+        return {key: value for key, value in asdict(self).items() if key not in _NOT_MEASURED}
 
 
 @dataclass(frozen=True)

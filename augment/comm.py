@@ -1,7 +1,7 @@
 """Random exchanges at many levels of imbalance (NeuroShard, section 3.1)."""
 
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
@@ -17,8 +17,6 @@ from neuroshard.tables import halvings
 from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, INDEX_BYTES, Collective, collective_named
 
 _SPLITS = (TRAIN,) * 8 + (VALID, TEST)
-_ALL_TO_ALL = "all_to_all"
-_BEYOND_ALL_TO_ALL = ("collectives", "max_row_tables", "max_gradient_bytes")
 _LEAST_GRADIENT_BYTES = 4 << 10
 _LOG_POOLING = (np.log(5), 1.0)  # mean and deviation: half of published tables have at most 5, nine of ten 18
 _MAX_POOLING = 208  # of a published table
@@ -54,7 +52,7 @@ class CommAugmentation:
     min_tables: TableCount = 10
     max_tables: TableCount = 59
     max_start_ms: NonNegative = 40.0
-    collectives: Annotated[tuple[str, ...], Meta(min_length=1)] = (_ALL_TO_ALL,)
+    collectives: Annotated[tuple[str, ...], Meta(min_length=1)] = ("all_to_all",)
     max_row_tables: TableCount = 10
     max_gradient_bytes: ByteSize = 64 << 20
     lopsided_share: Share = 0.5
@@ -68,15 +66,6 @@ class CommAugmentation:
             raise UserError(f"exchanges: max_gradient_bytes={self.max_gradient_bytes} must be {least}")
         for name in self.collectives:
             collective_named(name)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What decides which samples are drawn; of all-to-alls alone, without the limits of other collectives."""
-        settings = asdict(self)
-        beyond = set(_BEYOND_ALL_TO_ALL if self.collectives == (_ALL_TO_ALL,) else ())
-        if not self.lopsided_share:
-            beyond.add("lopsided_share")  # as before there was any
-        return {name: value for name, value in settings.items() if name not in beyond}
 
     def check(self, devices_per_host: int | None) -> None:
         """Raise UserError if a collective needs hosts and all devices are on one, which None says."""
@@ -153,4 +142,4 @@ class CommAugmentation:
 class TaskExchanges(CommAugmentation):
     """Which exchanges are drawn between as many devices as tasks have: no setting says how many."""
 
-    num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = field(default=(4,), init=False)
+    num_devices: tuple[Devices, ...] = field(default=CommAugmentation.num_devices, init=False)

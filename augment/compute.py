@@ -4,10 +4,10 @@ Beyond that method, combinations may lie in blocks of rows, or be copies, as the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 from msgspec import Meta
@@ -19,6 +19,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE, ByteSize, CacheShare, Devic
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
+from neuroshard.words.collective import ELEMENT_BYTES
 from neuroshard.words.form import forms_named
 from neuroshard.words.placement import Home, Tier, block_rows
 
@@ -28,14 +29,6 @@ T = TypeVar("T")
 def one_of(choices: Sequence[T], rng: np.random.Generator) -> T:
     """One of the choices, each as likely; a single one draws nothing from `rng`."""
     return choices[0 if len(choices) == 1 else int(rng.integers(len(choices)))]
-
-
-_BEYOND_COLUMNS = ("forms", "sharers", "hot_first_share", "max_copy_bytes")
-_COLUMNS = ("columns",)
-_ONE_FEATURE = (1,)
-_POOLED = (True,)
-_ON_DEVICE = (Tier.DEVICE,)
-_OUTPUT_BYTES = 4  # of an element of what comes of a lookup
 
 
 # A combination of tables of a group, each of which one of so many equal parts lies on the device.
@@ -75,14 +68,14 @@ class ComputeAugmentation:
     max_tables: TableCount = 15
     max_bytes: ByteSize = 4 << 30
     any_width_share: Share = 0.0
-    forms: Annotated[tuple[str, ...], Meta(min_length=1)] = _COLUMNS
+    forms: Annotated[tuple[str, ...], Meta(min_length=1)] = ("columns",)
     sharers: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 3, 4, 6, 8, 16)
     hot_first_share: Share = 0.5
     max_copy_bytes: ByteSize = 64 << 20
-    features: Annotated[tuple[Features, ...], Meta(min_length=1)] = _ONE_FEATURE
-    pooled: Annotated[tuple[bool, ...], Meta(min_length=1)] = _POOLED
+    features: Annotated[tuple[Features, ...], Meta(min_length=1)] = (1,)
+    pooled: Annotated[tuple[bool, ...], Meta(min_length=1)] = (True,)
     max_output_bytes: ByteSize = 32 << 20
-    tiers: Annotated[tuple[str, ...], Meta(min_length=1)] = _ON_DEVICE
+    tiers: Annotated[tuple[str, ...], Meta(min_length=1)] = (Tier.DEVICE,)
     cached: Annotated[tuple[CacheShare, ...], Meta(min_length=1)] = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 
     def __post_init__(self) -> None:
@@ -93,18 +86,6 @@ class ComputeAugmentation:
             raise UserError(
                 f"compute samples: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}"
             )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What decides which samples are drawn: of pooled columns that one feature reads, in device memory, what
-        decided it when there was no more.
-        """
-        settings = asdict(self)
-        beyond = set(_BEYOND_COLUMNS if self.forms == _COLUMNS else ())
-        beyond |= {"features"} if self.features == _ONE_FEATURE else set()
-        beyond |= {"pooled", "max_output_bytes"} if self.pooled == _POOLED else set()
-        beyond |= {"tiers", "cached"} if self.tiers == _ON_DEVICE else set()
-        return {name: value for name, value in settings.items() if name not in beyond}
 
     def check(self, split: Split) -> None:
         """Raise UserError unless every table fits under the cap at its narrowest, and splits have some of each form."""
@@ -240,15 +221,15 @@ class ColumnCalls(ComputeAugmentation):
     What combinations in rows take is foreseen only once their lookups are drawn, which is when they are measured.
     """
 
-    forms: tuple[str, ...] = field(default=_COLUMNS, init=False)
-    sharers: tuple[Devices, ...] = field(default=(2, 3, 4, 6, 8, 16), init=False)
-    hot_first_share: Share = field(default=0.5, init=False)
-    max_copy_bytes: ByteSize = field(default=64 << 20, init=False)
+    forms: tuple[str, ...] = field(default=ComputeAugmentation.forms, init=False)
+    sharers: tuple[Devices, ...] = field(default=ComputeAugmentation.sharers, init=False)
+    hot_first_share: Share = field(default=ComputeAugmentation.hot_first_share, init=False)
+    max_copy_bytes: ByteSize = field(default=ComputeAugmentation.max_copy_bytes, init=False)
 
 
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
     """Of what comes of the lookups in one of `sharers` blocks of a sequence table."""
-    return _OUTPUT_BYTES * table.output_columns * batch_size / sharers
+    return ELEMENT_BYTES * table.output_columns * batch_size / sharers
 
 
 def _cut_by(sharers: int, group: tuple[Table, ...]) -> tuple[Table, ...]:

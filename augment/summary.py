@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
-from neuroshard.records.noise import NINE_IN_TEN, pass_drift, pass_noise, pass_repeatability
+from neuroshard.records.noise import pass_drift, pass_noise, pass_repeatability
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement
 from neuroshard.records.speed import slowness_between
 from neuroshard.words.collective import name_of
@@ -138,13 +138,8 @@ def _part_of(sample: ComputeSample | CommSample | LocalSample) -> str:
 
 
 def _cells(kind: KindSummary, name: str, wall_s: str) -> tuple[str, ...]:
+    noise = (f"{np.median(kind.repeatability):.1%}", f"{kind.noise:.1%}") if kind.repeatability else ("-", "-")
     return (
         name, str(kind.measured), str(kind.failed), wall_s, f"{kind.busy_share:.0%}" if kind.busy_s else "-",
-        *_quantiles(kind.repeatability), "-" if np.isnan(kind.drift) else f"{kind.drift:+.1%}",
+        *noise, "-" if np.isnan(kind.drift) else f"{kind.drift:+.1%}",
     )  # fmt: skip
-
-
-def _quantiles(values: tuple[float, ...]) -> tuple[str, str]:
-    if not values:
-        return "-", "-"
-    return f"{np.quantile(values, 0.5):.1%}", f"{np.quantile(values, NINE_IN_TEN):.1%}"

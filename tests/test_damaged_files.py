@@ -105,7 +105,8 @@ def _calibrated(root):
     Calibrate((str(root / "trace.json"),), str(root / "mine"), "roofline:h100").run()
 
 
-MANIFEST = Manifest({"kind": "cpu", "device": "x"}, {"torch": "2"}, {"rounds": [1, 2], "timing": {"live": 3}}, 0)
+HERE = Fingerprint("cpu", "x", 1, 1)
+MANIFEST = Manifest(HERE.to_json(), {"torch": "2"}, {"rounds": [1, 2], "timing": {"live": 3}}, 0)
 
 
 def _data(path):
@@ -120,7 +121,7 @@ def _data(path):
 
 def _data_again(root):
     directory = DataDirectory(root / "data")
-    directory.manifest().check_hardware(Fingerprint("cpu", "x", 1, 1), directory.path)
+    directory.manifest().check_hardware(HERE, directory.path)
 
 
 def _go_on(root):

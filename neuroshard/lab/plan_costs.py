@@ -69,12 +69,9 @@ class PlanRecords:
         Raises:
             UserError: what is there was measured on other hardware, or is damaged.
         """
-        directory, here = DataDirectory(run / MEASURED), hardware.fingerprint
-        there = dict[str, Table]()
-        if Manifest.exists(directory.path):
-            directory.manifest().check_hardware(here, directory.path)
-            there = directory.tables()
-        directory.begin(Manifest.of_plans(here, asdict(hardware)), tuple(there.values()))
+        directory = DataDirectory(run / MEASURED)
+        there = tuple(directory.tables().values()) if Manifest.exists(directory.path) else ()
+        directory.begin(Manifest.of_plans(hardware.fingerprint, asdict(hardware)), there)
         calls, exchanges = directory.compute(), directory.comm()
         named = partial(_named_calls, directory)
         return cls(Numbers(calls, _known(calls), named), Numbers(exchanges, _known(exchanges)))

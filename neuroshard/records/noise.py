@@ -10,7 +10,7 @@ from neuroshard.plumbing.timing import repeatability
 from neuroshard.records.samples import Measurement, Sample, as_drawn
 from neuroshard.records.splits import REFERENCE
 
-NINE_IN_TEN = 0.9
+_NINE_IN_TEN = 0.9
 
 
 def fastest(parts: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement[Sample]]:
@@ -43,7 +43,7 @@ def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
 def pass_noise(measurements: Sequence[Measurement[Any]]) -> float:
     """The relative difference between two passes that nine in ten samples stay below; 0 without a second pass."""
     differences = pass_repeatability(measurements)
-    return float(np.quantile(differences, NINE_IN_TEN)) if len(differences) else 0.0
+    return float(np.quantile(differences, _NINE_IN_TEN)) if len(differences) else 0.0
 
 
 def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import repeat
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +23,10 @@ from neuroshard.plumbing.schema import (
     MAX_BYTES,
     MAX_POOLING_FACTOR,
     BatchSize,
+    BytesPerElement,
     CacheShare,
     Count,
+    Device,
     Devices,
     Dim,
     Features,
@@ -55,126 +57,20 @@ from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Lookups = Annotated[int, Meta(ge=0, le=MAX_BATCH_SIZE * MAX_POOLING_FACTOR)]  # of a batch in one table
+SplitName = Literal["train", "valid", "test", "reference"]
 
-_COMMON = [
-    ("sample_id", pa.int64()),
-    ("split", pa.string()),
-    ("seed", pa.int64()),
-    ("second_pass", pa.bool_()),
-    ("batch_size", pa.int64()),
-    ("times_ms", pa.list_(pa.float64())),
-    ("at_s", pa.list_(pa.float64())),
-    ("error", pa.string()),
-]
-COMPUTE_SCHEMA = pa.schema(
-    [
-        *_COMMON,
-        ("tables", pa.list_(pa.string())),
-        ("dims", pa.list_(pa.int32())),
-        ("form", pa.string()),
-        ("features", pa.list_(pa.int32())),
-        ("pooled", pa.bool_()),
-        ("hot_first", pa.float64()),
-        ("first_rows", pa.list_(pa.int64())),
-        ("rows", pa.list_(pa.int64())),
-        ("lookups", pa.list_(pa.int64())),
-        ("reuse", pa.list_(pa.list_(pa.float64()))),
-        ("tier", pa.string()),
-        ("cached", pa.float64()),
-    ]
-)
-COMM_SCHEMA = pa.schema(
-    [
-        *_COMMON,
-        ("collective", pa.string()),
-        ("size_bytes", pa.list_(pa.int64())),
-        ("start_ms", pa.list_(pa.float64())),
-        ("devices_per_host", pa.int32()),
-    ]
-)
-LOCAL_SCHEMA = pa.schema([*_COMMON, ("plan", pa.string()), ("rank", pa.int32())])
-TABLES_SCHEMA = pa.schema(
-    [
-        ("name", pa.string()),
-        ("rows", pa.int64()),
-        ("dim", pa.int32()),
-        ("pooling_factor", pa.float64()),
-        ("reuse", pa.list_(pa.float64())),
-        ("bytes_per_element", pa.int8()),
-        ("reuse_batch_size", pa.int64()),
-        ("row_lookups", pa.list_(pa.float64())),
-        ("features", pa.int32()),
-        ("pooled", pa.bool_()),
-    ]
-)
-
-
-def rows(
-    schema: pa.Schema, fields: Callable[[Sample], Mapping[str, Any]], measurements: Sequence[Measurement[Sample]]
-) -> pa.Table:
-    """Measurements as a Parquet table; `fields` are those of a sample of their kind."""
-    return pa.Table.from_pylist([{**_common_row(m), **fields(m.sample)} for m in measurements], schema=schema)
-
-
-def compute_fields(sample: ComputeSample) -> dict[str, Any]:
-    """A kernel call, as a row holds it."""
-    return {
-        "tables": [table.name for table in sample.tables],
-        "dims": [table.dim for table in sample.tables],
-        "features": [table.features for table in sample.tables],
-        "pooled": sample.call.pooled,
-        "form": sample.form,
-        "hot_first": sample.hot_first,
-        "first_rows": [block.row for block in sample.blocks],
-        "rows": [block.rows for block in sample.blocks],
-        "lookups": [lookups.count for lookups in sample.lookups],
-        "reuse": [lookups.reuse for lookups in sample.lookups],
-        "tier": None if sample.home == ON_DEVICE else sample.home.tier,
-        "cached": sample.home.cached,
-    }
-
-
-def comm_fields(sample: CommSample) -> dict[str, Any]:
-    """An exchange, as a row holds it."""
-    return {
-        "collective": name_of(sample.collective),
-        "size_bytes": list(sample.size_bytes),
-        "start_ms": list(sample.start_ms),
-        "devices_per_host": sample.devices_per_host,
-    }
-
-
-def local_fields(sample: LocalSample) -> dict[str, Any]:
-    """A rank's local work, as a row holds it: the plan as plan files do."""
-    return {"plan": json.dumps(sample.plan.to_json()), "rank": sample.rank}
-
-
-def tables_rows(tables: Sequence[Table]) -> pa.Table:
-    """Tables as a Parquet table."""
-    rows = [{"row_lookups": [], "features": 1, "pooled": True, **table.to_json()} for table in tables]
-    return pa.Table.from_pylist(rows, schema=TABLES_SCHEMA)
-
-
-def _common_row(measurement: Measurement[Any]) -> dict[str, Any]:
-    repeats = measurement.repeats
-    return {
-        "sample_id": measurement.sample_id,
-        "split": measurement.split,
-        "seed": measurement.seed,
-        "second_pass": measurement.second_pass,
-        "batch_size": measurement.sample.batch_size,
-        "times_ms": None if repeats is None else repeats.times_ms.ravel().tolist(),
-        "at_s": None if repeats is None else repeats.at_s.tolist(),
-        "error": measurement.error,
-    }
+_STORED: dict[Any, pa.DataType] = {
+    bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), SplitName: pa.string(),
+    BytesPerElement: pa.int8(), Dim: pa.int32(), Features: pa.int32(), Devices: pa.int32(), Device: pa.int32(),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Row:
-    """What the rows of all kinds of part hold."""
+    """What rows of all kinds hold: every field is a column."""
 
     sample_id: Count
-    split: Literal["train", "valid", "test", "reference"]
+    split: SplitName
     seed: Seed
     second_pass: bool
     batch_size: BatchSize
@@ -182,25 +78,31 @@ class _Row:
     at_s: tuple[NonNegative, ...] | None
     error: str | None
 
-    def repeats(self, shape: tuple[int, ...]) -> Repeats | None:
-        """The times as arrays; `shape` is that of one repeat."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of one repeat."""
+        return ()
+
+    @property
+    def repeats(self) -> Repeats | None:
+        """Return the times as arrays."""
         if self.times_ms is None or self.at_s is None:
             if self.times_ms is not None or self.at_s is not None:
                 raise UserError("times_ms and at_s must both be there, or neither")
             return None
         times, at_s = np.array(self.times_ms, dtype=np.float64), np.array(self.at_s, dtype=np.float64)
-        if not len(at_s) or len(times) != len(at_s) * math.prod(shape):
-            raise UserError(f"{len(times)} times_ms don't make {len(at_s)} repeats of {math.prod(shape)}")
-        return Repeats(times.reshape(-1, *shape), at_s)
+        if not len(at_s) or len(times) != len(at_s) * math.prod(self.shape):
+            raise UserError(f"{len(times)} times_ms don't make {len(at_s)} repeats of {math.prod(self.shape)}")
+        return Repeats(times.reshape(-1, *self.shape), at_s)
 
 
 @dataclass(frozen=True)
 class _ComputeRow(_Row):
     tables: tuple[str, ...]
     dims: tuple[Dim, ...]
+    form: str
     features: tuple[Features, ...]
     pooled: bool
-    form: str
     hot_first: Share
     first_rows: tuple[FirstRow, ...]
     rows: tuple[Rows, ...]
@@ -209,12 +111,16 @@ class _ComputeRow(_Row):
     tier: str | None
     cached: CacheShare | None
 
-    def sample(self, tables: tuple[Table, ...]) -> ComputeSample:
-        """The sample, of `tables` at their widths."""
+    def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
+        """The kernel call that this row was measured of, given what makes tables of a name."""
+        for name, values in (("dims", self.dims), ("features", self.features)):
+            if len(self.tables) != len(values):
+                raise UserError(f"sample {self.sample_id} has {len(self.tables)} tables but {len(values)} {name}")
+        tables = tuple(map(sized, self.tables, self.dims, self.features, repeat(self.pooled)))
         if len(self.first_rows) != len(self.rows) or len(self.lookups) != len(self.reuse):
             raise UserError("first_rows and rows, lookups and reuse must be equally many")
-        blocks = tuple(RowBlock(row, rows) for row, rows in zip(self.first_rows, self.rows, strict=True))
-        seen = tuple(BlockLookups(count, reuse) for count, reuse in zip(self.lookups, self.reuse, strict=True))
+        blocks = tuple(map(RowBlock, self.first_rows, self.rows))
+        seen = tuple(map(BlockLookups, self.lookups, self.reuse))
         home = Home(Tier(self.tier or Tier.DEVICE), self.cached)
         return ComputeSample(tables, self.batch_size, Form(self.form), blocks, self.hot_first, seen, home)
 
@@ -226,6 +132,11 @@ class _CommRow(_Row):
     start_ms: tuple[NonNegative, ...]
     devices_per_host: Devices | None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return that of both directions of every device."""
+        return (2, len(self.size_bytes))
+
     def sample(self) -> CommSample:
         """Return the exchange that this row was measured of."""
         collective = collective_named(self.collective)
@@ -235,67 +146,117 @@ class _CommRow(_Row):
 @dataclass(frozen=True)
 class _LocalRow(_Row):
     plan: str
-    rank: Count
+    rank: Device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return that of all phases of a step."""
+        return (len(LOCAL_PHASES),)
 
     def sample(self) -> LocalSample:
         """Return the rank's step that this row was measured of."""
         return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank)
 
 
-def compute_reader(tables: Mapping[str, Table]) -> Callable[[object], Measurement[ComputeSample]]:
-    """Return what reads a row of a compute part, and makes each table once at every width that it was measured at.
+def _schema(kind: type) -> pa.Schema:
+    """The columns that hold what a dataclass does, a column a field."""
+    hints = get_type_hints(kind, include_extras=True)
+    return pa.schema([(name, _stored(hint)) for name, hint in hints.items()])
 
-    Raises (when called):
-        UserError: the row is malformed, or names a table that isn't among `tables`.
+
+def _stored(hint: Any) -> pa.DataType:
+    """How a column holds values of such a type, whether or not some are missing."""
+    if hint in _STORED:
+        return _STORED[hint]
+    inner = _stored(get_args(hint)[0])
+    return pa.list_(inner) if get_origin(hint) is tuple else inner
+
+
+@dataclass(frozen=True)
+class RowKind(Generic[Sample]):
+    """Measurements of one kind as Parquet rows, and back.
+
+    Attributes:
+        row: what a row holds.
+        fields: what it holds of a sample, besides its batch size.
+        sample: the sample in a row.
     """
+
+    row: type[_Row]
+    fields: Callable[[Sample], dict[str, Any]]
+    sample: Callable[[Any], Sample]
+
+    def table(self, measurements: Sequence[Measurement[Sample]]) -> pa.Table:
+        """Measurements as a Parquet table."""
+        rows = [_common_fields(m) | self.fields(m.sample) for m in measurements]
+        return pa.Table.from_pylist(rows, schema=_schema(self.row))
+
+    def measurement(self, row: object) -> Measurement[Sample]:
+        """The measurement in a row.
+
+        Raises:
+            UserError: the row is malformed, or contradicts itself; it names the sample by its number.
+        """
+        read = parse(row, self.row, "sample")
+        try:
+            sample, repeats = self.sample(read), read.repeats
+            return Measurement(sample, read.sample_id, read.split, read.seed, repeats, read.error, read.second_pass)
+        except ValueError as error:
+            where, said = f"sample {read.sample_id}", str(error)
+            raise UserError(said if said.startswith(where) else f"{where}: {said}") from None
+
+
+def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
+    """What a row of any kind holds."""
+    repeats = measurement.repeats
+    times = {} if repeats is None else {"times_ms": repeats.times_ms.ravel().tolist(), "at_s": repeats.at_s.tolist()}
+    return vars(measurement) | times | {"batch_size": measurement.sample.batch_size}
+
+
+def compute_kind(tables: Mapping[str, Table]) -> RowKind[ComputeSample]:
+    """Kernel calls of such tables, by name; each is made once at every width that it was measured at."""
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
         return replace(tables[name], dim=dim, features=features, pooled=pooled)
 
-    def read_compute(row: object) -> Measurement[ComputeSample]:
-        """Return the measurement in a row."""
-        read = parse(row, _ComputeRow, "sample")
-        for name, values in (("dims", read.dims), ("features", read.features)):
-            if len(read.tables) != len(values):
-                raise UserError(f"sample {read.sample_id} has {len(read.tables)} tables but {len(values)} {name}")
+    def sample(read: _ComputeRow) -> ComputeSample:
         for name in read.tables:
             if name not in tables:
                 raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
-        its = tuple(map(sized, read.tables, read.dims, read.features, repeat(read.pooled)))
-        return _measurement(read, lambda: read.sample(its), ())
+        return read.sample(sized)
 
-    return read_compute
-
-
-def read_comm(row: object) -> Measurement[CommSample]:
-    """One row of an exchange part.
-
-    Raises:
-        UserError: it is malformed.
-    """
-    read = parse(row, _CommRow, "sample")
-    return _measurement(read, read.sample, (2, len(read.size_bytes)))
+    return RowKind(_ComputeRow, _compute_fields, sample)
 
 
-def read_local(row: object) -> Measurement[LocalSample]:
-    """One row of a part of local work.
+def _compute_fields(sample: ComputeSample) -> dict[str, Any]:
+    return {
+        "tables": [table.name for table in sample.tables],
+        "dims": [table.dim for table in sample.tables],
+        "form": sample.form,
+        "features": [table.features for table in sample.tables],
+        "pooled": sample.call.pooled,
+        "hot_first": sample.hot_first,
+        "first_rows": [block.row for block in sample.blocks],
+        "rows": [block.rows for block in sample.blocks],
+        "lookups": [lookups.count for lookups in sample.lookups],
+        "reuse": [lookups.reuse for lookups in sample.lookups],
+        "tier": None if sample.home == ON_DEVICE else sample.home.tier,
+        "cached": sample.home.cached,
+    }
 
-    Raises:
-        UserError: it is malformed.
-    """
-    read = parse(row, _LocalRow, "sample")
-    return _measurement(read, read.sample, (len(LOCAL_PHASES),))
+
+COMM_KIND = RowKind(_CommRow, lambda sample: vars(sample) | {"collective": name_of(sample.collective)}, _CommRow.sample)
+LOCAL_KIND = RowKind(
+    _LocalRow,  # plans as plan files hold them
+    lambda sample: {"plan": json.dumps(sample.plan.to_json()), "rank": sample.rank},
+    _LocalRow.sample,
+)
 
 
-def _measurement(read: _Row, sample: Callable[[], Sample], shape: tuple[int, ...]) -> Measurement[Sample]:
-    """The measurement in a row, of repeats of such shape; errors name the sample by its number."""
-    try:
-        return Measurement(
-            sample(), read.sample_id, read.split, read.seed, read.repeats(shape), read.error, read.second_pass
-        )
-    except ValueError as error:
-        raise UserError(f"sample {read.sample_id}: {error}") from None
+def tables_rows(tables: Sequence[Table]) -> pa.Table:
+    """Tables as a Parquet table."""
+    return pa.Table.from_pylist([vars(table) for table in tables], schema=_schema(Table))
 
 
 def read_tables(rows: Sequence[object]) -> dict[str, Table]:

@@ -11,30 +11,32 @@ from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, 
 from neuroshard.tables.reuse import lookup_share, range_reuse
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS
+from neuroshard.words.placement import block_rows
 
 
 def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
     """The set of each sample's loads; of blocks of rows, with the lookups that were drawn, or else about as many."""
     counts = np.array([len(sample.tables) for sample in samples], dtype=np.int64)
-    batch_size = np.repeat(np.array([sample.batch_size for sample in samples], dtype=np.int64), counts)
-    loads = Loads.of([table for sample in samples for table in sample.held], batch_size)
-    form = np.repeat(np.array([FORMS.index(sample.form) for sample in samples], dtype=np.int64), counts)
-    loads = replace(loads, form=form).at([sample.home for sample in samples for _ in sample.tables])
-    return LoadSets(_in_blocks(loads, samples), counts)
+    each = np.repeat(np.arange(len(samples)), counts)
+    batch_size = np.array([sample.batch_size for sample in samples], dtype=np.int64)
+    form = np.array([FORMS.index(sample.form) for sample in samples], dtype=np.int64)
+    loads = Loads.of([table for sample in samples for table in sample.tables], batch_size[each])
+    loads = replace(loads, form=form[each]).at([sample.home for sample in samples for _ in sample.tables])
+    return LoadSets(_in_blocks(loads, [sample for sample in samples if sample.blocks]), counts)
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
-    in_rows = [sample for sample in samples if sample.blocks]
-    if not in_rows:
+    """Loads of whole tables, with those of the samples in rows as their blocks have them."""
+    if not samples:
         return loads
     which = np.flatnonzero(are(loads, lambda layout: layout.blocks))
-    seen = [one for sample in in_rows for one in sample.lookups or _expected(sample)]
-    whole = [table.rows for sample in in_rows for table in sample.tables]
-    lookups, reuse, sharers = loads.lookups.copy(), loads.reuse.copy(), loads.sharers.copy()
-    lookups[which] = [one.count for one in seen]
-    reuse[which] = [one.reuse for one in seen]
-    sharers[which] = np.ceil(np.array(whole) / loads.rows[which])
-    return replace(loads, lookups=lookups, reuse=reuse, sharers=sharers)
+    rows, lookups, reuse = (values.copy() for values in (loads.rows, loads.lookups, loads.reuse))
+    sharers = loads.sharers.copy()
+    rows[which] = [block.rows for sample in samples for block in sample.blocks]
+    sharers[which] = block_rows(loads.rows[which], rows[which])
+    seen = [one for sample in samples for one in sample.lookups or _expected(sample)]
+    lookups[which], reuse[which] = [one.count for one in seen], [one.reuse for one in seen]
+    return replace(loads, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
 
 
 def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
@@ -53,6 +55,13 @@ def traffic_of(samples: Sequence[CommSample]) -> Traffic:
     return Traffic(size_bytes[..., None], batch_size, samples[0].devices_per_host)
 
 
+def own_traffic(sample: CommSample) -> Traffic:
+    """(1, D, C) of nothing but the sample's collective."""
+    size_bytes = np.zeros((1, sample.num_devices, len(Collective)))
+    size_bytes[0, :, sample.collective] = sample.size_bytes
+    return Traffic(size_bytes, np.array([sample.batch_size]), sample.host_size)
+
+
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
     """The measurement of each group of devices that exchanged with each other, as if it were of an all-to-all.
 
@@ -61,8 +70,7 @@ def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommS
     """
     sample, repeats = measurement.sample, measurement.repeats
     assert repeats is not None
-    given = np.zeros((1, sample.num_devices, len(Collective)))
-    groups = Traffic(given, np.array([sample.batch_size]), sample.host_size).groups(sample.collective)
+    groups = own_traffic(sample).groups(sample.collective)
     host_size = sample.devices_per_host if len(groups) == 1 else None
     for group in groups:
         sizes, starts = ([values[device] for device in group] for values in (sample.size_bytes, sample.start_ms))

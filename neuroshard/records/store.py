@@ -4,20 +4,17 @@ A part appears whole or not at all, so a run that was killed goes on with the fi
 measured again is in parts of its own; nothing is replaced, and of each sample the fastest measurement counts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic
-
-import pyarrow as pa
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.parquet import Row, read_rows, write_table
 from neuroshard.plumbing.schema import Seed, of_format, parse, shown
-from neuroshard.records import parquet_schema
 from neuroshard.records.noise import fastest
+from neuroshard.records.parquet_schema import COMM_KIND, LOCAL_KIND, RowKind, compute_kind, read_tables, tables_rows
 from neuroshard.records.run_directory import RunDirectory, begun_otherwise, check_same
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample
 from neuroshard.tables import Table
@@ -99,8 +96,7 @@ class Parts(Generic[Sample]):
     """The numbered parts of one kind of measurement in a data directory."""
 
     directory: Path
-    to_rows: Callable[[Sequence[Measurement[Sample]]], pa.Table]
-    from_row: Callable[[object], Measurement[Sample]]
+    kind: RowKind[Sample]
 
     def path(self, number: int) -> Path:
         """Where part `number` stands."""
@@ -117,8 +113,7 @@ class Parts(Generic[Sample]):
 
     def write(self, number: int, measurements: Sequence[Measurement[Sample]]) -> None:
         """Write part `number`, atomically."""
-        rows = self.to_rows(measurements)
-        write_table(self.path(number), rows)
+        write_table(self.path(number), self.kind.table(measurements))
 
     def read(self) -> list[Measurement[Sample]]:
         """All measurements that count, in order of part: the `fastest` where samples were measured again.
@@ -144,7 +139,7 @@ class Parts(Generic[Sample]):
     def _read(self, path: Path) -> list[Measurement[Sample]]:
         rows = _read_parquet(path)
         try:
-            return [self.from_row(row) for row in rows]
+            return [self.kind.measurement(row) for row in rows]
         except UserError as error:
             anew = "delete it, and collect measures it anew"
             raise UserError(f"{path} doesn't hold measurements: {error}; {anew}") from None
@@ -165,10 +160,12 @@ class DataDirectory:
         """Start a run here, or check that the one begun here can go on.
 
         Raises:
-            UserError: the run here has other settings, tables or hardware.
+            UserError: the run here has other hardware, settings or tables.
         """
         if Manifest.exists(self.path):
-            check_same(self.path, Manifest.load(self.path).settings, manifest.settings)
+            begun = self.manifest()
+            begun.check_hardware(Fingerprint(**manifest.hardware), self.path)
+            check_same(self.path, begun.settings, manifest.settings)
             if list(self.tables().values()) != list(tables):
                 raise begun_otherwise(self.path, "other tables")
             return
@@ -178,7 +175,7 @@ class DataDirectory:
 
     def write_tables(self, tables: Sequence[Table]) -> None:
         """Write all tables that are measured here, before what is measured of them."""
-        write_table(self.path / _TABLES, parquet_schema.tables_rows(tables))
+        write_table(self.path / _TABLES, tables_rows(tables))
 
     def manifest(self) -> Manifest:
         """How the records came about."""
@@ -188,24 +185,21 @@ class DataDirectory:
         """The tables that were measured, by name, at their own width."""
         path = self.path / _TABLES
         try:
-            return parquet_schema.read_tables(_read_parquet(path))
+            return read_tables(_read_parquet(path))
         except UserError as error:
             raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
     def compute(self) -> Parts[ComputeSample]:
         """The compute measurements."""
-        to_rows = partial(parquet_schema.rows, parquet_schema.COMPUTE_SCHEMA, parquet_schema.compute_fields)
-        return Parts(self.path / "compute", to_rows, parquet_schema.compute_reader(self.tables()))
+        return Parts(self.path / "compute", compute_kind(self.tables()))
 
     def comm(self) -> Parts[CommSample]:
         """The exchange measurements."""
-        to_rows = partial(parquet_schema.rows, parquet_schema.COMM_SCHEMA, parquet_schema.comm_fields)
-        return Parts(self.path / "comm", to_rows, parquet_schema.read_comm)
+        return Parts(self.path / "comm", COMM_KIND)
 
     def local(self) -> Parts[LocalSample]:
         """The measurements of local work in training steps."""
-        to_rows = partial(parquet_schema.rows, parquet_schema.LOCAL_SCHEMA, parquet_schema.local_fields)
-        return Parts(self.path / "local", to_rows, parquet_schema.read_local)
+        return Parts(self.path / "local", LOCAL_KIND)
 
 
 def _read_parquet(path: Path) -> list[Row]:

@@ -100,8 +100,11 @@ class Shard:
         return self.row + self.rows
 
 
-def block_rows(rows: _Rows, count: int) -> _Rows:
-    """Count the rows of each of `count` equal blocks of a table of `rows`; the last one has what is left."""
+def block_rows(rows: _Rows, count: int | _Rows) -> _Rows:
+    """Count the rows of each of `count` equal blocks of a table of `rows`; the last one has what is left.
+
+    Just so it counts the blocks of a table that have so many rows each.
+    """
     return -(-rows // count)
 
 

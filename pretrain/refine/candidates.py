@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -40,11 +40,6 @@ class DrawsCalls(Protocol):
         """Memory that they lie in."""
         ...
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What decides which are drawn."""
-        ...
-
     def check(self, split: Split) -> None:
         """Raise UserError unless it can draw from these tables."""
         ...
@@ -56,11 +51,6 @@ class DrawsCalls(Protocol):
 
 class DrawsExchanges(Protocol):
     """Draws random exchanges."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What decides which are drawn."""
-        ...
 
     def check(self, devices_per_host: int | None) -> None:
         """Raise UserError if one needs several hosts and all devices are on one, which None says."""

@@ -118,8 +118,6 @@ class Refine:
 
     def _records(self, path: Path) -> DataDirectory:
         directory, here = DataDirectory(path / MEASURED), self.hardware.fingerprint
-        if Manifest.exists(directory.path):
-            directory.manifest().check_hardware(here, directory.path)
         directory.begin(Manifest.of_plans(here, asdict(self.hardware), self.seed), self._candidates.recorded)
         return directory
 
@@ -207,8 +205,8 @@ class Refine:
             "reads": [*([start.digest] if start.digest else []), *(one for s in searchers for one in s.reads())],
             "searchers": [_described(one) for one in searchers],
             **self._fitters,
-            "calls": self.calls.settings,
-            "exchanges": self.exchanges.settings,
+            "calls": _described(self.calls),
+            "exchanges": _described(self.exchanges),
             "shares": asdict(self.shares),
             "samples": self.samples,
             "minutes": self.minutes,

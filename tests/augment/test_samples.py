@@ -58,8 +58,6 @@ def test_tables_are_read_by_as_many_features_as_are_listed():
     several = tuple(replace(table, features=3) for table in TABLES)
     (one, _), (other, _) = (plain.draw(split_tables(t, 0), 256, np.random.default_rng(1)) for t in (TABLES, several))
     assert one == other
-    assert "features" not in plain.settings
-    assert shared.settings["features"] == (1, 4)
 
 
 def test_combinations_lie_in_the_memories_that_are_listed():
@@ -70,9 +68,6 @@ def test_combinations_lie_in_the_memories_that_are_listed():
     assert {sample.home for sample in found} == homes
     for seed, sample in enumerate(found):  # as many tables as in device memory, and the same ones
         assert plain.draw(split, 256, np.random.default_rng(seed))[0] == replace(sample, home=Home())
-    assert "tiers" not in plain.settings
-    assert "cached" not in plain.settings
-    assert tiered.settings["tiers"] == ("device", "cached", "host")
     in_rows = ComputeAugmentation(forms=("rows",), sharers=(2,), hot_first_share=1.0, tiers=("cached",))
     blocks = [in_rows.draw(split, 256, np.random.default_rng(seed))[0] for seed in range(10)]
     assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("cached_rows", 0.0)}
@@ -103,7 +98,6 @@ def test_sequence_tables_come_as_often_as_they_are_listed_and_never_as_copies():
     assert calls.keys() == {"columns", "rows", "copies", "sequence_columns", "sequence_rows"}
     assert calls["copies"] == pytest.approx(100, abs=35)
     assert calls["sequence_rows"] == pytest.approx(50, abs=25)
-    assert not {"pooled", "max_output_bytes"} & set(ComputeAugmentation().settings)
     (alone,) = ComputeAugmentation(pooled=(False,), max_output_bytes=1).draw(split, 256, rng)[0].tables
     assert (alone.dim, alone.pooled) == (4, False)
 
@@ -181,15 +175,12 @@ def test_exchanges_of_every_collective_are_possible(collective, seed, num_device
 
 
 def test_the_shipped_samples_are_still_drawn():
-    """What was measured before there were other forms and collectives: the same settings and seed give the same.
-
-    None of its exchanges was drawn to be lopsided.
-    """
+    """The same settings and seed give the same."""
     directory = DataDirectory(Path(__file__).parents[2] / "benchmarks" / "data" / "cpu")
     manifest, tables = directory.manifest(), tuple(directory.tables().values())
     split, batch_sizes = split_tables(tables, manifest.seed), manifest.config["batch_sizes"]
     compute = ComputeAugmentation(**manifest.config["compute"])
-    comm = CommAugmentation(**manifest.config["comm"], lopsided_share=0.0)
+    comm = CommAugmentation(**manifest.config["comm"])
     for measurement in directory.compute().read()[:100]:
         rng = np.random.default_rng([manifest.seed, 0, 0, measurement.sample_id])
         batch_size = int(rng.choice(batch_sizes))

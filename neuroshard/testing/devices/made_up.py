@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.cost.loads import Traffic
 from neuroshard.hardware import DeviceSpec, Hardware, Meter, Outcome
 from neuroshard.hardware.hardware import Warn
 from neuroshard.models import CommModel, ComputeModel, CostModels
 from neuroshard.models.interface import waits
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import TimingProtocol
-from neuroshard.records.sample_loads import loads_of
+from neuroshard.records.sample_loads import loads_of, own_traffic
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, Sample
 from neuroshard.testing.devices.exchange import MadeUpExchange, every_collective
 from neuroshard.testing.devices.made_up_kernels import MadeUpCpu, MadeUpGpu
@@ -90,7 +89,7 @@ def measured_comm(
 
 def _exchange_ms(device: MadeUpDevice, sample: CommSample, noise: float, rng: np.random.Generator) -> FloatArray:
     """(2, D) ms: forward after the start delays, backward without any; the input and all-reduces alike both ways."""
-    traffic, (there, back) = _traffic(sample), _models(device, sample.collective)
+    traffic, (there, back) = own_traffic(sample), _models(device, sample.collective)
     groups, alone = traffic.groups(sample.collective), traffic.alone(sample.collective)
     wait_ms = waits(np.array(sample.start_ms)[groups])
     forward = wait_ms + there.transfer_ms(alone, wait_ms) * _factor(noise, rng)
@@ -107,13 +106,6 @@ def _models(device: MadeUpDevice, collective: Collective) -> tuple[CommModel, Co
     forward, backward = every_collective(device.forward), every_collective(device.backward)
     models = forward.exchanges[collective], backward.exchanges[collective]
     return (models[1], models[1]) if collective is Collective.ALL_REDUCE else models
-
-
-def _traffic(sample: CommSample) -> Traffic:
-    """(1, D, C) of nothing but the sample's collective."""
-    size_bytes = np.zeros((1, sample.num_devices, len(Collective)))
-    size_bytes[0, :, sample.collective] = sample.size_bytes
-    return Traffic(size_bytes, np.array([sample.batch_size]), sample.host_size)
 
 
 def _factor(noise: float, rng: np.random.Generator) -> float:
