@@ -1,6 +1,6 @@
 """Methods side by side: success rate, predicted and measured cost, search time."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -113,17 +113,20 @@ def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
     return [entry.plan for entry in entries if entry.plan is not None]
 
 
-def grid_of(title: str | Text, columns: Sequence[str], words: int = 1) -> Grid:
-    """Begin a table that people read: so many columns of words, then of figures."""
-    return Grid(*columns[:words], *(Column(name, justify="right") for name in columns[words:]), title=title)
+def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
+    """A table that people read: the cells of each column, none as markup; so many columns of words, then of figures."""
+    names = list(columns)
+    grid = Grid(*names[:words], *(Column(name, justify="right") for name in names[words:]), title=title)
+    for cells in zip(*columns.values(), strict=True):
+        grid.add_row(*map(Text, cells))
+    return grid
 
 
-FORMS_TITLE = "tables in " + ", ".join(FORMS)
-
-
-def forms_cell(plan: Plan | None) -> str:
-    """Count the plan's tables in each form, under `FORMS_TITLE`; empty without a plan."""
-    return "" if plan is None else ", ".join(str(plan.forms.count(form)) for form in FORMS)
+def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
+    """The first columns of a table with a row for each plan: who found it, and its tables in each form."""
+    counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
+    forms = [", ".join(map(str, its)) for its in counts]
+    return {"plan by": [entry.method for entry in entries], f"tables in {', '.join(FORMS)}": forms}
 
 
 def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
@@ -143,18 +146,17 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
     failed = [method for method, tasks in solved.items() if not tasks]
     every = "every method" if not failed else f"every method but {', '.join(failed)}"
     caption = f"costs: means over the {len(common)} task{'' if len(common) == 1 else 's'} that {every} solved"
-    grid = grid_of("Plans on hardware", ("method", "success", "predicted ms", "measured ms", "search s"))
+    asked = {method: [entry for entry in entries if entry.method == method] for method in methods}
+    chosen = {method: [its[task] for task in common if task in its] for method, its in solved.items()}
+    columns = {
+        "method": methods,
+        "success": [f"{len(solved[method])}/{len(asked[method])}" for method in methods],
+        "predicted ms": [_mean([entry.predicted_ms for entry in chosen[method]], 2) for method in methods],
+        "measured ms": [_mean([entry.measured_ms for entry in chosen[method]], 2) for method in methods],
+        "search s": [_mean([entry.seconds for entry in asked[method]], 3) for method in methods],
+    }
+    grid = grid_of("Plans on hardware", columns)
     grid.caption = Text(caption)
-    for method in methods:
-        asked = [entry for entry in entries if entry.method == method]
-        chosen = [solved[method][task] for task in common if task in solved[method]]
-        grid.add_row(
-            Text(method),
-            f"{len(solved[method])}/{len(asked)}",
-            _mean([entry.predicted_ms for entry in chosen], 2),
-            _mean([entry.measured_ms for entry in chosen], 2),
-            _mean([entry.seconds for entry in asked], 3),
-        )
     return grid
 
 

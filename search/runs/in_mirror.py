@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.progress import Progress
 from rich.table import Table as Grid
-from rich.text import Text
 
 from neuroshard.cost.loads import Traffic
 from neuroshard.hardware import Hardware
@@ -27,7 +26,7 @@ from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import LOCAL_PHASES
-from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, grid_of, plans_of
+from neuroshard.stages.search.results.comparison import Evaluated, failures, grid_of, names_and_forms, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.stages.search.runs.in_steps import floor_of
@@ -155,26 +154,26 @@ class TaskInMirror:
 
     def table(self) -> Grid:
         """Make the table that people read: a row for each plan, with local work by phase."""
-        devices = plans_of(self.entries)[0].task.topology.num_devices
-        local = (*LOCAL_PHASES, "local", "beside the first")
-        columns = ("plan by", FORMS_TITLE, "ranks measured", *local, "exchanges", "predicted cost")
-        grid = grid_of(f"Mirrored steps on {devices} ranks, local ms, task {self.task}", columns)
-        for entry, row in zip(self.entries, self.rows(), strict=True):
-            grid.add_row(
-                Text(entry.method),
-                forms_cell(entry.plan),
-                _ranges(row["ranks"]),
-                *(f"{row[phase]:.2f}" for phase in LOCAL_PHASES),
-                f"{row['local_ms']:.2f}",
-                f"{row['beside_first']:.3f}",
-                *("-" if np.isnan(row[name]) else f"{row[name]:.2f}" for name in ("exchange_ms", "predicted_ms")),
-            )
-        return grid
+        devices, rows = plans_of(self.entries)[0].task.topology.num_devices, self.rows()
+        columns = {
+            **names_and_forms(self.entries),
+            "ranks measured": [_ranges(row["ranks"]) for row in rows],
+            **{phase: [f"{row[phase]:.2f}" for row in rows] for phase in LOCAL_PHASES},
+            "local": [f"{row['local_ms']:.2f}" for row in rows],
+            "beside the first": [f"{row['beside_first']:.3f}" for row in rows],
+            "exchanges": [_known(row["exchange_ms"]) for row in rows],
+            "predicted cost": [_known(row["predicted_ms"]) for row in rows],
+        }
+        return grid_of(f"Mirrored steps on {devices} ranks, local ms, task {self.task}", columns)
 
     def told(self) -> list[Grid | str]:
         """The table and lines for people: also what equal plans differ by, and what failed."""
         floor = f"the first plan, measured twice, differs from itself by {self.floor:.1%}"
         return [self.table(), floor, *failures(self.entries, map(self.error, range(len(self.entries))))]
+
+
+def _known(ms: float) -> str:
+    return "-" if np.isnan(ms) else f"{ms:.2f}"
 
 
 def _ranges(ranks: Sequence[int]) -> str:

@@ -259,11 +259,12 @@ def _result(path: Path, entries: Sequence[Evaluated]) -> EvaluateResult[Any]:
 
 def _devices(entry: Evaluated, plan: Plan, cost: Cost) -> Grid:
     """Make the table of a plan's devices."""
-    columns = ("device", "shards", "dims", "MiB", *(f"{part.name} ms" for part in cost.parts), "total ms")
-    grid = grid_of(Text(f"{entry.file}, measured"), columns, words=0)
-    for d, tables in enumerate(plan.device_tables):
-        grid.add_row(
-            str(d), str(len(tables)), str(plan.device_dims[d]), f"{plan.device_bytes[d] / 2**20:.1f}",
-            *(f"{ms[d]:.2f}" for ms in (*(part.ms for part in cost.parts), cost.device_ms)),
-        )  # fmt: skip
-    return grid
+    columns = {
+        "device": [str(device) for device in range(len(plan.device_tables))],
+        "shards": [str(len(tables)) for tables in plan.device_tables],
+        "dims": [str(dims) for dims in plan.device_dims],
+        "MiB": [f"{size / 2**20:.1f}" for size in plan.device_bytes],
+        **{f"{part.name} ms": [f"{ms:.2f}" for ms in part.ms] for part in cost.parts},
+        "total ms": [f"{ms:.2f}" for ms in cost.device_ms],
+    }
+    return grid_of(Text(f"{entry.file}, measured"), columns, words=0)

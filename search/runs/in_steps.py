@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 from rich.table import Table as Grid
-from rich.text import Text
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
@@ -23,7 +22,7 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
-from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, grid_of, plans_of
+from neuroshard.stages.search.results.comparison import Evaluated, failures, grid_of, names_and_forms, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.tasks.task import Task
@@ -246,27 +245,22 @@ class TaskSteps:
 
     def table(self) -> Grid:
         """Make the table that people read: a row for each plan."""
-        beside = ("beside the first: predicted", "trained", "least to most")
-        columns = ("plan by", FORMS_TITLE, "predicted ms", "step ms", *beside)
-        grid = grid_of(f"Training steps, task {self.task}", columns)
-        for entry, row in zip(self.entries, self.rows(), strict=True):
-            grid.add_row(
-                Text(entry.method),
-                forms_cell(entry.plan),
-                f"{row['predicted_ms']:.2f}",
-                f"{row['step_ms']:.2f}",
-                f"{row['predicted_beside_first']:.3f}",
-                f"{row['beside_first']:.3f}",
-                f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}",
-            )
-        return grid
+        rows = self.rows()
+        columns = {
+            **names_and_forms(self.entries),
+            "predicted ms": [f"{row['predicted_ms']:.2f}" for row in rows],
+            "step ms": [f"{row['step_ms']:.2f}" for row in rows],
+            "beside the first: predicted": [f"{row['predicted_beside_first']:.3f}" for row in rows],
+            "trained": [f"{row['beside_first']:.3f}" for row in rows],
+            "least to most": [f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}" for row in rows],
+        }
+        return grid_of(f"Training steps, task {self.task}", columns)
 
     def phases(self) -> Grid:
         """Make the table of every plan's ms of each phase, for people."""
-        grid = grid_of(f"Phases of a step, ms, task {self.task}", ("plan by", *PHASES, LOOKUPS_ALONE))
-        for row in self.phase_rows():
-            grid.add_row(Text(row["method"]), *(f"{row[name]:.2f}" for name in (*PHASES, LOOKUPS_ALONE)))
-        return grid
+        rows, phases = self.phase_rows(), (*PHASES, LOOKUPS_ALONE)
+        ms = {name: [f"{row[name]:.2f}" for row in rows] for name in phases}
+        return grid_of(f"Phases of a step, ms, task {self.task}", {"plan by": self.names, **ms})
 
     def told(self) -> list[Grid | str]:
         """Tables and lines for people: also what equal plans differ by, and what failed."""

@@ -238,19 +238,18 @@ class SearchResult:
 
     def _grid(self) -> Grid:
         shown = self.saved.records[:_SHOWN_TASKS]
-        rare = {
+        tasks = [self.tasks[record.task] for record in shown]
+        columns = {
+            "task": [str(record.task) for record in shown],
+            "tables": [str(len(task.tables)) for task in tasks],
+            "devices": [str(task.topology.num_devices) for task in tasks],
+            "predicted ms": [_predicted(record) for record in shown],
             "expected ms": [_known(record.expected_ms) for record in shown],
             "measured ms": [_known(record.measured_ms) for record in shown],
+            "search s": [f"{record.seconds:.3f}" for record in shown],
         }
-        more = {name: cells for name, cells in rare.items() if any(cells)}
-        columns = ("task", "tables", "devices", "predicted ms", *more, "search s")
-        grid = grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), columns, words=0)
-        for number, record in enumerate(shown):
-            task = self.tasks[record.task]
-            sizes = (str(record.task), str(len(task.tables)), str(task.topology.num_devices))
-            costs = (_predicted(record), *(cells[number] for cells in more.values()))
-            grid.add_row(*sizes, *costs, f"{record.seconds:.3f}")
-        return grid
+        known = {name: cells for name, cells in columns.items() if any(cells)}
+        return grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), known, words=0)
 
     def _caveats(self) -> list[str]:
         """What is said of the predicted costs: one for all, as a rule."""
