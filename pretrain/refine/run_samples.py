@@ -33,11 +33,10 @@ from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import Pieces, pieces_of
 from neuroshard.stages.pretrain.refine.candidates import RoundSamples
 from neuroshard.stages.pretrain.refine.propose import Chosen
-from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Part, Round, slowness
+from neuroshard.stages.pretrain.refine.rounds import PARTS, Again, Foreseen, Part, Round, slowness
 
 Advance = Callable[[int], None]
 Item = TypeVar("Item")
-_CALLS, _EXCHANGES = 0, 1  # streams of random numbers
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class Kind(Generic[Sample]):
     Attributes:
         parts: where measurements are kept.
         recorder: measures, and keeps them there.
-        stream: with the run's seed, fixes what is looked up; kinds have different streams.
         group: what a meter measures together with others, by a number.
         predict: what models say of samples, ms of each.
         amount: what was measured, ms, as predictions are compared with it.
@@ -56,7 +54,6 @@ class Kind(Generic[Sample]):
     part: Part
     parts: Parts[Sample]
     recorder: Recorder[Sample]
-    stream: int
     group: Callable[[Sample], int]
     predict: Callable[[CostModels, Sequence[Sample]], list[float]]
     amount: Callable[[Measurement[Sample]], float]
@@ -149,7 +146,8 @@ class Kind(Generic[Sample]):
             yield from in_batches(group, self.recorder.live)
 
     def _due(self, number: int, sample: Sample, second: bool = False) -> Due[Sample]:
-        seeds = np.random.SeedSequence([self.recorder.seed, self.stream, number, second])
+        stream = PARTS.index(self.part)  # kinds look up other things than each other
+        seeds = np.random.SeedSequence([self.recorder.seed, stream, number, second])
         return Due(as_drawn(sample), number, int(seeds.generate_state(1)[0]), split_of(number), second)
 
 
@@ -173,12 +171,11 @@ class RunSamples:
         call = Recorder(meters.of, hardware.compute_timing.live, seed, calls)
         exchange = Recorder(meters.of, hardware.comm_timing.live, seed, exchanges)
         return cls(
-            Kind("compute", calls, call, _CALLS, lambda _: 0, _predicted_calls, lambda m: float(m.typical_ms)),
+            Kind("compute", calls, call, lambda _: 0, _predicted_calls, lambda m: float(m.typical_ms)),
             Kind(
-                "exchange", exchanges, exchange, _EXCHANGES, lambda one: one.num_devices, _predicted_exchanges,
-                _measured_exchange,
+                "exchange", exchanges, exchange, lambda one: one.num_devices, _predicted_exchanges, _measured_exchange
             ),
-        )  # fmt: skip
+        )
 
     def known(self, rounds: Sequence[Round]) -> tuple[list[ComputeSample], list[CommSample]]:
         """The samples of these rounds that were measured."""
