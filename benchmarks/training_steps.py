@@ -30,7 +30,8 @@ from neuroshard.plans.plan import Plan
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_steps import InSteps, StepsResult
+from neuroshard.stages.search.runs.in_parts import EvaluateResult
+from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.criteo import criteo
@@ -258,7 +259,7 @@ def _trained(
     planned, steps = _planned(out / kind, task, searches, random), str(out / kind / "steps")
     files = list(dict.fromkeys(planned.values()))
     result = Evaluate(files, None, Hardware(DeviceSpec("cpu")), None, 0, steps, through=InSteps(protocol)).run()
-    assert isinstance(result, StepsResult)
+    assert isinstance(result, EvaluateResult)
     result.show(Console(width=160))
     frame = pd.read_parquet(Path(steps) / "results.parquet")
     dense = pd.read_parquet(Path(steps) / "phases.parquet")["dense"]

@@ -23,12 +23,12 @@ from neuroshard.plumbing.schema import NonNegative, PathName, PositiveCount, See
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement
-from neuroshard.records.splits import TEST, TRAIN, VALID
+from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.records.store import MEASURED
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.pretrain.fit import Fit
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
+from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.refine.budget import Budget, Clock, Watch
 from neuroshard.stages.pretrain.refine.candidates import Candidates, DrawsCalls, DrawsExchanges, RoundSamples
 from neuroshard.stages.pretrain.refine.refined import Refined
@@ -49,7 +49,8 @@ class Refine:
     Attributes:
         model: where the models start: installed (`neuroshard models`), or a bundle's directory.
         tasks: whose plans the models are to predict well.
-        searchers: what proposes plans; those that are alike count once.
+        searchers: what proposes plans; those that are alike count once. Each proposes those too that it finds where it
+            takes every predicted gain for true.
         hardware: what answers.
         calls, exchanges: how random combinations and exchanges are drawn.
         compute_model, comm_model: the kinds of the models, and how they are fitted further.
@@ -192,7 +193,8 @@ class Refine:
 
     @cached_property
     def _candidates(self) -> Candidates:
-        different = tuple(one for i, one in enumerate(self.searchers) if one not in self.searchers[:i])
+        every = [one for searcher in self.searchers for one in (searcher, searcher.believing())]
+        different = tuple(one for i, one in enumerate(every) if one not in every[:i])
         return Candidates(
             self.tasks, different, self.calls, self.exchanges, self.shares, self.hardware.devices_per_host
         )
@@ -219,8 +221,8 @@ class Refine:
         data = DataSummary(
             directory=result.path.name,
             seed=self.seed,
-            compute_samples=_sizes(calls),
-            comm_samples=_sizes(exchanges),
+            compute_samples=SplitMeasurements.of(calls).sizes,
+            comm_samples=SplitMeasurements.of(exchanges).sizes,
             batch_sizes=tuple(sorted({m.sample.batch_size for m in calls} | {m.sample.batch_size for m in exchanges})),
             num_devices=tuple(sorted({m.sample.num_devices for m in exchanges})),
         )
@@ -239,7 +241,3 @@ def _described(part: Any) -> dict[str, Any]:
     """Its settings, and its class."""
     settings: dict[str, Any] = asdict(part) if is_dataclass(part) and not isinstance(part, type) else {}
     return settings | {"class": type(part).__name__}
-
-
-def _sizes(measured: Sequence[Measurement[Any]]) -> dict[str, int]:
-    return {name: sum(m.split == name for m in measured) for name in (TRAIN, VALID, TEST)}

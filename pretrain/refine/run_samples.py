@@ -13,11 +13,9 @@ from neuroshard.lab.recorder import Due, Meters, Recorder, in_batches, mixed
 from neuroshard.models import CostModels
 from neuroshard.models.interface import waits
 from neuroshard.models.parts import exchange_part
-from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records import DataDirectory, Parts
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import (
@@ -26,7 +24,6 @@ from neuroshard.records.samples import (
     CommSample,
     ComputeSample,
     Measurement,
-    Repeats,
     Sample,
     as_drawn,
 )
@@ -36,11 +33,10 @@ from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import Pieces, pieces_of
 from neuroshard.stages.pretrain.refine.candidates import RoundSamples
 from neuroshard.stages.pretrain.refine.propose import Chosen
-from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Part, Round, slowness
+from neuroshard.stages.pretrain.refine.rounds import PARTS, Again, Foreseen, Part, Round, slowness
 
 Advance = Callable[[int], None]
 Item = TypeVar("Item")
-_CALLS, _EXCHANGES = 0, 1  # streams of random numbers
 
 
 @dataclass(frozen=True)
@@ -50,17 +46,17 @@ class Kind(Generic[Sample]):
     Attributes:
         parts: where measurements are kept.
         recorder: measures, and keeps them there.
-        stream: with the run's seed, fixes what is looked up; kinds have different streams.
         group: what a meter measures together with others, by a number.
-        amount: of a sample with its repeats, as predictions are compared with it.
+        predict: what models say of samples, ms of each.
+        amount: what was measured, ms, as predictions are compared with it.
     """
 
     part: Part
     parts: Parts[Sample]
     recorder: Recorder[Sample]
-    stream: int
     group: Callable[[Sample], int]
-    amount: Callable[[Sample, Repeats], float]
+    predict: Callable[[CostModels, Sequence[Sample]], list[float]]
+    amount: Callable[[Measurement[Sample]], float]
 
     def measured(self, rounds: Sequence[Round]) -> list[Measurement[Sample]]:
         """The samples of these rounds that were measured, once each; failed ones are left out.
@@ -81,11 +77,11 @@ class Kind(Generic[Sample]):
         self,
         rounds: Sequence[Round],
         chosen: Sequence[Chosen[Sample]],
-        predicted: Sequence[float],
         again: int,
+        models: CostModels,
         advance: Advance,
     ) -> tuple[list[Foreseen], list[Again]]:
-        """What became of the samples of the round after these, that were predicted so, and of `again` second times.
+        """What became of the samples of the round after these, predicted before, and of `again` second times.
 
         Samples of earlier rounds are measured a second time among the new ones: what those of a batch have in common,
         such as where memory came to lie, is in them too. Parts that are there already are not measured again; `advance`
@@ -94,6 +90,7 @@ class Kind(Generic[Sample]):
         Raises:
             UserError: parts that are there are of other samples.
         """
+        predicted = self.predict(models, [one.sample for one in chosen])
         first = self._count(rounds)
         new = [self._due(first + i, one.sample) for i, one in enumerate(chosen)]
         repeated = self._earlier(rounds, again)
@@ -113,7 +110,10 @@ class Kind(Generic[Sample]):
 
     def _found(self, due: Sequence[Due[Sample]]) -> dict[Due[Sample], float | None]:
         """What all samples took, those that are due among them; None where measuring failed."""
-        found = {self._due(m.sample_id, m.sample, m.second_pass): self._amount(m) for m in self.parts.read()}
+        found = {
+            self._due(m.sample_id, m.sample, m.second_pass): None if m.repeats is None else self.amount(m)
+            for m in self.parts.read()
+        }
         for one in due:
             if one not in found:
                 raise UserError(
@@ -146,11 +146,9 @@ class Kind(Generic[Sample]):
             yield from in_batches(group, self.recorder.live)
 
     def _due(self, number: int, sample: Sample, second: bool = False) -> Due[Sample]:
-        seeds = np.random.SeedSequence([self.recorder.seed, self.stream, number, second])
+        stream = PARTS.index(self.part)  # kinds look up other things than each other
+        seeds = np.random.SeedSequence([self.recorder.seed, stream, number, second])
         return Due(as_drawn(sample), number, int(seeds.generate_state(1)[0]), split_of(number), second)
-
-    def _amount(self, measurement: Measurement[Sample]) -> float | None:
-        return None if measurement.repeats is None else self.amount(measurement.sample, measurement.repeats)
 
 
 def _spread(items: Sequence[Item], count: int) -> list[Item]:
@@ -173,8 +171,10 @@ class RunSamples:
         call = Recorder(meters.of, hardware.compute_timing.live, seed, calls)
         exchange = Recorder(meters.of, hardware.comm_timing.live, seed, exchanges)
         return cls(
-            Kind("compute", calls, call, _CALLS, lambda _: 0, lambda _, its: float(typical_ms(its.times_ms))),
-            Kind("exchange", exchanges, exchange, _EXCHANGES, lambda one: one.num_devices, _measured_exchange),
+            Kind("compute", calls, call, lambda _: 0, _predicted_calls, lambda m: float(m.typical_ms)),
+            Kind(
+                "exchange", exchanges, exchange, lambda one: one.num_devices, _predicted_exchanges, _measured_exchange
+            ),
         )
 
     def known(self, rounds: Sequence[Round]) -> tuple[list[ComputeSample], list[CommSample]]:
@@ -206,14 +206,14 @@ class RunSamples:
         self, rounds: Sequence[Round], chosen: RoundSamples, models: CostModels, advance: Advance
     ) -> tuple[tuple[Foreseen, ...], tuple[Again, ...]]:
         """The samples of the round after these: predicted first; and those that are measured again."""
-        samples = [one.sample for one in chosen.calls]
-        foreseen_calls = models.compute.predict(loads_of(samples)).tolist() if samples else []
-        foreseen_exchanges = _predicted_exchanges(models, [one.sample for one in chosen.exchanges])
-        calls, called = self.calls.measure(rounds, chosen.calls, foreseen_calls, chosen.calls_again, advance)
-        exchanges, exchanged = self.exchanges.measure(
-            rounds, chosen.exchanges, foreseen_exchanges, chosen.exchanges_again, advance
-        )
+        calls, called = self.calls.measure(rounds, chosen.calls, chosen.calls_again, models, advance)
+        exchanges, exchanged = self.exchanges.measure(rounds, chosen.exchanges, chosen.exchanges_again, models, advance)
         return (*calls, *exchanges), (*called, *exchanged)
+
+
+def _predicted_calls(models: CostModels, calls: Sequence[ComputeSample]) -> list[float]:
+    """(n,) ms of each."""
+    return models.compute.predict(loads_of(calls)).tolist() if calls else []
 
 
 def _predicted_exchanges(models: CostModels, samples: Sequence[CommSample]) -> list[float]:
@@ -230,8 +230,8 @@ def _predicted(pieces: Pieces, sample: CommSample) -> float:
     return float(cost.max())
 
 
-def _measured_exchange(sample: CommSample, repeats: Repeats) -> float:
+def _measured_exchange(measured: Measurement[CommSample]) -> float:
     """Ms of the device that takes longest for both ways, without waiting; noise can make that next to nothing."""
-    times: FloatArray = typical_ms(repeats.times_ms)
-    there = times[FORWARD] - waits(np.array([sample.start_ms]))[0]
+    times = measured.typical_ms
+    there = times[FORWARD] - waits(np.array([measured.sample.start_ms]))[0]
     return max(float((there + times[BACKWARD]).max()), 0.0)

@@ -154,6 +154,10 @@ class ImprovedSearch(Searcher):
         """The same with so many shakes."""
         return replace(self, improvement=replace(self.improvement, shakes=times))
 
+    def believing(self) -> "ImprovedSearch":
+        """The same search, which takes every predicted gain for true."""
+        return replace(self, choice=None)
+
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""
         catalog = Catalog.checked(Base.of_plan(plan, simulator.compute_for(plan.task)), simulator)

@@ -148,6 +148,10 @@ class NeuroShard(Searcher):
             found = best
         return found
 
+    def believing(self) -> "NeuroShard":
+        """The same search, which takes every predicted gain for true."""
+        return replace(self, choice=None)
+
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """First plans and ends of local searches, of several choices of forms, with tables in the same memories.
 
@@ -256,13 +260,6 @@ class NeuroShard(Searcher):
             return replace(columns, declined=columns.declined or (other.plan if declined else None))
         more = len(other.plan.placements) > len(columns.plan.placements)
         return replace(other, fewer=columns.plan if more else other.fewer)
-
-
-def believing(searcher: Searcher) -> Searcher:
-    """The same search, which takes every predicted gain for true; as it is where it has no such choice."""
-    if isinstance(searcher, (NeuroShard, ImprovedSearch)):
-        return replace(searcher, choice=None)
-    return searcher
 
 
 def _cheapest(found: Sequence[Found], simulator: Simulator) -> Found:

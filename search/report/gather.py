@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -108,9 +108,6 @@ class _TrainingRow:
     valid_ms: float | None
 
 
-_Row = TypeVar("_Row", _EvaluationRow, _TrainingRow)
-
-
 @dataclass(frozen=True, eq=False)
 class Gathered:
     """One row for each task of every search, for each plan of every evaluation, for each round of every training.
@@ -153,38 +150,33 @@ def gather(paths: Sequence[Path]) -> Gathered:
         UserError: a directory isn't there, none holds a finished run, or a run is damaged.
     """
     searches: list[_Search] = []
-    measured: dict[str, list[_EvaluationRow]] = {}
-    learned: dict[str, list[_TrainingRow]] = {}
+    evaluated: list[dict[str, Any]] = []
+    rounds: list[dict[str, Any]] = []
     references: dict[str, dict[str, float]] = {}
     sets: dict[str, str] = {}
+    finished = False
     for folder in find_runs(paths):
-        match RunDirectory(folder).read():
+        run = RunDirectory(folder).read()
+        finished = finished or run is not None
+        match run:
             case RunFile("search"):
                 searches.append(_search(folder, sets))
             case RunFile("train-policy"):
                 _need_files(folder, "curve.parquet", "policy.json")
-                learned[str(folder)] = _read_rows(folder / "curve.parquet", _TrainingRow)
+                rows = _read_rows(folder / "curve.parquet", _TrainingRow)
+                rounds += [row | {"run": str(folder), "method": folder.name} for row in rows]
                 references[str(folder)] = _references(folder / "policy.json")
             case RunFile("evaluate"):
                 _need_files(folder, "results.parquet")
-                measured[str(folder)] = _read_rows(folder / "results.parquet", _EvaluationRow)
-    if not (searches or measured or learned):
+                rows = _read_rows(folder / "results.parquet", _EvaluationRow)
+                evaluated += [row | {"run": str(folder), "solved": row["measured_ms"] is not None} for row in rows]
+    if not finished:
         raise UserError(f"no finished run in {', '.join(map(str, paths))}")
-    evaluated = [
-        asdict(row) | {"run": path, "solved": row.measured_ms is not None}
-        for path, rows in measured.items()
-        for row in rows
-    ]
-    rounds = [asdict(row) | {"run": path, "method": Path(path).name} for path, rows in learned.items() for row in rows]
-    return Gathered(
-        _frame(_searched(_with_tasks_named(searches, sets)), _SEARCHED),
-        _frame(evaluated, _MEASURED),
-        _frame(rounds, _LEARNED),
-        references,
-    )
+    searched = _searched(_with_tasks_named(searches, sets))
+    return Gathered(_frame(searched, _SEARCHED), _frame(evaluated, _MEASURED), _frame(rounds, _LEARNED), references)
 
 
-def _read_rows(path: Path, kind: type[_Row]) -> list[_Row]:
+def _read_rows(path: Path, kind: type[_EvaluationRow | _TrainingRow]) -> list[dict[str, Any]]:
     """The rows of a Parquet file, of the columns that `kind` names; NaN becomes None.
 
     Raises:
@@ -196,7 +188,7 @@ def _read_rows(path: Path, kind: type[_Row]) -> list[_Row]:
         {name: _unless_nan(value) for name, value in row.items() if name in wanted}
         for row in parquet.read_rows(path, "results of a run")
     ]
-    return [parse(row, kind, f"{path}, row {number}") for number, row in enumerate(rows)]
+    return [asdict(parse(row, kind, f"{path}, row {number}")) for number, row in enumerate(rows)]
 
 
 def _unless_nan(value: object) -> object:

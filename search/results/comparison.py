@@ -1,7 +1,7 @@
 """Methods side by side: success rate, predicted and measured cost, search time."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -10,11 +10,12 @@ from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.cost.cost import Cost
+from neuroshard.cost.cost import Cost, Prediction
 from neuroshard.models.trust import ADAPT, LEVEL
 from neuroshard.plans.plan import Plan
 from neuroshard.words.form import FORMS
 
+_NAN = float("nan")
 _BIASED = 1.15  # beyond this factor, all predictions are off rather than some
 
 
@@ -25,35 +26,40 @@ class Evaluated:
     Attributes:
         method: the searcher's name, or the plan file's.
         task: its number in the run.
-        file, plan: the plan; None where the method found none.
-        predicted_ms: the plan's predicted cost, NaN if nobody predicted it.
+        file, plan: the plan, with what it was predicted to cost if anybody did; None where the method found none.
         seconds: of search, NaN if unknown.
         error: why there is no measured cost.
         measured: the cost on hardware.
-        margin_ms: half the width of the prediction's 90% interval, NaN if unknown.
     """
 
     method: str
     task: int
     file: str | None
     plan: Plan | None
-    predicted_ms: float
     seconds: float
     error: str | None
     measured: Cost | None = None
-    margin_ms: float = float("nan")
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """What the plan was predicted to cost, if anybody did."""
+        return None if self.plan is None else self.plan.prediction
+
+    @property
+    def predicted_ms(self) -> float:
+        """The plan's predicted cost, NaN without."""
+        return _NAN if self.prediction is None else self.prediction.cost_ms
+
+    @property
+    def margin_ms(self) -> float:
+        """Half the width of the prediction's 90% interval, NaN if unknown."""
+        known = None if self.prediction is None else self.prediction.margin_ms
+        return _NAN if known is None else known
 
     @property
     def caveat(self) -> str | None:
         """What is said of the predicted cost."""
-        known = None if self.plan is None else self.plan.prediction
-        return None if known is None else known.caveat
-
-    def checked(self) -> "Evaluated":
-        """Return this with an error if the plan doesn't fit in memory, or breaks its task's constraints."""
-        if self.plan is None or not self.plan.violations:
-            return self
-        return replace(self, error=f"doesn't fit its task: {self.plan.violations[0]}")
+        return None if self.prediction is None else self.prediction.caveat
 
     @property
     def runnable(self) -> bool:
@@ -63,7 +69,7 @@ class Evaluated:
     @property
     def measured_ms(self) -> float:
         """The plan's measured cost, NaN without."""
-        return float("nan") if self.measured is None else self.measured.total_ms
+        return _NAN if self.measured is None else self.measured.total_ms
 
     def row(self) -> dict[str, Any]:
         """Return the plan's row of `results.parquet`."""
@@ -96,11 +102,6 @@ class Evaluated:
         ]
 
 
-def or_nan(ms: float | None) -> float:
-    """The ms; NaN where nobody knows them."""
-    return float("nan") if ms is None else ms
-
-
 def runnable_by_task(entries: Sequence[Evaluated]) -> dict[int, list[Evaluated]]:
     """Group the entries with plans that can be run by the number of their task, in order of that."""
     runnable = sorted((entry for entry in entries if entry.runnable), key=lambda entry: entry.task)
@@ -112,23 +113,25 @@ def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
     return [entry.plan for entry in entries if entry.plan is not None]
 
 
-def grid_of(title: str, columns: Sequence[str]) -> Grid:
-    """Begin a table that people read: a first column of words, then of figures."""
-    first, *figures = columns
-    return Grid(first, *(Column(name, justify="right") for name in figures), title=title)
+def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
+    """A table that people read: the cells of each column, none as markup; so many columns of words, then of figures."""
+    names = list(columns)
+    grid = Grid(*names[:words], *(Column(name, justify="right") for name in names[words:]), title=title)
+    for cells in zip(*columns.values(), strict=True):
+        grid.add_row(*map(Text, cells))
+    return grid
 
 
-FORMS_TITLE = "tables in " + ", ".join(FORMS)
+def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
+    """The first columns of a table with a row for each plan: who found it, and its tables in each form."""
+    counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
+    forms = [", ".join(map(str, its)) for its in counts]
+    return {"plan by": [entry.method for entry in entries], f"tables in {', '.join(FORMS)}": forms}
 
 
-def forms_cell(plan: Plan | None) -> str:
-    """Count the plan's tables in each form, under `FORMS_TITLE`; empty without a plan."""
-    return "" if plan is None else ", ".join(str(plan.forms.count(form)) for form in FORMS)
-
-
-def failures(entries: Sequence[Evaluated], errors: Iterable[str | None]) -> list[str]:
-    """Say what failed, a line for every entry with an error, not to be read as markup."""
-    its = zip(entries, errors, strict=True)
+def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
+    """Say what failed, a line for every entry with an error, its own or of `errors`, not to be read as markup."""
+    its = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
     return [f"{entry.method}, task {entry.task}: {error}" for entry, error in its if error is not None]
 
 
@@ -143,18 +146,17 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
     failed = [method for method, tasks in solved.items() if not tasks]
     every = "every method" if not failed else f"every method but {', '.join(failed)}"
     caption = f"costs: means over the {len(common)} task{'' if len(common) == 1 else 's'} that {every} solved"
-    grid = grid_of("Plans on hardware", ("method", "success", "predicted ms", "measured ms", "search s"))
+    asked = {method: [entry for entry in entries if entry.method == method] for method in methods}
+    chosen = {method: [its[task] for task in common if task in its] for method, its in solved.items()}
+    columns = {
+        "method": methods,
+        "success": [f"{len(solved[method])}/{len(asked[method])}" for method in methods],
+        "predicted ms": [_mean([entry.predicted_ms for entry in chosen[method]], 2) for method in methods],
+        "measured ms": [_mean([entry.measured_ms for entry in chosen[method]], 2) for method in methods],
+        "search s": [_mean([entry.seconds for entry in asked[method]], 3) for method in methods],
+    }
+    grid = grid_of("Plans on hardware", columns)
     grid.caption = Text(caption)
-    for method in methods:
-        asked = [entry for entry in entries if entry.method == method]
-        chosen = [solved[method][task] for task in common if task in solved[method]]
-        grid.add_row(
-            Text(method),
-            f"{len(solved[method])}/{len(asked)}",
-            _mean([entry.predicted_ms for entry in chosen], 2),
-            _mean([entry.measured_ms for entry in chosen], 2),
-            _mean([entry.seconds for entry in asked], 3),
-        )
     return grid
 
 

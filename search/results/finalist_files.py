@@ -14,6 +14,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
+from neuroshard.stages.search.results.search_results import predicted_columns
 from neuroshard.stages.search.results.verdict import Verdict
 from neuroshard.tasks.task import Task
 
@@ -42,25 +43,35 @@ class Origin:
 class MeasuredOnce:
     """What one plan cost in one pass: (D,) ms of each part, by its name, or ms of a training step; or the error that
     stopped it.
+
+    Attributes:
+        when: the place of each part in the step; files that lack it have none but those of `_WHEN`.
     """
 
     parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
     error: str | None = None
     step_ms: NonNegative | None = None
+    when: dict[str, When] = field(default_factory=dict)
 
     @classmethod
     def of(cls, outcome: Cost | str) -> "MeasuredOnce":
         """Return the parts of a measured cost, or the error in their place."""
         if isinstance(outcome, str):
             return cls(error=outcome)
-        return cls({part.name: tuple(part.ms.tolist()) for part in outcome.parts})
+        when = {part.name: part.when for part in outcome.parts}
+        return cls({part.name: tuple(part.ms.tolist()) for part in outcome.parts}, when=when)
 
     @property
     def outcome(self) -> Cost | str:
         """Return the measured cost that `of` took the parts of, or the error."""
         if self.error is not None:
             return self.error
-        return Cost(tuple(Part(name, _WHEN[name], np.array(ms)) for name, ms in self.parts.items()))
+        return Cost(tuple(Part(name, self.places[name], np.array(ms)) for name, ms in self.parts.items()))
+
+    @property
+    def places(self) -> dict[str, When]:
+        """Return the places of parts in the step, as far as they are known."""
+        return _WHEN | self.when
 
     @property
     def total_ms(self) -> float:
@@ -69,12 +80,11 @@ class MeasuredOnce:
             return float("nan")
         return max(map(sum, zip(*self.parts.values(), strict=True))) if self.step_ms is None else self.step_ms
 
-    @property
-    def sizes(self) -> set[int]:
-        """Return the lengths of its parts: of how many devices they are; 0 for one that is missing."""
-        if self.error is not None or self.step_ms is not None:
-            return set()
-        return {len(self.parts.get(name, ())) for name in (*PARTS, *self.parts)}
+    def fits(self, devices: int) -> bool:
+        """Whether it may be of a plan for so many devices."""
+        known, in_parts = self.parts.keys() <= self.places.keys(), self.error is None and self.step_ms is None
+        sizes = {len(self.parts.get(name, ())) for name in (*PARTS, *self.parts)} if in_parts else {devices}
+        return known and sizes == {devices}
 
 
 @dataclass(frozen=True)
@@ -86,12 +96,7 @@ class Pass:
     def wrong(self, plans: Sequence[Plan]) -> str | None:
         """Say why it isn't of these plans; None if it may be."""
         devices = [plan.task.topology.num_devices for plan in plans]
-        known = all(one.parts.keys() <= _WHEN.keys() for one in self.plans)
-        if (
-            known
-            and len(self.plans) == len(plans)
-            and all(one.sizes <= {count} for one, count in zip(self.plans, devices, strict=True))
-        ):
+        if len(self.plans) == len(plans) and all(map(MeasuredOnce.fits, self.plans, devices)):
             return None
         return f"is not of {len(plans)} plans for {' or '.join(map(str, sorted({*devices})))} devices"
 
@@ -175,7 +180,7 @@ class FinalistFiles:
                 "finalist": number,
                 "plan": self.plan(number),
                 "taken": number == verdict.taken,
-                **_predicted(plan),
+                **predicted_columns(plan),
                 "measured_ms": verdict.measured_ms[number],
                 "below": verdict.below[number],
                 "below_error": verdict.error,
@@ -196,10 +201,3 @@ class FinalistFiles:
     @property
     def _origins(self) -> Journal[Origin]:
         return Journal(self.run / "finalists", "task", Origin, anew="the task is searched again")
-
-
-def _predicted(plan: Plan) -> dict[str, float | None]:
-    """What its models say of a plan."""
-    known = plan.prediction
-    names = {"predicted_ms": "cost_ms", "margin_ms": "margin_ms", "expected_ms": "expected_ms"}
-    return {name: None if known is None else getattr(known, field) for name, field in names.items()}

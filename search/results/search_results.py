@@ -51,6 +51,14 @@ class SearchRecord:
             raise UserError(f"task {self.task}: plan {shown(self.plan)} must be a file in the run's directory")
 
 
+def predicted_columns(plan: Plan) -> dict[str, float | None]:
+    """What its models say of a plan, by the names of `SearchRecord`; None where nobody knows."""
+    known = plan.prediction
+    if known is None:
+        return dict.fromkeys(("predicted_ms", "margin_ms", "expected_ms"))
+    return {"predicted_ms": known.cost_ms, "margin_ms": known.margin_ms, "expected_ms": known.expected_ms}
+
+
 def _of_another(task: int, record: SearchRecord) -> str | None:
     return None if record.task == task else f"is of task {record.task}"
 

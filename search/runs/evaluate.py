@@ -16,7 +16,7 @@ from neuroshard.plumbing.files import check_directory
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.search.results.comparison import Evaluated, or_nan, plans_of, runnable_by_task
+from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.in_parts import InParts, Means
 
@@ -70,45 +70,31 @@ class Evaluate:
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
         simulator = None if self.model is None else Simulator(CostModels.load(self.model), self.count_input)
-        found = [(path, self._of_run(path) if path.is_dir() else [_of_file(path, simulator)]) for path in paths]
+        found = [(path, self._of_run(path) if path.is_dir() else [self._of_file(path, simulator)]) for path in paths]
         methods = [entries[0].method for _, entries in found if entries]
         return [
             # Several of one name would be taken for one.
-            self._within_host(
-                entry if methods.count(entry.method) == 1 else replace(entry, method=f"{entry.method} ({path})")
-            )
+            entry if methods.count(entry.method) == 1 else replace(entry, method=f"{entry.method} ({path})")
             for path, entries in found
             for entry in entries
         ]
 
-    def _within_host(self, entry: Evaluated) -> Evaluated:
-        """Return the entry, with an error if CPU kernels have no room for a device's weights on this host."""
-        if entry.plan is None or entry.error is not None:
-            return entry
-        return replace(entry, error=beyond_memory(entry.plan, self.hardware))
-
     def _of_run(self, path: Path) -> list[Evaluated]:
-        run = SearchRun.load(path)
-        records = [r for r in run.records if self.max_tasks is None or r.task < self.max_tasks]
-        return [
-            Evaluated(
-                run.searcher,
-                record.task,
-                None if record.plan is None else str(path / record.plan),
-                run.plan_of(record),
-                or_nan(record.predicted_ms),
-                record.seconds,
-                record.error,
-                margin_ms=or_nan(record.margin_ms),
-            ).checked()
-            for record in records
-        ]
+        run, found = SearchRun.load(path), []
+        for record in run.records:
+            if self.max_tasks is None or record.task < self.max_tasks:
+                plan, file = run.plan_of(record), None if record.plan is None else str(path / record.plan)
+                error = record.error if plan is None else self._error(plan)
+                found.append(Evaluated(run.searcher, record.task, file, plan, record.seconds, error))
+        return found
 
+    def _of_file(self, path: Path, simulator: Simulator | None) -> Evaluated:
+        plan = Plan.load(path)
+        predicted = plan if simulator is None else simulator.predicted(plan)
+        return Evaluated(path.stem, 0, str(path), predicted, float("nan"), self._error(plan))
 
-def _of_file(path: Path, simulator: Simulator | None) -> Evaluated:
-    plan = Plan.load(path)
-    plan = plan if simulator is None else simulator.predicted(plan)
-    known = plan.prediction
-    cost_ms, margin_ms = (None, None) if known is None else (known.cost_ms, known.margin_ms)
-    entry = Evaluated(path.stem, 0, str(path), plan, or_nan(cost_ms), or_nan(None), None, margin_ms=or_nan(margin_ms))
-    return entry.checked()
+    def _error(self, plan: Plan) -> str | None:
+        """Why a plan can't be run: it breaks its task's limits, or CPU kernels have no room for it on this host."""
+        if plan.violations:
+            return f"doesn't fit its task: {plan.violations[0]}"
+        return beyond_memory(plan, self.hardware)

@@ -1,6 +1,6 @@
 """Plans measured in mirrored training steps: what `evaluate through=mirrored` is asked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as Grid
-from rich.text import Text
 
 from neuroshard.cost.loads import Traffic
 from neuroshard.hardware import Hardware
@@ -25,14 +22,14 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.journal import Journal
-from neuroshard.plumbing.parquet import write_frame
-from neuroshard.plumbing.progress import print_lines, printer, progress_bar
+from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import LOCAL_PHASES
-from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, grid_of, plans_of
+from neuroshard.stages.search.results.comparison import Evaluated, failures, grid_of, names_and_forms, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.in_parts import Measure, begun
+from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
+from neuroshard.stages.search.runs.in_steps import floor_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 
@@ -104,10 +101,6 @@ class TaskInMirror:
     exchanges: tuple[ExchangesOfStep, ...]
     pipeline: str
 
-    def timelines(self, plan: int) -> list[MirroredStep]:
-        """The plan's steps, a build each; those that failed left out."""
-        return [step for step in self._found(plan) if isinstance(step, MirroredStep)]
-
     def error(self, plan: int) -> str | None:
         """Say what stopped the first build that failed."""
         return next((step for step in self._found(plan) if isinstance(step, str)), None)
@@ -116,38 +109,34 @@ class TaskInMirror:
         """(B,) ms of the plan's step without its exchanges; NaN where a build failed."""
         return np.array([np.nan if isinstance(step, str) else step.step_ms for step in self._found(plan)])
 
-    def _found(self, plan: int) -> Iterator[MirroredStep | str]:
+    def _found(self, plan: int) -> list[MirroredStep | str]:
         """(B,) the plan's step in each build, or the error in its place."""
-        return (timeline(build[plan], self.pipeline) for build in self.builds)
+        return [timeline(build[plan], self.pipeline) for build in self.builds]
 
     @property
     def floor(self) -> float:
-        """What equal plans differ by over all builds: the standard error of the first plan's ratio to itself."""
-        ratios = self.local_ms(len(self.entries)) / self.local_ms(0)
-        return float(np.sqrt(np.square(ratios - 1).mean() / len(ratios)))
+        """What equal plans differ by over all builds."""
+        return floor_of(self.local_ms(len(self.entries)) / self.local_ms(0))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of `results.parquet`: one for each plan."""
-        first_ms, found = self.local_ms(0), []
-        for k, entry in enumerate(self.entries):
-            local_ms, steps = self.local_ms(k), self.timelines(k)
-            none = np.full((1, len(LOCAL_PHASES)), np.nan)
-            phases = np.mean([step.slowest_ms for step in steps] or none, axis=0)
-            exchange_ms = [self.exchanges[k].in_step(step) for step in steps]
-            found.append(
-                entry.row()
-                | {
-                    "local_ms": float(np.median(local_ms)),
-                    "exchange_ms": float(np.median(exchange_ms or np.nan)),
-                    "beside_first": float(np.median(local_ms / first_ms)),
-                    "predicted_beside_first": entry.predicted_ms / self.entries[0].predicted_ms,
-                    **dict(zip(LOCAL_PHASES, phases.tolist(), strict=True)),
-                    "ranks": [step.rank for step in self.builds[0][k]],
-                    "floor": self.floor,
-                    "error": self.error(k),
-                }
-            )
-        return found
+        return [entry.row() | self._figures(k) for k, entry in enumerate(self.entries)]
+
+    def _figures(self, k: int) -> dict[str, Any]:
+        """What one plan took beside the first one; phases and exchanges in the builds that didn't fail."""
+        local_ms, steps = self.local_ms(k), [step for step in self._found(k) if not isinstance(step, str)]
+        none = np.full((1, len(LOCAL_PHASES)), np.nan)
+        phases = np.mean([step.slowest_ms for step in steps] or none, axis=0)
+        return {
+            "local_ms": float(np.median(local_ms)),
+            "exchange_ms": float(np.median([self.exchanges[k].in_step(step) for step in steps] or np.nan)),
+            "beside_first": float(np.median(local_ms / self.local_ms(0))),
+            "predicted_beside_first": self.entries[k].predicted_ms / self.entries[0].predicted_ms,
+            **dict(zip(LOCAL_PHASES, phases.tolist(), strict=True)),
+            "ranks": [step.rank for step in self.builds[0][k]],
+            "floor": self.floor,
+            "error": self.error(k),
+        }
 
     def stretch_rows(self) -> list[dict[str, Any]]:
         """Return the rows of `stretches.parquet`: what every measured rank did in a step, in its order."""
@@ -165,21 +154,26 @@ class TaskInMirror:
 
     def table(self) -> Grid:
         """Make the table that people read: a row for each plan, with local work by phase."""
-        devices = plans_of(self.entries)[0].task.topology.num_devices
-        local = (*LOCAL_PHASES, "local", "beside the first")
-        columns = ("plan by", FORMS_TITLE, "ranks measured", *local, "exchanges", "predicted cost")
-        grid = grid_of(f"Mirrored steps on {devices} ranks, local ms, task {self.task}", columns)
-        for entry, row in zip(self.entries, self.rows(), strict=True):
-            grid.add_row(
-                Text(entry.method),
-                forms_cell(entry.plan),
-                _ranges(row["ranks"]),
-                *(f"{row[phase]:.2f}" for phase in LOCAL_PHASES),
-                f"{row['local_ms']:.2f}",
-                f"{row['beside_first']:.3f}",
-                *("-" if np.isnan(row[name]) else f"{row[name]:.2f}" for name in ("exchange_ms", "predicted_ms")),
-            )
-        return grid
+        devices, rows = plans_of(self.entries)[0].task.topology.num_devices, self.rows()
+        columns = {
+            **names_and_forms(self.entries),
+            "ranks measured": [_ranges(row["ranks"]) for row in rows],
+            **{phase: [f"{row[phase]:.2f}" for row in rows] for phase in LOCAL_PHASES},
+            "local": [f"{row['local_ms']:.2f}" for row in rows],
+            "beside the first": [f"{row['beside_first']:.3f}" for row in rows],
+            "exchanges": [_known(row["exchange_ms"]) for row in rows],
+            "predicted cost": [_known(row["predicted_ms"]) for row in rows],
+        }
+        return grid_of(f"Mirrored steps on {devices} ranks, local ms, task {self.task}", columns)
+
+    def told(self) -> list[Grid | str]:
+        """The table and lines for people: also what equal plans differ by, and what failed."""
+        floor = f"the first plan, measured twice, differs from itself by {self.floor:.1%}"
+        return [self.table(), floor, *failures(self.entries, map(self.error, range(len(self.entries))))]
+
+
+def _known(ms: float) -> str:
+    return "-" if np.isnan(ms) else f"{ms:.2f}"
 
 
 def _ranges(ranks: Sequence[int]) -> str:
@@ -225,7 +219,7 @@ class InMirror:
 
     def evaluated(
         self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
-    ) -> "MirrorResult":
+    ) -> EvaluateResult[TaskInMirror]:
         """Measure every task's plans; ranks that are on disk already are not measured again.
 
         The first plan is measured twice: what equal plans differ by is the floor. The pipeline decides how much of the
@@ -239,13 +233,17 @@ class InMirror:
             found = tuple(
                 self._of_task(task, its, hardware, seed, directory.path, progress) for task, its in by_task.items()
             )
-        result = MirrorResult(directory.path, tuple(entries), found)
+        rows = [row for task in found for row in task.rows()]
+        stretches = [row for task in found for row in task.stretch_rows()]
+        told = [*(one for task in found for one in task.told()), *failures(entries)]
+        frames = {"results": rows, "stretches": stretches}
+        result = EvaluateResult(directory.path, tuple(entries), frames, told, found)
         result.save(facts)
         return result
 
     def _of_task(
         self, task: int, entries: Sequence[Evaluated], hardware: Hardware, seed: int, run: Path, progress: Progress
-    ) -> "TaskInMirror":
+    ) -> TaskInMirror:
         plans = plans_of(entries)
         again = [*plans, plans[0]]
         jobs = rank_jobs(again)
@@ -297,28 +295,3 @@ def _predicted(models: CostModels, traffic: Traffic) -> ExchangesOfStep:
     if models.input is None:
         return ExchangesOfStep(float(waited_ms), 0.0)
     return ExchangesOfStep(float(waited_ms), float(models.input.predict(traffic.alone(Collective.INPUT), idle).max()))
-
-
-@dataclass(frozen=True)
-class MirrorResult:
-    """Everything that was measured mirrored, and where it is stored."""
-
-    path: Path
-    entries: tuple[Evaluated, ...]
-    tasks: tuple[TaskInMirror, ...]
-
-    def save(self, facts: Mapping[str, object]) -> None:
-        """Write `results.parquet`, `stretches.parquet`, and last `run.json` with the facts."""
-        write_frame(self.path / "results.parquet", pd.DataFrame([row for task in self.tasks for row in task.rows()]))
-        stretches = [row for task in self.tasks for row in task.stretch_rows()]
-        write_frame(self.path / "stretches.parquet", pd.DataFrame(stretches))
-        RunDirectory(self.path).finish("evaluate", facts)
-
-    def show(self, console: Console) -> None:
-        """Print the tables, what equal plans differ by, and what failed."""
-        for task in self.tasks:
-            console.print(task.table())
-            console.print(f"the first plan, measured twice, differs from itself by {task.floor:.1%}", soft_wrap=True)
-            print_lines(console, failures(task.entries, map(task.error, range(len(task.entries)))))
-        own = failures(self.entries, (entry.error for entry in self.entries))
-        print_lines(console, [*own, f"results: {self.path}"])

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import pandas as pd
 from rich.console import Console
@@ -32,6 +32,7 @@ from neuroshard.stages.search.results.comparison import (
     Evaluated,
     comparison,
     failures,
+    grid_of,
     plans_of,
     runnable_by_task,
     trust_lines,
@@ -43,7 +44,8 @@ from neuroshard.words.fingerprint import versions
 # What some plans of one task cost, measured once in the order that they are given in; the number fixes the lookups, and
 # the next is told of what is done; what can be learned from is kept in the run's directory.
 Measure = Callable[[Sequence[Plan], int, Advance, Path], list[MeasuredOnce]]
-_PICTURE = "plan.png"
+Drawn = tuple[str, Callable[[], bytes]]  # the file's name, and what draws it
+Kept = TypeVar("Kept")
 _SHOWN_ERRORS = 3
 
 
@@ -111,6 +113,44 @@ def begun(
 
 
 @dataclass(frozen=True)
+class EvaluateResult(Generic[Kept]):
+    """What was measured of plans, where it is stored, and what people read of it.
+
+    Attributes:
+        frames: rows of the files that are written, by the files' names.
+        told: tables and lines.
+        tasks: what is known of each task's plans together.
+        picture: of them; None where there is none.
+    """
+
+    path: Path
+    entries: tuple[Evaluated, ...] = field(repr=False)
+    frames: Mapping[str, list[dict[str, Any]]] = field(repr=False)
+    told: Sequence[Grid | str] = field(repr=False)
+    tasks: tuple[Kept, ...] = field(default=(), repr=False)
+    picture: Drawn | None = None
+
+    def save(self, facts: Mapping[str, object]) -> None:
+        """Write the frames and `run.json` with the facts, then draw the picture."""
+        for name, rows in self.frames.items():
+            write_frame(self.path / f"{name}.parquet", pd.DataFrame(rows))
+        RunDirectory(self.path).finish("evaluate", facts)
+        if self.picture is not None:
+            name, draw = self.picture
+            save_png(self.path / name, draw())
+
+    def show(self, console: Console) -> None:
+        """Print the tables and lines, and where the files are."""
+        files = [f"results: {self.path}"]
+        files += [] if self.picture is None else [f"picture: {self.path / self.picture[0]}"]
+        for one in (*self.told, *files):
+            if isinstance(one, str):
+                print_lines(console, [one])
+            else:
+                console.print(one)
+
+
+@dataclass(frozen=True)
 class InParts:
     """Kernels and exchanges are measured one by one, as cost models predict them."""
 
@@ -136,7 +176,7 @@ class InParts:
 
     def evaluated(
         self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
-    ) -> "EvaluateResult":
+    ) -> EvaluateResult[Any]:
         """Measure all plans once, those of one task together; tasks that are on disk already are not measured again.
 
         Raises:
@@ -144,8 +184,6 @@ class InParts:
         """
         counted = {"count_input": True} if count_input else {}
         by_task, tasks, facts = begun(entries, "kernels", counted, hardware, seed, directory)
-        found = list(entries)
-        order = sorted(range(len(found)), key=lambda i: found[i].task)
         with progress_bar() as progress, self.opened(tasks, hardware, count_input, printer(progress)) as measure:
             amount = sum(self.amount(plans_of(its), count_input) for its in by_task.values())
             bar = progress.add_task("kernels and exchanges", total=amount)
@@ -161,17 +199,19 @@ class InParts:
                     progress.advance(bar, self.amount(plans, count_input))
                 return once.plans
 
-            took = [one for task in by_task for one in measured(task)]
-        for i, one in zip((i for i in order if found[i].runnable), took, strict=True):
-            outcome = one.outcome
-            came = {"error": outcome} if isinstance(outcome, str) else {"measured": outcome}
-            found[i] = replace(found[i], **came)
-        result = EvaluateResult(directory.path, tuple(found))
+            took = {task: iter(measured(task)) for task in by_task}
+        found = [_with(entry, next(took[entry.task]).outcome) if entry.runnable else entry for entry in entries]
+        result = _result(directory.path, found)
         result.save(facts)
         if all(entry.measured is None for entry in found):
             why = next(entry.error for entry in found if entry.error is not None)
             raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")
         return result
+
+
+def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:
+    """The entry with its plan's measured cost, or the error that stopped it."""
+    return replace(entry, error=outcome) if isinstance(outcome, str) else replace(entry, measured=outcome)
 
 
 def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
@@ -197,54 +237,34 @@ def _measured(
     return list(map(MeasuredOnce.of, measure_plans(meters, plans, seed, advance, count_input, records(run))))
 
 
-@dataclass(frozen=True)
-class EvaluateResult:
-    """Everything evaluated, and where it is stored."""
-
-    path: Path
-    entries: tuple[Evaluated, ...] = field(repr=False)
-
-    def save(self, facts: Mapping[str, object]) -> None:
-        """Write `results.parquet`, `devices.parquet` and `run.json` with the facts, then draw the cheapest plan."""
-        frame = pd.DataFrame([entry.row() for entry in self.entries])
-        write_frame(self.path / "results.parquet", frame)
-        devices = pd.DataFrame([row for entry in self.entries for row in entry.device_rows()])
-        write_frame(self.path / "devices.parquet", devices)
-        RunDirectory(self.path).finish("evaluate", facts)
-        shown = self._shown()
-        if shown is not None and shown.plan is not None and shown.measured is not None:
-            title = f"{shown.method}, task {shown.task}: {shown.measured.total_ms:.1f} ms measured"
-            save_png(self.path / _PICTURE, plan_png(shown.plan, shown.measured, title))
-
-    def _shown(self) -> Evaluated | None:
-        """The plan in the picture: the first task's cheapest."""
-        solved = [entry for entry in self.entries if entry.measured is not None]
-        return min(solved, key=lambda entry: (entry.task, entry.measured_ms), default=None)
-
-    def show(self, console: Console) -> None:
-        """Print the devices of a single plan, or the comparison of several."""
-        if len(self.entries) == 1 and self.entries[0].measured is not None:
-            _show_devices(console, self.entries[0], self.entries[0].measured)
-        console.print(comparison(self.entries))
-        failed = failures(self.entries, (entry.error for entry in self.entries))
-        lines = [*trust_lines(self.entries), *failed[:_SHOWN_ERRORS]]
-        if len(failed) > _SHOWN_ERRORS:
-            lines.append(f"... and {len(failed) - _SHOWN_ERRORS} more failures in results.parquet")
-        lines.append(f"results: {self.path}")
-        if self._shown() is not None:
-            lines.append(f"picture: {self.path / _PICTURE}")
-        print_lines(console, lines)
+def _result(path: Path, entries: Sequence[Evaluated]) -> EvaluateResult[Any]:
+    """Tell of the devices of a single plan, and compare several; draw the cheapest plan of the first task."""
+    solved = [(e, e.plan, e.measured) for e in entries if e.plan is not None and e.measured is not None]
+    devices = [_devices(*one) for one in solved] if len(entries) == 1 else []
+    failed = failures(entries)
+    more = len(failed) - _SHOWN_ERRORS
+    said = [*trust_lines(entries), *failed[:_SHOWN_ERRORS]]
+    said += [f"... and {more} more failures in results.parquet"] if more > 0 else []
+    frames = {
+        "results": [entry.row() for entry in entries],
+        "devices": [row for entry in entries for row in entry.device_rows()],
+    }
+    picture: Drawn | None = None
+    if solved:
+        shown, plan, cost = min(solved, key=lambda one: (one[0].task, one[0].measured_ms))
+        title = f"{shown.method}, task {shown.task}: {cost.total_ms:.1f} ms measured"
+        picture = "plan.png", lambda: plan_png(plan, cost, title)
+    return EvaluateResult(path, tuple(entries), frames, [*devices, comparison(entries), *said], picture=picture)
 
 
-def _show_devices(console: Console, entry: Evaluated, cost: Cost) -> None:
-    assert entry.plan is not None
-    grid = Grid(title=Text(f"{entry.file}, measured"))
-    columns = ("device", "shards", "dims", "MiB", *(f"{part.name} ms" for part in cost.parts), "total ms")
-    for column in columns:
-        grid.add_column(column, justify="right")
-    for d, tables in enumerate(entry.plan.device_tables):
-        grid.add_row(
-            str(d), str(len(tables)), str(entry.plan.device_dims[d]), f"{entry.plan.device_bytes[d] / 2**20:.1f}",
-            *(f"{ms[d]:.2f}" for ms in (*(part.ms for part in cost.parts), cost.device_ms)),
-        )  # fmt: skip
-    console.print(grid)
+def _devices(entry: Evaluated, plan: Plan, cost: Cost) -> Grid:
+    """Make the table of a plan's devices."""
+    columns = {
+        "device": [str(device) for device in range(len(plan.device_tables))],
+        "shards": [str(len(tables)) for tables in plan.device_tables],
+        "dims": [str(dims) for dims in plan.device_dims],
+        "MiB": [f"{size / 2**20:.1f}" for size in plan.device_bytes],
+        **{f"{part.name} ms": [f"{ms:.2f}" for ms in part.ms] for part in cost.parts},
+        "total ms": [f"{ms:.2f}" for ms in cost.device_ms],
+    }
+    return grid_of(Text(f"{entry.file}, measured"), columns, words=0)

@@ -1,6 +1,6 @@
 """Plans measured in TorchRec's training steps: finalists of a search, and what `evaluate through=torchrec` is asked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -8,32 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as Grid
-from rich.text import Text
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.hardware.step_meters import Builds, check_steps, step_builds
 from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
 from neuroshard.lab.plan_costs import Advance
-from neuroshard.plans.picture import save_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.journal import Journal
-from neuroshard.plumbing.parquet import write_frame
-from neuroshard.plumbing.progress import print_lines, printer, progress_bar
+from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
-from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, grid_of, plans_of
+from neuroshard.stages.search.results.comparison import Evaluated, failures, grid_of, names_and_forms, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.in_parts import Measure, begun
+from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.tasks.task import Task
 
 LOOKUPS_ALONE = "lookups, one device after another"
-_PICTURE = "steps.png"
 _TRUSTED = 0.03  # equal plans must agree as well as that before differences are worth anything
 
 
@@ -53,6 +47,11 @@ def builds_in(run: Path, task: int, plans: int) -> Journal[Build]:
         return None if fits else f"is not of {plans} plans"
 
     return Journal(run / "builds" / f"task-{task:04d}", "build", Build, wrong)
+
+
+def floor_of(ratios: FloatArray) -> float:
+    """What equal plans differ by over all builds: the standard error of the first plan's ratio to itself, (B,)."""
+    return float(np.sqrt(np.square(ratios - 1).mean() / len(ratios)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +108,8 @@ class StepTimes:
 
     @property
     def floor(self) -> float:
-        """What equal plans differ by over all builds: the standard error of the first plan's ratio to itself."""
-        builds = self._ratios.shape[1]
-        return float(np.sqrt(np.square(self._ratios[-1] - 1).mean() / builds))
+        """What equal plans differ by over all builds."""
+        return floor_of(self._ratios[-1])
 
     @property
     def _ratios(self) -> FloatArray:
@@ -156,7 +154,7 @@ class InSteps:
 
     def evaluated(
         self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
-    ) -> "StepsResult":
+    ) -> "EvaluateResult[TaskSteps]":
         """Time the steps of every task's plans; builds that are on disk already are not measured again.
 
         The first plan is built twice: what equal plans differ by is the floor. The input's exchange counts as far as
@@ -171,7 +169,11 @@ class InSteps:
             step_builds(hardware, self.protocol, tasks[0].topology, printer(progress)) as builds,
         ):
             found = tuple(self._of_task(*one, builds, seed, directory.path, progress) for one in by_task.items())
-        result = StepsResult(directory.path, tuple(entries), found)
+        rows = [row for task in found for row in task.rows()]
+        phases = [row for task in found for row in task.phase_rows()]
+        told = [*(one for task in found for one in task.told()), *failures(entries)]
+        frames, picture = {"results": rows, "phases": phases}, ("steps.png", found[0].drawn)
+        result = EvaluateResult(directory.path, tuple(entries), frames, told, found, picture)
         result.save(facts)
         return result
 
@@ -243,56 +245,31 @@ class TaskSteps:
 
     def table(self) -> Grid:
         """Make the table that people read: a row for each plan."""
-        beside = ("beside the first: predicted", "trained", "least to most")
-        columns = ("plan by", FORMS_TITLE, "predicted ms", "step ms", *beside)
-        grid = grid_of(f"Training steps, task {self.task}", columns)
-        for entry, row in zip(self.entries, self.rows(), strict=True):
-            grid.add_row(
-                Text(entry.method),
-                forms_cell(entry.plan),
-                f"{row['predicted_ms']:.2f}",
-                f"{row['step_ms']:.2f}",
-                f"{row['predicted_beside_first']:.3f}",
-                f"{row['beside_first']:.3f}",
-                f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}",
-            )
-        return grid
+        rows = self.rows()
+        columns = {
+            **names_and_forms(self.entries),
+            "predicted ms": [f"{row['predicted_ms']:.2f}" for row in rows],
+            "step ms": [f"{row['step_ms']:.2f}" for row in rows],
+            "beside the first: predicted": [f"{row['predicted_beside_first']:.3f}" for row in rows],
+            "trained": [f"{row['beside_first']:.3f}" for row in rows],
+            "least to most": [f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}" for row in rows],
+        }
+        return grid_of(f"Training steps, task {self.task}", columns)
 
     def phases(self) -> Grid:
         """Make the table of every plan's ms of each phase, for people."""
-        grid = grid_of(f"Phases of a step, ms, task {self.task}", ("plan by", *PHASES, LOOKUPS_ALONE))
-        for row in self.phase_rows():
-            grid.add_row(Text(row["method"]), *(f"{row[name]:.2f}" for name in (*PHASES, LOOKUPS_ALONE)))
-        return grid
+        rows, phases = self.phase_rows(), (*PHASES, LOOKUPS_ALONE)
+        ms = {name: [f"{row[name]:.2f}" for row in rows] for name in phases}
+        return grid_of(f"Phases of a step, ms, task {self.task}", {"plan by": self.names, **ms})
 
+    def told(self) -> list[Grid | str]:
+        """Tables and lines for people: also what equal plans differ by, and what failed."""
+        failed = failures(self.entries, self.times.errors[:-1])
+        return [self.table(), self.phases(), _floor_line(self.times.floor), *failed]
 
-@dataclass(frozen=True)
-class StepsResult:
-    """Everything that was trained, and where it is stored."""
-
-    path: Path
-    entries: tuple[Evaluated, ...]
-    tasks: tuple[TaskSteps, ...]
-
-    def save(self, facts: Mapping[str, object]) -> None:
-        """Write `results.parquet`, `phases.parquet`, a picture, and last `run.json` with the facts."""
-        write_frame(self.path / "results.parquet", pd.DataFrame([row for task in self.tasks for row in task.rows()]))
-        phases = pd.DataFrame([row for task in self.tasks for row in task.phase_rows()])
-        write_frame(self.path / "phases.parquet", phases)
-        first = self.tasks[0]
-        bars = phase_bars(first.names, first.times.phase_ms, f"task {first.task}: ms of a step")
-        save_png(self.path / _PICTURE, bars)
-        RunDirectory(self.path).finish("evaluate", facts)
-
-    def show(self, console: Console) -> None:
-        """Print the tables, what equal plans differ by, and what failed."""
-        for task in self.tasks:
-            console.print(task.table())
-            console.print(task.phases())
-            console.print(_floor_line(task.times.floor), soft_wrap=True)
-            print_lines(console, failures(task.entries, task.times.errors[:-1]))
-        own = failures(self.entries, (entry.error for entry in self.entries))
-        print_lines(console, [*own, f"results: {self.path}", f"picture: {self.path / _PICTURE}"])
+    def drawn(self) -> bytes:
+        """Draw a bar for each plan, of its phases, to PNG."""
+        return phase_bars(self.names, self.times.phase_ms, f"task {self.task}: ms of a step")
 
 
 def _floor_line(floor: float) -> str:

@@ -27,8 +27,9 @@ from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records.run_directory import JobFigures, RunDirectory
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.choice import declined_remark
+from neuroshard.stages.search.results.comparison import grid_of
 from neuroshard.stages.search.results.finalist_files import FinalistFiles
-from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
+from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, predicted_columns
 from neuroshard.stages.search.runs.in_parts import Measure
 from neuroshard.stages.search.runs.verify import Searched, Verify, save_finalists
 from neuroshard.targets.target import target_named
@@ -195,8 +196,10 @@ class Search:
         warnings = "\n".join(filter(None, doubts)) or None
         told = plan.prediction
         assert told is not None
-        figures = told.cost_ms, answer.seconds, told.margin_ms, remark, warnings, told.expected_ms, answer.measured_ms
-        return SearchRecord(number, name, None, *figures, told.caveat)
+        return SearchRecord(
+            number, name, None, seconds=answer.seconds, remark=remark, warnings=warnings, caveat=told.caveat,
+            measured_ms=answer.measured_ms, **predicted_columns(plan),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -236,20 +239,19 @@ class SearchResult:
             console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _grid(self) -> Grid:
-        grid = Grid(title=Text(f"{self.saved.searcher}: {self.saved.path}"))
         shown = self.saved.records[:_SHOWN_TASKS]
-        expected = any(record.expected_ms is not None for record in shown)
-        measured = any(record.measured_ms is not None for record in shown)
-        more = [*(["expected ms"] if expected else []), *(["measured ms"] if measured else [])]
-        for column in ("task", "tables", "devices", "predicted ms", *more, "search s"):
-            grid.add_column(column, justify="right")
-        for record in shown:
-            task = self.tasks[record.task]
-            costs = [_predicted(record), *([_known(record.expected_ms)] if expected else [])]
-            costs += [_known(record.measured_ms)] if measured else []
-            sizes = (str(record.task), str(len(task.tables)), str(task.topology.num_devices))
-            grid.add_row(*sizes, *costs, f"{record.seconds:.3f}")
-        return grid
+        tasks = [self.tasks[record.task] for record in shown]
+        columns = {
+            "task": [str(record.task) for record in shown],
+            "tables": [str(len(task.tables)) for task in tasks],
+            "devices": [str(task.topology.num_devices) for task in tasks],
+            "predicted ms": [_predicted(record) for record in shown],
+            "expected ms": [_known(record.expected_ms) for record in shown],
+            "measured ms": [_known(record.measured_ms) for record in shown],
+            "search s": [f"{record.seconds:.3f}" for record in shown],
+        }
+        known = {name: cells for name, cells in columns.items() if any(cells)}
+        return grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), known, words=0)
 
     def _caveats(self) -> list[str]:
         """What is said of the predicted costs: one for all, as a rule."""

@@ -34,7 +34,7 @@ from neuroshard.stages.pretrain.refine.run import Refine
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
-from neuroshard.stages.search.methods.neuroshard import NeuroShard, believing
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
@@ -113,7 +113,7 @@ def _run(home, out, **changes):
     settings = {
         "model": str(home),
         "tasks": _tasks(),
-        "searchers": (SEARCH, believing(SEARCH)),
+        "searchers": (SEARCH,),
         "hardware": MadeUpHardware(made_up=AWAY, noise=0.05),
         "calls": CALLS,
         "exchanges": EXCHANGES,

@@ -14,7 +14,7 @@ from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice, declined_remark
 from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
-from neuroshard.stages.search.methods.neuroshard import NeuroShard, believing
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_tables, toy_task
@@ -193,6 +193,6 @@ def test_what_nobody_would_miss_is_not_said():
 
 def test_every_gain_is_believed_where_there_is_a_choice():
     assert NeuroShard().choice is not None
-    assert believing(NeuroShard(beam_width=2)) == NeuroShard(beam_width=2, choice=None)
-    assert believing(ImprovedSearch((BeamSearch(),), choice=Choice())) == ImprovedSearch((BeamSearch(),))
-    assert believing(BeamSearch(4)) == BeamSearch(4)
+    assert NeuroShard(beam_width=2).believing() == NeuroShard(beam_width=2, choice=None)
+    assert ImprovedSearch((BeamSearch(),), choice=Choice()).believing() == ImprovedSearch((BeamSearch(),))
+    assert BeamSearch(4).believing() == BeamSearch(4)

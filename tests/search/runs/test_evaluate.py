@@ -131,7 +131,7 @@ def test_plans_in_all_forms_are_measured(tmp_path):
 
 def _entry(method, task, measured):
     cost = None if measured is None else cost_of(np.array([measured]), np.zeros(1), np.zeros(1))
-    return Evaluated(method, task, None, None, 1.0, 0.1, None if cost else "no plan", cost)
+    return Evaluated(method, task, None, None, 0.1, None if cost else "no plan", cost)
 
 
 def test_methods_are_compared_on_tasks_that_all_solved():
@@ -248,7 +248,8 @@ def test_what_was_measured_is_saved_before_anything_is_drawn(lopsided, tmp_path,
 
 def _trusted(predicted, measured, margin):
     cost = cost_of(np.array([measured]), np.zeros(1), np.zeros(1))
-    return Evaluated("m", 0, None, None, predicted, 0.0, None, cost, margin)
+    plan = Greedy("dim").find(toy_task(3), Simulator(random_models())).plan
+    return Evaluated("m", 0, None, replace(plan, prediction=Prediction(None, predicted, margin)), 0.0, None, cost)
 
 
 def test_coverage_is_said_as_what_it_is():
@@ -260,7 +261,7 @@ def test_coverage_is_said_as_what_it_is():
     assert first.startswith("0 of 4")
     assert "2.00 times the predicted ones" in second
     assert "experiment=pretrain_adapt" in second
-    assert list(trust_lines([_trusted(10.0, 20.0, float("nan"))])) == []
+    assert list(trust_lines([_trusted(10.0, 20.0, None)])) == []
 
 
 def test_runs_of_one_method_are_told_apart(bundle, tmp_path, monkeypatch):

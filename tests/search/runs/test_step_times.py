@@ -24,7 +24,7 @@ def test_plans_are_compared_turn_by_turn_within_each_build():
     assert times.ratios == pytest.approx(np.array([[1.0, 1.0], [0.5, 0.8]]))
     assert times.step_ms == pytest.approx([10.0, 8.0])
     assert times.floor == pytest.approx(((0.0**2 + 0.1**2) / 2 / 2) ** 0.5)
-    entries = tuple(Evaluated(name, 3, None, None, 1.0, 1.0, None) for name in ("a", "b"))
+    entries = tuple(Evaluated(name, 3, None, None, 1.0, None) for name in ("a", "b"))
     row = TaskSteps(3, entries, times).phase_rows()[1]
     assert (row["method"], row["task"], row[PHASES[0]], row[PHASES[1]]) == ("b", 3, pytest.approx(65 / 6), 0.0)
     assert row[LOOKUPS_ALONE] == pytest.approx((2.5 + 4.0) / 2)
