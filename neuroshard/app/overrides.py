@@ -74,14 +74,11 @@ def _check_choices(command: str, overrides: Sequence[Override]) -> None:
         if group == "roofline":
             raise UserError(f"{override.text!r} is no setting; write model=roofline:{override.values[0]}")
         if is_group(group) and group not in groups:
-            raise unknown_name(
-                f"setting of neuroshard {command}", group, [*groups, *_setting_names(Composed.of(command, {}).settings)]
-            )
-        if is_group(group):
-            known = choices(group)
-            for value in map(str, override.values):
-                if value not in known and (group, value) != (EXPERIMENT, "None"):
-                    raise unknown_name(group, value, known)
+            names = [*groups, *_setting_names(Composed.of(command, {}).settings)]
+            raise unknown_name(f"setting of neuroshard {command}", group, names)
+        for value in map(str, override.values) if is_group(group) else ():
+            if value not in choices(group) and (group, value) != (EXPERIMENT, "None"):
+                raise unknown_name(group, value, choices(group))
 
 
 def _check_applies(command: str, given: Mapping[str, Any], group: str, name: str) -> None:

@@ -109,37 +109,29 @@ def command_help(command: str, what: str, overrides: Sequence[Override], width: 
     lines = [*_wrapped(f"neuroshard {command}: {what}", wide), "", usage, "", "settings"]
     lines += [line for setting in own for line in _described(setting, wide)]
     for group in groups:
-        lines += ["", *_choices(group, composed.chosen[group], wide)]
+        chosen = composed.chosen[group]
+        lines += ["", *_choices(group, chosen, headline(f"{group}/{chosen}.yaml"), choices(group), wide)]
         inner = [setting for setting in settings if setting.key.startswith(f"{group}.")]
         lines += [line for setting in inner for line in _described(setting, wide)]
-    lines += ["", *_experiments(command, wide), *(line for note in _NOTES for line in _wrapped(note, wide))]
+    lines += [""]
+    if named := experiments_of(command):
+        lines += [*_choices("experiment", "null", "settings for a purpose, together", named, wide), ""]
+    lines += [line for note in _NOTES for line in _wrapped(note, wide)]
     return "\n".join(lines) + "\n"
 
 
-def _choices(group: str, chosen: str, width: int) -> Iterator[str]:
-    known = choices(group)
-    said = headline(f"{group}/{chosen}.yaml") if chosen in known else ""
+def _choices(group: str, chosen: str, said: str, known: Sequence[str], width: int) -> Iterator[str]:
     yield from _wrapped(f"{group}={chosen}   {said}".rstrip(), width)
     if others := [name for name in known if name != chosen]:
         yield from _wrapped(f"or {', '.join(others)}", width, "  ")
 
 
-def _experiments(command: str, width: int) -> Iterator[str]:
-    if named := experiments_of(command):
-        yield "experiment=null   settings for a purpose, together"
-        yield from _wrapped(f"or {', '.join(named)}", width, "  ")
-        yield ""
-
-
-def _described(setting: Setting, width: int) -> Iterator[str]:
+def _described(setting: Setting, width: int) -> list[str]:
     key = f"  {setting.key}={setting.value}"
-    if len(key) >= _KEY_WIDTH:
-        yield key
-        key = ""
-    first, *rest = textwrap.wrap(setting.what, width - _KEY_WIDTH) or [""]
-    if key or first:
-        yield f"{key:<{_KEY_WIDTH}}{first}".rstrip()
-    yield from (" " * _KEY_WIDTH + line for line in rest)
+    above = [key] if len(key) >= _KEY_WIDTH else []
+    first = f"{'' if above else key:<{_KEY_WIDTH}}"
+    said = textwrap.wrap(setting.what, width, initial_indent=first, subsequent_indent=" " * _KEY_WIDTH)
+    return [*above, *said] or [key]
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
