@@ -172,16 +172,13 @@ def _parse(text: str) -> "Parsed":
 
     from neuroshard.plumbing.schema import shown
 
-    parser = OverridesParser.create()
-    try:
-        return parser.parse_overrides([text])[0]
-    except RecursionError:
-        raise UserError(f"{shown(text)} can't be read: its value is nested too deeply") from None
-    except OverrideParseException:
-        found = _KEY.fullmatch(text)
-        if found is None:
-            raise UserError(f"{text!r} is malformed; write key=value") from None
-    try:  # what is no value in Hydra's grammar may be a path, which Hydra wants in quotes
-        return parser.parse_overrides([f"{found[1]}={quoted(found[2])}"])[0]
-    except OverrideParseException:
-        raise UserError(f"{text!r} is malformed; write key=value") from None
+    parser, found = OverridesParser.create(), _KEY.fullmatch(text)
+    # What is no value in Hydra's grammar may be a path, which Hydra wants in quotes.
+    for written in (text, f"{found[1]}={quoted(found[2])}") if found else (text,):
+        try:
+            return parser.parse_overrides([written])[0]
+        except RecursionError:
+            raise UserError(f"{shown(text)} can't be read: its value is nested too deeply") from None
+        except OverrideParseException:
+            continue
+    raise UserError(f"{text!r} is malformed; write key=value")
