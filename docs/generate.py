@@ -8,7 +8,7 @@ from typing import Any
 
 import neuroshard as ns
 from neuroshard.app.commands import COMMANDS, usage
-from neuroshard.app.help import command_help
+from neuroshard.app.settings import command_help
 from neuroshard.plumbing.configs import choices
 
 _WIDTH = 120

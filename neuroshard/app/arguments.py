@@ -3,25 +3,21 @@
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neuroshard.plumbing.configs import Composed, missing
 from neuroshard.plumbing.errors import UserError
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
+    from hydra.core.override_parser.types import Override as Parsed
 
-SWEEP_FLAGS = ("-m", "--multirun")
-_POSITIONAL = {
-    "report": "runs",
-    "explain": "plans",
-    "evaluate": "plans",
-    "export": "plan",
-    "calibrate": "traces",
-}  # what paths without a key are
-_SINGLE = ("plan",)  # that take one path, not a list
+HELP_FLAGS = ("-h", "--help")
+_SWEEP_FLAGS = ("-m", "--multirun")
+MOST_JOBS = 10_000  # of a sweep
+_SINGLE = ("plan",)  # settings that take one path, not a list
 _KEY = re.compile(r"([\w./@-]+)=(.*)", re.DOTALL)
 _SWEEPERS = ("hydra.launcher.", "hydra.sweeper.")
 _SWEPT = "hydra.sweeper.params"  # overrides that nobody would look at
@@ -34,6 +30,28 @@ _READERS = {
 }
 
 
+@dataclass(frozen=True)
+class Override:
+    """What is given to a setting, or to a group.
+
+    Attributes:
+        key: of the setting, with dots; or the group's name.
+        text: key and value as Hydra takes them.
+        values: the only one; or one for each job of a sweep, `MOST_JOBS` and one more at most.
+        swept: whether it lists several.
+    """
+
+    key: str
+    text: str
+    values: tuple[Any, ...]
+    swept: bool
+
+    @property
+    def is_hydras(self) -> bool:
+        """Whether it is one of Hydra's own settings."""
+        return self.key.startswith("hydra")
+
+
 def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Flags and everything else.
 
@@ -42,33 +60,33 @@ def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list
     """
     flags = [text for text in arguments if text.startswith("-")]
     for flag in flags:
-        if flag not in SWEEP_FLAGS:
+        if flag not in (*_SWEEP_FLAGS, *HELP_FLAGS):
             meant = flag.lstrip("-").split("=")[0]
             hint = f"; settings are written without dashes: {meant}=..." if flag.startswith("--") else ""
             raise UserError(f"unknown flag {flag!r}; neuroshard {command} takes -m (a sweep) and --help{hint}")
     return flags, [text for text in arguments if not text.startswith("-")]
 
 
-def as_overrides(command: str, texts: Sequence[str]) -> list["Override"]:
-    """Overrides as Hydra's parser gives them, from arguments that are no flags.
+def as_overrides(command: str, texts: Sequence[str]) -> list[Override]:
+    """What arguments that are no flags give. Paths without a key are the first setting that the command needs.
 
     Raises:
         UserError: one is not key=value, or does what a command line may not.
     """
-    paths = [text for text in texts if command in _POSITIONAL and _is_path(text)]
+    needed = missing(Composed.of(command, {}).settings)
+    paths = [text for text in texts if needed and _is_path(text)]
     named = [text for text in texts if text not in paths]
     for text in named:
         if "=" not in text and not text.startswith("~"):
             raise UserError(f"{text!r} is malformed; write key=value{_meant(text, texts)}")
     written = [written for text in named for written in with_reader(text)]
     if paths:
-        written.append(_positional(command, paths, written))
-    return [_parsed(text) for text in written]
+        written.append(_positional(command, needed[0], paths, written))
+    return [_override(text) for text in written]
 
 
-def _positional(command: str, paths: list[str], written: list[str]) -> str:
+def _positional(command: str, key: str, paths: list[str], written: list[str]) -> str:
     """The setting that paths without a key are."""
-    key = _POSITIONAL[command]
     if any(text.startswith(f"{key}=") for text in written):
         raise UserError(f"{paths[0]!r} is taken for {key}=..., which is given too; write one of the two")
     if key not in _SINGLE:
@@ -113,22 +131,15 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def given_by(overrides: Iterable["Override"]) -> dict[str, Any]:
+def given_by(overrides: Iterable[Override]) -> dict[str, Any]:
     """What they set, Hydra's own settings left out; of a sweep, what its first job is given."""
-    return {o.key_or_group: values_of(o, 1)[0] for o in overrides if not o.key_or_group.startswith("hydra")}
+    return {override.key: override.values[0] for override in overrides if not override.is_hydras}
 
 
-def values_of(override: "Override", most: int) -> list[Any]:
-    """The values that a sweep's jobs are given, at most so many; or the only one."""
-    if not override.is_sweep_override():
-        return [override.value()]
-    return [replace(override, _value=value).value() for value in islice(override.sweep_iterator(), most)]
-
-
-def _parsed(text: str) -> "Override":
-    override = _parse(text)
-    key = override.key_or_group
-    if override.is_add() or override.is_force_add() or override.is_delete():
+def _override(text: str) -> Override:
+    parsed = _parse(text)
+    key = parsed.key_or_group
+    if parsed.is_add() or parsed.is_force_add() or parsed.is_delete():
         raise UserError(f"{text!r} adds or deletes a setting; write key=value")
     if key.startswith("hydra") and key not in ("hydra/launcher", "hydra/sweeper") and not key.startswith(_SWEEPERS):
         raise UserError(f"{key} can't be set; of Hydra's own settings, launcher and sweeper can")
@@ -138,34 +149,36 @@ def _parsed(text: str) -> "Override":
         raise UserError(f"{key} can't be set; list the values of a setting itself: key=value,value")
     from neuroshard.plumbing.registry import check_setting
 
-    check_setting(key, _given(override))
+    override = Override(key, str(parsed.input_line), _values_of(parsed), parsed.is_sweep_override())
+    check_setting(key, override.values if override.swept else override.values[0])
     return override
 
 
-def _given(override: "Override") -> object:
-    """Its value; of a sweep, the list of them."""
-    from hydra.core.override_parser.types import ChoiceSweep
+def _values_of(parsed: "Parsed") -> tuple[Any, ...]:
+    from hydra.errors import HydraException
 
-    value = override.value()
-    return replace(override, _value=value.list).value() if isinstance(value, ChoiceSweep) else value
+    if not parsed.is_sweep_override():
+        return (parsed.value(),)
+    try:
+        values = parsed.sweep_iterator()
+    except HydraException as error:
+        raise UserError(f"{parsed.input_line!r} is no list of values: {error}") from None
+    return tuple(replace(parsed, _value=value).value() for value in islice(values, MOST_JOBS + 1))
 
 
-def _parse(text: str) -> "Override":
+def _parse(text: str) -> "Parsed":
     from hydra.core.override_parser.overrides_parser import OverridesParser  # slow to import: not for completion
     from hydra.errors import OverrideParseException
 
     from neuroshard.plumbing.schema import shown
 
-    parser = OverridesParser.create()
-    try:
-        return parser.parse_overrides([text])[0]
-    except RecursionError:
-        raise UserError(f"{shown(text)} can't be read: its value is nested too deeply") from None
-    except OverrideParseException:
-        found = _KEY.fullmatch(text)
-        if found is None:
-            raise UserError(f"{text!r} is malformed; write key=value") from None
-    try:  # what is no value in Hydra's grammar may be a path, which Hydra wants in quotes
-        return parser.parse_overrides([f"{found[1]}={quoted(found[2])}"])[0]
-    except OverrideParseException:
-        raise UserError(f"{text!r} is malformed; write key=value") from None
+    parser, found = OverridesParser.create(), _KEY.fullmatch(text)
+    # What is no value in Hydra's grammar may be a path, which Hydra wants in quotes.
+    for written in (text, f"{found[1]}={quoted(found[2])}") if found else (text,):
+        try:
+            return parser.parse_overrides([written])[0]
+        except RecursionError:
+            raise UserError(f"{shown(text)} can't be read: its value is nested too deeply") from None
+        except OverrideParseException:
+            continue
+    raise UserError(f"{text!r} is malformed; write key=value")

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuroshard import __version__
+from neuroshard.app.arguments import HELP_FLAGS, as_overrides, quoted, split_flags
 from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, usage
 from neuroshard.app.completion import bash_script, completions
 from neuroshard.app.guard import complain, exit_code, one_line
+from neuroshard.app.overrides import check_overrides, check_settings
+from neuroshard.app.settings import command_help
 from neuroshard.plumbing.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
-    from neuroshard.app.sweep import Job
     from neuroshard.plumbing.progress import Result
 
 _INTERRUPTED = 130
-_HELP_FLAGS = ("-h", "--help")
 # Hydra writes nothing of its own where people work: commands say where their files go.
 _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
@@ -44,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(given: list[str]) -> None:
-    if not given or given[0] in _HELP_FLAGS:
+    if not given or given[0] in HELP_FLAGS:
         print(usage(), end="")
     elif given[0] in ("--version", "-V"):
         print(f"neuroshard {__version__}")
-    elif given[0] in LISTINGS and any(text in _HELP_FLAGS for text in given[1:]):
+    elif given[0] in LISTINGS and any(text in HELP_FLAGS for text in given[1:]):
         print(listing_usage(given[0]), end="")
     elif given[0] == "completion":
         print(bash_script(ALL), end="")
@@ -66,15 +67,9 @@ def _dispatch(given: list[str]) -> None:
 
 
 def _run_command(command: str, arguments: list[str]) -> None:
-    from neuroshard.app.arguments import as_overrides, split_flags
-    from neuroshard.app.overrides import check_overrides, check_settings
-
-    helping = [text for text in arguments if text in _HELP_FLAGS]
-    flags, texts = split_flags(command, [text for text in arguments if text not in _HELP_FLAGS])
+    flags, texts = split_flags(command, arguments)
     overrides = as_overrides(command, texts)
-    if helping:
-        from neuroshard.app.help import command_help
-
+    if any(flag in HELP_FLAGS for flag in flags):
         check_settings(command, overrides)
         print(command_help(command, COMMANDS[command], overrides), end="")
         return
@@ -82,7 +77,7 @@ def _run_command(command: str, arguments: list[str]) -> None:
 
     check_overrides(command, overrides, sweeping=bool(flags))
     check_made(command, overrides, sweeping=bool(flags))
-    _hand_to_hydra(command, [*flags[:1], *(str(override.input_line) for override in overrides)])
+    _hand_to_hydra(command, [*flags[:1], *(override.text for override in overrides)])
 
 
 def _hand_to_hydra(command: str, arguments: list[str]) -> None:
@@ -90,7 +85,6 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from neuroshard.app.arguments import quoted
     from neuroshard.app.sweep import compared, jobs_in, sweep_folder
     from neuroshard.plumbing.progress import plain_console
     from neuroshard.plumbing.registry import store_configs
@@ -112,52 +106,34 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
 
 
 def _run(config: Any) -> None:
-    """Build what the config describes, run it, print its result; Hydra calls it, once for each job."""
+    """Build what the config describes, run it, print its result; Hydra calls it, once for each job.
+
+    What fails ends the program with one line; a sweep goes on with its other jobs. (Hydra would print what is raised.)
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from neuroshard.app.sweep import Job, failure_of
     from neuroshard.plumbing.progress import plain_console
     from neuroshard.plumbing.registry import instantiate_config
 
+    here = HydraConfig.get()
+    job = Job(here.job.num, tuple(here.overrides.task)) if here.mode == RunMode.MULTIRUN else None
     try:
-        job = instantiate_config(config.run)
+        built = instantiate_config(config.run)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to keep
-        result: Result | None = job.run()
+        result: Result | None = built.run()
         if result is not None:
             result.show(plain_console())
     except BrokenPipeError:
         raise
     except Exception as error:
-        _fail(error)
+        if job is None:
+            complain(one_line(error))
+            sys.exit(exit_code(error))
+        complain(f"job {job.number} ({','.join(job.settings)}): {one_line(error)}")
+        job = replace(job, failure=failure_of(error))
     else:
-        _keep(result)
-
-
-def _keep(result: "Result | None") -> None:
-    """Leave a sweep's job for the table at the end."""
-    if (here := _job_of_sweep()) is not None:
-        job, folder = here
-        replace(job, outcome=getattr(result, "outcome", None)).keep(folder)
-
-
-def _fail(error: Exception) -> None:
-    """End the program with one line; a sweep goes on with its other jobs. (Hydra would print what is raised here.)"""
-    from neuroshard.app.sweep import failure_of
-
-    here = _job_of_sweep()
-    if here is None:
-        complain(one_line(error))
-        sys.exit(exit_code(error))
-    job, folder = here
-    complain(f"job {job.number} ({','.join(job.settings)}): {one_line(error)}")
-    replace(job, failure=failure_of(error)).keep(folder)
-
-
-def _job_of_sweep() -> "tuple[Job, Path] | None":
-    """The job of a sweep that this is, and the sweep's folder; None where it is a run of its own."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    from neuroshard.app.sweep import Job
-
-    here = HydraConfig.get()
-    if here.mode != RunMode.MULTIRUN:
-        return None
-    return Job(here.job.num, tuple(here.overrides.task)), Path(here.sweep.dir)
+        job = job and replace(job, outcome=getattr(result, "outcome", None))
+    if job is not None:
+        job.keep(Path(here.sweep.dir))

@@ -1,18 +1,12 @@
-"""The commands that there are, and what `neuroshard --help` says of them."""
+"""The commands that there are, and what `neuroshard --help` says of them: the first line of each one's config."""
 
-COMMANDS = {
-    "collect": "measure table combinations and exchanges on real hardware",
-    "pretrain": "fit the cost models to measurements",
-    "calibrate": "correct a datasheet by traces of training steps: calibrate TRACE.json ... model=roofline:h100",
-    "refine": "fit cost models further to what their own plans ask of this machine",
-    "search": "find sharding plans for tasks",
-    "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json RUN_DIR ...",
-    "explain": "say why a plan costs what it does, or how two plans differ: explain PLAN.json [OTHER.json]",
-    "export": "write a plan for SOK, HugeCTR, TorchRec or as plain JSON: export PLAN.json to=sok out=TABLES.py",
-    "report": "gather runs into one page with tables and figures: report RUN_DIR ...",
-    "compile": "compile the search's inner loops now, so that the first search needn't",
-    "train-policy": "train the policy of a reinforcement-learning searcher",
-}
+from neuroshard.plumbing.configs import headline
+
+_IN_ORDER = (
+    *("collect", "pretrain", "calibrate", "refine", "search", "evaluate"),
+    *("explain", "export", "report", "compile", "train-policy"),
+)
+COMMANDS = {name: headline(f"{name}.yaml").partition(": ")[2] for name in _IN_ORDER}
 LISTINGS = {  # which have no settings
     "models": ("[NAME]", "list the installed cost models; with a name, print its card"),
     "completion": ("", 'print a bash completion script: eval "$(neuroshard completion)"'),

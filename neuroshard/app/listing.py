@@ -1,11 +1,9 @@
 """`neuroshard models`: which cost models are installed, and what their cards say."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table as Grid
 
@@ -29,28 +27,29 @@ def show_models(arguments: list[str], console: Console) -> None:
     """
     if len(arguments) > 1:
         raise UserError(f"neuroshard models takes one name at most, not {len(arguments)}")
-    if arguments and arguments[0].startswith(ROOFLINE):
-        sheet = arguments[0].removeprefix(ROOFLINE).partition("+")[0]
-        figures = OmegaConf.to_container(described("roofline", sheet))
-        CostModels.load(arguments[0])  # which says what is wrong with the words behind the sheet's name
-        errors = {check.kind: str(check) for check in checks(CostModels.load(f"{ROOFLINE}{sheet}"))}
-        console.print_json(json.dumps({"figures": figures, "beside published points": errors}))
-        return
     if arguments:
-        CostModels.load(arguments[0])  # which says what is wrong with the name
-        base = arguments[0]
-        while shipped_path(base) is None and not Path(base).exists():
-            base = base.rpartition("+")[0]  # words behind the name change how it is costed, not what was measured
-        if is_calibration(Path(base)):
-            console.print_json(json.dumps(asdict(Calibration.load(Path(base)))))
-            return
-        card = load_bundle(shipped_path(base) or bundle_at(Path(base)))[1]
-        console.print_json(json.dumps(asdict(card)))
+        console.print_json(data=_card(arguments[0]))
         return
     console.print(_shipped_bundles())
     console.print(_datasheets())
     console.print("use: model=NAME, or CostModels.load(NAME); `neuroshard models NAME` prints a card")
     console.print("model=cpu+torchrec costs whole training steps: with what TorchRec adds to kernels and exchanges")
+
+
+def _card(name: str) -> dict[str, Any]:
+    """What there is to know of a model: of a datasheet its figures, of others where they come from."""
+    if name.startswith(ROOFLINE):
+        sheet = name.removeprefix(ROOFLINE).partition("+")[0]
+        figures = described("roofline", sheet)
+        CostModels.load(name)  # which says what is wrong with the words behind the sheet's name
+        errors = {check.kind: str(check) for check in checks(CostModels.load(f"{ROOFLINE}{sheet}"))}
+        return {"figures": figures, "beside published points": errors}
+    CostModels.load(name)  # which says what is wrong with the name
+    while shipped_path(name) is None and not Path(name).exists():
+        name = name.rpartition("+")[0]  # words behind it change how it is costed, not what was measured
+    if is_calibration(Path(name)):
+        return asdict(Calibration.load(Path(name)))
+    return asdict(load_bundle(shipped_path(name) or bundle_at(Path(name)))[1])
 
 
 def _shipped_bundles() -> Grid:
@@ -64,8 +63,7 @@ def _shipped_bundles() -> Grid:
         ranges, tests = models.ranges, card.metrics
         spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
         errors = ("" if tests is None else f"{getattr(tests, part).test.mape:.1%}" for part in PARTS)
-        known = (call.name for call in CALLS if call in models.compute.calls and call.form in models.forms)
-        forms = ", ".join(known)
+        forms = ", ".join(call.name for call in CALLS if call in models.compute.calls and call.form in models.forms)
         grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, forms, *errors)
     return grid
 

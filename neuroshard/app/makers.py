@@ -1,43 +1,32 @@
 """Which command makes what a setting or an experiment needs: read from where commands say they write."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from neuroshard.app.arguments import values_of
+from neuroshard.app.arguments import Override
 from neuroshard.app.commands import COMMANDS
-from neuroshard.plumbing.configs import Composed, choices, content_of, experiments_of, leaves_of, sweep_of
+from neuroshard.plumbing.configs import (
+    CHOICE_IN,
+    EXPERIMENT,
+    REFERENCE,
+    Composed,
+    choices,
+    content_of,
+    experiments_of,
+    leaves_of,
+    sweep_of,
+)
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import config_of
 
-_REFERENCE = re.compile(r"\$\{([^{}]+)\}")
-_CHOICE = "hydra:runtime.choices."
 _NO_INPUTS = ("out", "path", "_target_")  # what is written, people's own files, classes
 _MOST_VALUES = 1000  # of a sweep that are looked at
-
-
-@dataclass(frozen=True)
-class _Maker:
-    """A command, and the paths that it writes: a pattern, with a group for every choice that is part of the path."""
-
-    command: str
-    paths: re.Pattern[str]
-    chosen: tuple[str, ...]
-
-    def making(self, path: str) -> str | None:
-        """The command line that makes a path; None if it writes elsewhere."""
-        found = self.paths.fullmatch(path)
-        if found is None:
-            return None
-        return " ".join([self.command, *(f"{group}={found[group]}" for group in self.chosen)])
 
 
 def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> None:
@@ -45,10 +34,10 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
 
     Every value of a sweep is looked at, so that no job fails after hours for what was missing from the start.
     """
-    given = {o.key_or_group: values_of(o, _MOST_VALUES) for o in overrides if not o.key_or_group.startswith("hydra")}
+    given = {override.key: override.values[:_MOST_VALUES] for override in overrides if not override.is_hydras}
     if sweeping:
-        swept = sweep_of(str(given.get("experiment", [""])[0]))
-        given = {key: str(values).split(",") for key, values in swept.items()} | given
+        swept = sweep_of(given.get(EXPERIMENT, (None,))[0])
+        given = {key: tuple(values.split(",")) for key, values in swept.items()} | given
     first = {key: values[0] for key, values in given.items()}
     for job in [first, *(first | {key: value} for key, values in given.items() for value in values[1:])]:
         for key, one in _named(command, job):
@@ -75,42 +64,40 @@ def _lacking(text: str) -> str | None:
     """The command that makes a path that isn't there; None if it is, or if no command makes it by itself."""
     path = Path(text)
     for place in (path, *path.parents):
-        command = next((found for maker in _makers() if (found := maker.making(str(place)))), None)
-        if command is not None:
+        if (command := _makers().get(str(place))) is not None:
             return None if place.exists() else command
     return None
 
 
 @cache
-def _makers() -> tuple[_Maker, ...]:
-    return tuple(_all_makers())
+def _makers() -> Mapping[str, str]:
+    """The command that makes a path, by path. Experiments come first: what they write is theirs alone."""
+    found: dict[str, str] = {}
+    own = [(command, name) for command in COMMANDS for name in experiments_of(command)]
+    own = [(command, name) for command, name in own if "out" in content_of(f"{EXPERIMENT}/{name}.yaml")]
+    for command, name in [*own, *((command, None) for command in COMMANDS)]:
+        swept = sweep_of(name)
+        line = f"neuroshard {command}{' -m' if swept else ''}{f' experiment={name}' if name else ''}"
+        settings = dict(leaves_of(Composed.of(command, {EXPERIMENT: name}).settings))
+        for path, chosen in _written(str(settings.get("out")), settings, swept):
+            if "/" in path:
+                found.setdefault(path, line + chosen)
+    return found
 
 
-def _all_makers() -> Iterator[_Maker]:
-    """Experiments first: what they write is theirs alone."""
-    for command in COMMANDS:
-        for name in experiments_of(command):
-            if "out" in content_of(f"experiment/{name}.yaml"):
-                swept = sweep_of(name)
-                line = f"neuroshard {command}{' -m' if swept else ''} experiment={name}"
-                yield _maker(line, Composed.of(command, {"experiment": name}).settings, swept)
-    for command in COMMANDS:
-        settings = Composed.of(command, {}).settings
-        if "/" in str(settings.get("out")):
-            yield _maker(f"neuroshard {command}", settings, {})
-
-
-def _maker(command: str, settings: Mapping[str, Any], swept: Mapping[str, str]) -> _Maker:
-    named = {f"${{{key}}}": str(value) for key, value in leaves_of(settings) if "${" in str(value)}
-    text = _REFERENCE.sub(lambda found: named.get(found[0], found[0]), str(settings["out"]))  # such as ${method}
-    pattern, chosen = "", list[str]()
-    for number, part in enumerate(_REFERENCE.split(text)):
-        group = part.removeprefix(_CHOICE)
-        if number % 2 == 0:
-            pattern += re.escape(part)
-        elif group == part or group in (*swept, *chosen):
-            pattern += "[^/]+"
-        else:
-            chosen.append(group)
-            pattern += f"(?P<{group}>{'|'.join(choices(group))})"
-    return _Maker(command, re.compile(pattern), tuple(chosen))
+def _written(text: str, settings: Mapping[str, Any], swept: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(path, the choices that give it) of every path that a text with `${...}` may be."""
+    reference = REFERENCE.search(text)
+    if reference is None:
+        yield text, ""
+        return
+    name = reference[1].removeprefix(CHOICE_IN)
+    if name in swept:
+        ways = [(value, "") for value in swept[name].split(",")]
+    elif name != reference[1]:
+        ways = [(value, f" {name}={value}") for value in choices(name)]
+    else:
+        ways = [(str(settings[name]), "")]
+    for value, chosen in ways:
+        for path, more in _written(text.replace(reference[0], value), settings, swept):
+            yield path, chosen + more

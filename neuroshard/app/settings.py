@@ -1,17 +1,27 @@
-"""A command's settings for people: each with its value and a line that says what it is."""
+"""A command's settings for people: each with its value and a line that says what it is; `--help` lists them all."""
 
 import re
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from shutil import get_terminal_size
 from typing import Any
 
-from neuroshard.plumbing.configs import BUILDING, Composed, comments, leaves_of
+from neuroshard.app.arguments import Override, given_by
+from neuroshard.plumbing.configs import BUILDING, Composed, choices, comments, experiments_of, headline, leaves_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.signatures import signature_of
 
 _CLOSED = re.compile(r"[\w.-]+(?: \| [\w.-]+)+")
 _SWITCH = ("true", "false")
+_KEY_WIDTH = 44
+_LEAST_WIDTH = 80
+_NOTES = (
+    "??? has to be given. Sizes are bytes, or text such as 32GiB. The settings of another choice: "
+    "write the choice before --help.",
+    "-m runs a job for each combination of settings that list several values: searcher=random,neuroshard.",
+)
 
 
 @dataclass(frozen=True)
@@ -83,3 +93,48 @@ def _yaml(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def command_help(command: str, what: str, overrides: Sequence[Override], width: int | None = None) -> str:
+    """The text for a command: its usage, and every setting by group, of the choices that the overrides make.
+
+    Lines are `width` characters long at most, or as long as the terminal's.
+    """
+    wide = max(width or get_terminal_size((120, 24)).columns, _LEAST_WIDTH)
+    composed = Composed.of(command, given_by(overrides))
+    groups = [group for group in composed.chosen if group in composed.settings]
+    settings = settings_of(composed)
+    own = [setting for setting in settings if setting.key.split(".")[0] not in groups]
+    usage = f"usage: neuroshard {command} [setting=value ...] [-m] [--help]"
+    lines = [*_wrapped(f"neuroshard {command}: {what}", wide), "", usage, "", "settings"]
+    lines += [line for setting in own for line in _described(setting, wide)]
+    for group in groups:
+        chosen = composed.chosen[group]
+        lines += ["", *_choices(group, chosen, headline(f"{group}/{chosen}.yaml"), choices(group), wide)]
+        inner = [setting for setting in settings if setting.key.startswith(f"{group}.")]
+        lines += [line for setting in inner for line in _described(setting, wide)]
+    lines += [""]
+    if named := experiments_of(command):
+        lines += [*_choices("experiment", "null", "settings for a purpose, together", named, wide), ""]
+    lines += [line for note in _NOTES for line in _wrapped(note, wide)]
+    return "\n".join(lines) + "\n"
+
+
+def _choices(group: str, chosen: str, said: str, known: Sequence[str], width: int) -> Iterator[str]:
+    yield from _wrapped(f"{group}={chosen}   {said}".rstrip(), width)
+    if others := [name for name in known if name != chosen]:
+        yield from _wrapped(f"or {', '.join(others)}", width, "  ")
+
+
+def _described(setting: Setting, width: int) -> list[str]:
+    key = f"  {setting.key}={setting.value}"
+    above = [key] if len(key) >= _KEY_WIDTH else []
+    first = f"{'' if above else key:<{_KEY_WIDTH}}"
+    said = textwrap.wrap(setting.what, width, initial_indent=first, subsequent_indent=" " * _KEY_WIDTH)
+    return [*above, *said] or [key]
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from neuroshard.layouts import Layout
-from neuroshard.plumbing.matching import own_places
+from neuroshard.plumbing.arrays import own_places
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task

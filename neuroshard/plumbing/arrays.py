@@ -1,4 +1,4 @@
-"""Array types used in signatures; shapes and units stand in each docstring."""
+"""Array types used in signatures, whose shapes and units stand in each docstring; and a matching over arrays."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,3 +7,18 @@ FloatArray = NDArray[np.float64]
 Float32Array = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+
+
+def own_places(allowed: BoolArray) -> IntArray | None:
+    """(n,) a place for each of n that no other has, of those that `allowed` (n, m) lets it have, in polynomial time.
+
+    None proves that there is no way.
+    """
+    from scipy.sparse import csr_array  # slow to import: only where it is used
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
+    count, places = allowed.shape
+    if count > places or not allowed.any(axis=1).all():
+        return None
+    found = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
+    return None if (found < 0).any() else found.astype(np.int64)

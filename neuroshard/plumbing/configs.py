@@ -19,18 +19,20 @@ _LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w-]+):(?P<rest>.*)$")
 _COMMENT = re.compile(r"(?:^|\s)#\s*(?P<text>.*)$")
 _OVERRIDE = "override /"
 EXPERIMENT = "experiment"
+REFERENCE = re.compile(r"\$\{([^{}]+)\}")  # to another setting, or, by Hydra's name, to the choice in a group
+CHOICE_IN = "hydra:runtime.choices."
 BUILDING = ("_target_", "_partial_")  # keys, or the ends of some, that say what is built
 
 
 @cache
-def _entries(group: str) -> tuple[str, ...]:
-    """Names in a group; none where there is no such group."""
+def choices(group: str) -> tuple[str, ...]:
+    """Names of the configs in a group, such as "searcher"; none where there is no such group."""
     return tuple(sorted(path.stem for path in (_FOLDER / group).glob("*.yaml")))
 
 
 def is_group(name: str) -> bool:
     """Whether `conf/` has a group of that name."""
-    return name.isidentifier() and bool(_entries(name))
+    return name.isidentifier() and bool(choices(name))
 
 
 def choices_in(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,17 +40,12 @@ def choices_in(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if is_group(key)}
 
 
-def choices(group: str) -> list[str]:
-    """Names of the configs in a group, such as "searcher"."""
-    return list(_entries(group))
-
-
 def experiments_of(command: str) -> list[str]:
     """Names of the experiments that are a command's."""
     return [name for name in choices(EXPERIMENT) if name.split("_")[0] == command]
 
 
-def sweep_of(experiment: str) -> Mapping[str, str]:
+def sweep_of(experiment: str | None) -> Mapping[str, str]:
     """The settings that an experiment sweeps, with their values, separated by commas; none if it is no sweep."""
     hydra = _built(EXPERIMENT, experiment).get("hydra", {})
     params: Mapping[str, str] = hydra.get("sweeper", {}).get("params", {})
@@ -145,13 +142,17 @@ def filled(group: str, name: str) -> dict[str, Any]:
     return _filled(_built(group, name))
 
 
-def leaves_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(key with dots, value) of every setting that isn't a group of others."""
+def nodes_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key with dots, value) of every setting and of every group of them."""
     for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from leaves_of(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        yield f"{prefix}{name}", value
+        if isinstance(value, dict):
+            yield from nodes_of(value, f"{prefix}{name}.")
+
+
+def leaves_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(key with dots, value) of every setting that isn't a group of others."""
+    return ((key, value) for key, value in nodes_of(settings) if not (isinstance(value, dict) and value))
 
 
 def missing(settings: Mapping[str, Any]) -> list[str]:
@@ -195,7 +196,7 @@ def _built(group: str, name: str | None) -> dict[str, Any]:
         ((where, other),) = entry.items() if isinstance(entry, dict) else [(group, entry)]
         if where.startswith(_OVERRIDE):
             makes.append(entry)
-        elif other != "_self_":
+        else:
             where, _, package = where.lstrip("/").partition("@")
             base = _built(where, other)
             makes += base.pop("defaults")

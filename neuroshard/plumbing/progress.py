@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from threading import Event, Thread
 from typing import Protocol
@@ -64,12 +64,11 @@ def progress_bar(console: Console | None = None, wait: Wait = _half_a_minute) ->
         TimeRemainingColumn(),
     )
     live = shown_on.is_terminal or shown_on.is_jupyter
-    with Progress(*columns, console=shown_on, speed_estimate_period=120, disable=not live) as progress:
-        if live:
-            yield progress
-        else:
-            with _told(progress, wait):
-                yield progress
+    with (
+        Progress(*columns, console=shown_on, speed_estimate_period=120, disable=not live) as progress,
+        nullcontext() if live else _told(progress, wait),
+    ):
+        yield progress
 
 
 @contextmanager

@@ -21,7 +21,7 @@ _NAMED = re.compile(r"\$\{\s*(?:hydra:)?[\w.@/\[\]-]+\s*\}")
 _MAX_DEPTH = 20  # of lists and fields in each other
 
 
-def described(group: str, name: str) -> DictConfig:
+def described(group: str, name: str) -> dict[str, Any]:
     """What `conf/<group>/<name>.yaml` says, with the defaults of what it builds.
 
     Raises:
@@ -29,7 +29,7 @@ def described(group: str, name: str) -> DictConfig:
     """
     if name not in choices(group):
         raise unknown_name(group, name, choices(group))
-    return OmegaConf.create(own(filled(group, name)))
+    return own(filled(group, name))
 
 
 def check_setting(name: str, value: object) -> None:
@@ -68,19 +68,19 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
     config = described(group, name)
     for setting, value in settings.items():
         check_setting(setting, value)
-        if setting not in config.keys():  # noqa: SIM118  # `in` overlooks settings that have no value yet
-            valid = [str(key) for key in config if key != "_target_"]
+        if setting not in config:
+            valid = [key for key in config if key != "_target_"]
             raise (
                 unknown_name(f"setting of {group} {name}", setting, valid)
                 if valid
                 else UserError(f"{group} {name!r} has no settings, so not {setting!r}")
             )
-    given: Any = OmegaConf.merge(config, {key: value for key, value in settings.items() if _plain(value)})
     objects = {key: value for key, value in settings.items() if not _plain(value)}
+    plain = {key: value for key, value in settings.items() if key not in objects}
+    given = OmegaConf.merge({key: value for key, value in config.items() if key not in objects}, plain)
     if not objects:
         return instantiate_config(given)
-    rest = OmegaConf.masked_copy(given, [key for key in given.keys() if key not in objects])  # noqa: SIM118
-    return instantiate_config(rest, _partial_=True)(**objects)  # Hydra would make a config of a dataclass
+    return instantiate_config(given, _partial_=True)(**objects)  # Hydra would make a config of a dataclass
 
 
 def _plain(value: Any) -> bool:

@@ -107,12 +107,10 @@ def decode(text: str | bytes, where: str) -> Any:
         content = msgspec.json.decode(plain)
         json.loads(plain, object_pairs_hook=_refuse_twice)  # of two values, msgspec takes the last
         check_depth(content)
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, UserError) as error:
         raise UserError(f"{where} is not readable JSON: {error}") from None
     except RecursionError:
         raise UserError(f"{where} is not readable JSON: nested too deeply") from None
-    except UserError as error:
-        raise UserError(f"{where} is not readable JSON: {error}") from None
     return content
 
 
@@ -152,20 +150,14 @@ def of_format(content: object, name: str, where: str) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key != "format"}
 
 
-def check_depth(content: object) -> None:
+def check_depth(content: object, left: int = _MAX_DEPTH) -> None:
     """Raise UserError if lists and fields are nested deeper than any file of ours."""
-    level = [content]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for node in level
-            if isinstance(node, (list, dict))
-            for inner in (node.values() if isinstance(node, dict) else node)
-            if isinstance(inner, (list, dict))
-        ]
-        if not level:
-            return
-    raise UserError("nested too deeply")
+    if not isinstance(content, (list, dict)):
+        return
+    if not left:
+        raise UserError("nested too deeply")
+    for inner in content.values() if isinstance(content, dict) else content:
+        check_depth(inner, left - 1)
 
 
 def refuse_unknown(content: object, hint: Any) -> None:
@@ -261,25 +253,24 @@ def to_bytes(size: object, name: str) -> int:
     Raises:
         UserError: it is no size, or beyond 2^60.
     """
-    text = size if isinstance(size, str) else shown(size)
-    found = _SIZE.fullmatch(text)
-    if isinstance(size, bool) or not found or found[2].lower() not in _UNITS:
-        raise _no_size(size, name)
-    number = int(found[1]) if found[1].isdigit() else float(found[1])
-    size_bytes = number * _UNITS[found[2].lower()]
-    if not size_bytes <= MAX_BYTES:
-        raise _no_size(size, name)
+    size_bytes = _named_bytes(size if isinstance(size, str) else shown(size))
+    if size_bytes is None or size_bytes > MAX_BYTES:
+        raise UserError(f"{name}={shown(size)} must be a size up to 2^60 bytes, such as 34359738368, 32GiB or 16GB")
     return round(size_bytes)
 
 
 def is_size(text: str) -> bool:
     """Whether a text is a size with its unit, such as "80GB"."""
+    return _named_bytes(text) is not None
+
+
+def _named_bytes(text: str) -> float | None:
+    """The bytes that a text names; None if it is no size."""
     found = _SIZE.fullmatch(text)
-    return found is not None and found[2].lower() in _UNITS
-
-
-def _no_size(size: object, name: str) -> UserError:
-    return UserError(f"{name}={shown(size)} must be a size up to 2^60 bytes, such as 34359738368, 32GiB or 16GB")
+    if found is None or found[2].lower() not in _UNITS:
+        return None
+    number = int(found[1]) if found[1].isdigit() else float(found[1])
+    return number * _UNITS[found[2].lower()]
 
 
 def readable_number(value: float) -> str:

@@ -18,7 +18,7 @@ _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT.name
 _SECTION = re.compile(r"^(?:Attributes|Args):\n(?P<entries>(?:(?: {4}.*)?(?:\n|\Z))*)", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*(?:\n {8}.*)*)", re.MULTILINE)
-_SENTENCE = re.compile(r"(?P<first>.*?)\.?(?:(?<=\.)\s|\Z)", re.DOTALL)
+_AFTER_SENTENCE = re.compile(r"(?<=\.)\s")
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,6 @@ def _texts(module: str, node: ast.AST) -> Iterator[tuple[str, str]]:
             yield from _texts(where, base)
     section = _SECTION.search(ast.get_docstring(node) or "")
     for entry in _ENTRY.finditer(section["entries"]) if section else ():
-        sentence = _SENTENCE.match(" ".join(entry["text"].split()))
-        text = re.sub(r"\bNone\b", "null", sentence["first"] if sentence else "").rstrip(".")
+        sentence = _AFTER_SENTENCE.split(" ".join(entry["text"].split()), maxsplit=1)[0].rstrip(".")
+        text = re.sub(r"\bNone\b", "null", sentence)
         yield from ((name, text) for name in entry["names"].split(", "))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from neuroshard.layouts import LAYOUTS
+from neuroshard.plumbing.arrays import own_places
 from neuroshard.plumbing.errors import UserError, unknown_name
-from neuroshard.plumbing.matching import own_places
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 

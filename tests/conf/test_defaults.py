@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from neuroshard.app.settings import said_of
 from neuroshard.plumbing import configs
-from neuroshard.plumbing.configs import Composed, content_of, filled
+from neuroshard.plumbing.configs import Composed, comments, content_of, filled
 from neuroshard.plumbing.signatures import NEEDED, signature_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -93,3 +94,12 @@ def test_no_file_repeats_a_default(file, monkeypatch):
         if _filled(file) == whole:
             repeated.append(".".join(path))
     assert repeated == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_no_comment_repeats_what_a_class_says(file, monkeypatch):
+    group, written = file.rpartition("/")[0], comments(file)
+    settings = {group: _filled(file)} if group else _filled(file)
+    monkeypatch.setattr("neuroshard.app.settings.comments", lambda _: {})
+    said = {key: said_of(Composed("", {}, settings), f"{group}.{key}".lstrip(".")) for key in written}
+    assert written.items() & said.items() == set()

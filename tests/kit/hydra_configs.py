@@ -5,10 +5,9 @@ from functools import lru_cache
 from typing import Any
 
 from hydra import compose, initialize
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from neuroshard.app.arguments import given_by
+from neuroshard.app.arguments import as_overrides, given_by
 from neuroshard.plumbing.registry import config_of, store_configs
 
 
@@ -22,7 +21,7 @@ def composed(command: str, overrides: tuple[str, ...]) -> DictConfig:
 
 def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
     """A command's config, after overrides as on the command line; Hydra's own settings aren't in it."""
-    return config_of(command, given_by(OverridesParser.create().parse_overrides(list(overrides))))
+    return config_of(command, given_by(as_overrides(command, overrides)))
 
 
 def settings_by_hydra(command: str, overrides: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from neuroshard.plumbing.errors import UserError
 
 
 def _pairs(command, *texts):
-    return [(override.key_or_group, override.value()) for override in as_overrides(command, texts)]
+    return [(override.key, override.values[0]) for override in as_overrides(command, texts)]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_values_are_taken_as_they_are_written(text, value):
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20))
 def test_any_path_survives_quoting(path):
     (override,) = as_overrides("explain", [f"out={quoted(path)}"])
-    config = OmegaConf.create({"out": override.value()})
+    config = OmegaConf.create({"out": override.values[0]})
     expected = path[1:-1] if len(path) > 1 and path[0] == path[-1] == "'" else path
     if expected == "???":  # what has no value, in every config; such a file is ./???
         assert OmegaConf.is_missing(config, "out")

@@ -2,13 +2,12 @@
 
 import pytest
 
-from neuroshard.app.help import command_help
-from neuroshard.app.settings import Setting, settings_of
+from neuroshard.app.settings import Setting, command_help, settings_of
 from neuroshard.plumbing.configs import Composed, comments, headline, missing
 
 
 def test_comments_are_found_by_key():
-    said = comments("search.yaml")
+    said = comments("train-policy.yaml")
     assert said["batch_size"].startswith("samples in a step")
     assert said["topology.num_devices"].startswith("devices to place")
     assert "topology" not in said

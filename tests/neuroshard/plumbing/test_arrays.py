@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from neuroshard.plumbing.matching import own_places
+from neuroshard.plumbing.arrays import own_places
 
 
 @pytest.mark.parametrize("seed", range(60))
