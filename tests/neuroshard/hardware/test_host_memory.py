@@ -25,6 +25,9 @@ def _table(rows=20_000, pooling=8.0, exponent=1.05):
     return Table("t", rows, 8, pooling, zipf_reuse(rows, 1000 * pooling, exponent))
 
 
+TWO = (_table(), replace(_table(500, 3.0), name="other", features=2))
+
+
 def _generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
@@ -94,8 +97,7 @@ def _prepared(sample):
 
 
 def test_every_run_has_lookups_of_its_own():
-    tables = (_table(), replace(_table(500, 3.0), name="other", features=2))
-    calls, prepared = _prepared(ComputeSample(tables, 1000, home=Home(Tier.HOST)))
+    calls, prepared = _prepared(ComputeSample(TWO, 1000, home=Home(Tier.HOST)))
     for _ in range(3):
         prepared.next_run()()
     assert not calls.filled
@@ -110,8 +112,7 @@ def test_every_run_has_lookups_of_its_own():
 
 
 def test_a_cache_is_filled_before():
-    tables = (_table(), replace(_table(500, 3.0), name="other", features=2))
-    calls, _ = _prepared(ComputeSample(tables, 1000, home=Home(Tier.CACHED, 0.8)))
+    calls, _ = _prepared(ComputeSample(TWO, 1000, home=Home(Tier.CACHED, 0.8)))
     assert len(calls.filled) == 2  # 16,000 rows, at most as many at once as a batch looks up
     seen = [[], []]
     for indices, offsets in calls.filled:
