@@ -120,26 +120,24 @@ def test_an_optimizer_is_named_behind_a_datasheet():
     assert CostModels.load("roofline:h100+adam").compute.optimizer == "adam"
 
 
+def _greedy_cost(sheet, tables, batch_size, *topology, **hosts):
+    """Of a plan by size, on devices in such hosts."""
+    task, simulator = Task(tables, Topology(*topology, **hosts), batch_size), Simulator(CostModels.load(sheet))
+    return simulator.cost(task, Greedy("size").find(task, simulator).plan)
+
+
 def test_domains_of_fast_links_may_reach_beyond_a_host():
     """GB200 NVL72: 18 hosts of 4 GPUs in one domain; without it most bytes go over network cards."""
-    tables = criteo(65536)
-    apart, joined = (
-        Task(tables, Topology(72, 180 << 30, devices_per_host=4, devices_per_domain=size), 65536) for size in (None, 72)
-    )
-    models = CostModels.load("roofline:b200")
-    slow, fast = (
-        Simulator(models).cost(task, Greedy("size").find(task, Simulator(models)).plan) for task in (apart, joined)
-    )
+    topology, joined = (72, 180 << 30, 0, 4), {"devices_per_domain": 72}
+    slow, fast = (_greedy_cost("roofline:b200", criteo(65536), 65536, *topology, **its) for its in ({}, joined))
     assert fast.backward.max() < slow.backward.max() / 2
-    assert joined.topology.domains == (range(72),)
-    assert len(joined.topology.hosts) == 18
+    assert Topology(*topology, **joined).domains == (range(72),)
+    assert len(Topology(*topology, **joined).hosts) == 18
 
 
 def test_hosts_of_the_topology_count():
-    tables = criteo(4096)
-    models = CostModels.load("roofline:h100")
-    costs = []
-    for size in (2, 4, None):
-        task = Task(tables, Topology(4, 80 << 30, devices_per_host=size), 4096)
-        costs.append(Simulator(models).cost(task, Greedy("size").find(task, Simulator(models)).plan).total_ms)
-    assert costs[0] > costs[1] == costs[2]
+    by_two, by_four, all_in_one = (
+        _greedy_cost("roofline:h100", criteo(4096), 4096, 4, 80 << 30, devices_per_host=size).total_ms
+        for size in (2, 4, None)
+    )
+    assert by_two > by_four == all_in_one

@@ -26,10 +26,6 @@ GOLDEN = Path(__file__).parent / "golden"
 HOST = Home(Tier.HOST)
 
 
-def _table(name, rows=1000, dim=16, **more):
-    return table(name, rows, dim, **more)
-
-
 def _task(tables, num_devices=4, host_size=2):
     return Task(tuple(tables), Topology(num_devices, 1 << 50, 0, host_size, 1 << 50), 256)
 
@@ -47,7 +43,7 @@ NAMES = ("user", "item page", "clicks", "country", "history")
 
 def _golden_plan(target):
     """A plan that shows all that a target has words for."""
-    task = _task([_table(name, 1000 * (n + 1)) for n, name in enumerate(NAMES[:4])] + [_table("history", 1 << 27, 32)])
+    task = _task([table(name, 1000 * (n + 1)) for n, name in enumerate(NAMES[:4])] + [table("history", 1 << 27, 32)])
     if target == "sok":
         plan = laid_out(task, 3, 1, range(4), 2, range(4))
         return _homed(plan, ON_DEVICE, ON_DEVICE, ON_DEVICE, HOST, Home(Tier.CACHED, 0.5))
@@ -110,7 +106,7 @@ def _run(snippet, modules):
 def _sok_plans(draw):
     size = draw(st.sampled_from([1, 2, 4]))
     tables = [
-        _table(f"t{n}", draw(st.sampled_from([7, 1000, 1 << 30])), draw(st.sampled_from([8, 24, 64])))
+        table(f"t{n}", draw(st.sampled_from([7, 1000, 1 << 30])), draw(st.sampled_from([8, 24, 64])))
         for n in range(draw(st.integers(size, 6)))
     ]
     task = _task(tables, size, draw(st.sampled_from([1, size])))
@@ -170,7 +166,7 @@ def test_a_snippet_for_sok_wants_as_many_processes():
     ],
 )
 def test_capacities_are_powers_of_two_and_caches_whole_gib(rows, share, devices, capacity, in_gpu):
-    plan = _plan(_table("t", rows, 32), range(4) if devices == 4 else 0, Home(Tier.CACHED, share))
+    plan = _plan(table("t", rows, 32), range(4) if devices == 4 else 0, Home(Tier.CACHED, share))
     exported = ns.export_plan(plan, "sok")
     variable = exported.content["variables"][0]
     assert (variable["capacity"], variable["max_hbm_for_vectors"]) == (capacity, in_gpu)
@@ -209,7 +205,7 @@ def _hugectr_placements(task, content):
 def _hugectr_plans(draw):
     hosts, host_size = draw(st.sampled_from([(1, 1), (1, 4), (2, 2), (2, 4), (4, 2)]))
     size = hosts * host_size
-    tables = [_table(f"t{n}", dim=draw(st.sampled_from([8, 24, 64]))) for n in range(draw(st.integers(1, 6)))]
+    tables = [table(f"t{n}", dim=draw(st.sampled_from([8, 24, 64]))) for n in range(draw(st.integers(1, 6)))]
     task = _task(tables, size, host_size)
     return laid_out(task, *(draw(_hugectr_place(task, its)) for its in tables))
 
@@ -246,7 +242,7 @@ def test_hugectr_reads_what_was_planned_and_the_snippet_says_the_same(plan):
 
 
 def test_sequence_tables_of_hugectr_are_in_groups_of_their_width():
-    tables = [_table("a"), *(_table(name, dim=dim, pooled=False) for name, dim in (("b", 8), ("c", 16), ("d", 8)))]
+    tables = [table("a"), *(table(name, dim=dim, pooled=False) for name, dim in (("b", 8), ("c", 16), ("d", 8)))]
     plan = laid_out(_task(tables), *[range(4)] * 4)
     strategy = ns.export_plan(plan, "hugectr").content["shard_strategy"]
     assert strategy == [["mp", ["a"]], ["mp", ["b", "d"]], ["mp", ["c"]]]
@@ -282,28 +278,28 @@ def test_plain_placements_are_those_of_the_plan(plan):
 
 def _plan(its, where, home=ON_DEVICE, others=4):
     """Of a table, and one on every GPU besides."""
-    task = _task([its, *(_table(f"other{n}") for n in range(others))])
+    task = _task([its, *(table(f"other{n}") for n in range(others))])
     return _homed(laid_out(task, where, *range(others)), home)
 
 
 @pytest.mark.parametrize(
     ("target", "plan", "message"),
     [
-        ("sok", _plan(_table("t"), COPIES),
+        ("sok", _plan(table("t"), COPIES),
          "table 't' lies in copies, and SOK has columns and rows only; find another with search target=sok"),
-        ("sok", _plan(_table("t"), {0: 8, 1: 8}),
+        ("sok", _plan(table("t"), {0: 8, 1: 8}),
          "'t' is cut in columns, and SOK leaves columns together; find another"),
-        ("sok", _plan(_table("t"), [2, 3]), "'t' lies in rows on 2 devices, and SOK has rows on all 4; find"),
-        ("sok", _plan(_table("t", pooled=False), 0), "'t' lies in columns, and SOK has rows of sequence tables only"),
-        ("sok", _plan(_table("t"), 0, others=3), "device 3 holds no table, and SOK wants one on every"),
-        ("sok", _plan(_table("t", 1 << 26), 0, Home(Tier.CACHED, 0.2)),
+        ("sok", _plan(table("t"), [2, 3]), "'t' lies in rows on 2 devices, and SOK has rows on all 4; find"),
+        ("sok", _plan(table("t", pooled=False), 0), "'t' lies in columns, and SOK has rows of sequence tables only"),
+        ("sok", _plan(table("t"), 0, others=3), "device 3 holds no table, and SOK wants one on every"),
+        ("sok", _plan(table("t", 1 << 26), 0, Home(Tier.CACHED, 0.2)),
          "'t' has a cache of 819 MiB on a device, and SOK counts whole GiB"),
-        ("sok", _plan(_table("t", bytes_per_element=2), 0, HOST),
+        ("sok", _plan(table("t", bytes_per_element=2), 0, HOST),
          "'t' has 2 bytes per element in host memory, and SOK stores 4 there"),
-        ("hugectr", _plan(_table("t"), {0: 4, 1: 12}),
+        ("hugectr", _plan(table("t"), {0: 4, 1: 12}),
          "'t' lies in shards of 4 and 12 columns, and those of HugeCTR are all as wide; find another with"),
-        ("hugectr", _plan(_table("t"), 0, HOST), "'t' lies in tier host, and HugeCTR has device only"),
-        ("hugectr", _plan(_table("t", bytes_per_element=2), 0),
+        ("hugectr", _plan(table("t"), 0, HOST), "'t' lies in tier host, and HugeCTR has device only"),
+        ("hugectr", _plan(table("t", bytes_per_element=2), 0),
          "'t' has 2 bytes per element, and HugeCTR stores 4; plan it with bytes_per_element=4"),
     ],
 )  # fmt: skip
@@ -314,7 +310,7 @@ def test_what_a_target_has_no_words_for_is_refused(target, plan, message):
 
 
 def test_tables_on_some_gpus_only_suffice_where_another_is_on_all():
-    plan = _plan(_table("t"), range(4), others=1)
+    plan = _plan(table("t"), range(4), others=1)
     assert ns.export_plan(plan, "sok").content["variables"][0]["mode"] == "distributed"
 
 

@@ -186,29 +186,24 @@ def test_too_few_samples_make_a_smaller_batch_with_a_warning():
 GOOD = {"a": ([0], [0, 1]), "b": ([0], [0, 1])}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"b": ([7], [0, 1])}, r"batch 1, table 'b': index 7 must lie in 0\.\.6"),
-        ({"b": ([-1], [0, 1])}, r"batch 1, table 'b': index -1 must lie in 0\.\.6"),
-        ({"b": ([2**63], [0, 1])}, r"batch 1, table 'b': index 9223372036854775808 must lie"),
-        ({"b": None}, r"batch 1, table 'b': None must be \(indices, offsets\)"),
-        ({"b": ([0], [0, 1, 2])}, "batch 1, table 'b': offsets must rise from 0 to the number of indices, 1"),
-        ({"b": ([0], [1, 1])}, "offsets must rise from 0"),
-        ({"b": ([0], [])}, "offsets must rise from 0"),
-        ({"b": ([0, 0], [0, 3, 2])}, "offsets must rise from 0"),
-        ({"b": ([0.5], [0, 1])}, "indices must be one row of whole numbers, not float64"),
-        ({"b": ([0], [0, 1, 1])}, "batch 1, table 'b': 2 samples, but 1 of table 'a'"),
-    ],
-)
-def test_wrong_batches_are_named(change, message):
-    with pytest.raises(UserError, match=message):
-        ns.tables_from_batches(SHAPES, [GOOD, GOOD | change], 1)
+def _second(**change):
+    """Arguments whose second batch is another."""
+    return SHAPES, [GOOD, GOOD | change], 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (_second(b=([7], [0, 1])), r"batch 1, table 'b': index 7 must lie in 0\.\.6"),
+        (_second(b=([-1], [0, 1])), r"batch 1, table 'b': index -1 must lie in 0\.\.6"),
+        (_second(b=([2**63], [0, 1])), r"batch 1, table 'b': index 9223372036854775808 must lie"),
+        (_second(b=None), r"batch 1, table 'b': None must be \(indices, offsets\)"),
+        (_second(b=([0], [0, 1, 2])), "batch 1, table 'b': offsets must rise from 0 to the number of indices, 1"),
+        (_second(b=([0], [1, 1])), "offsets must rise from 0"),
+        (_second(b=([0], [])), "offsets must rise from 0"),
+        (_second(b=([0, 0], [0, 3, 2])), "offsets must rise from 0"),
+        (_second(b=([0.5], [0, 1])), "indices must be one row of whole numbers, not float64"),
+        (_second(b=([0], [0, 1, 1])), "batch 1, table 'b': 2 samples, but 1 of table 'a'"),
         (((), [GOOD], 1), "no tables to count lookups of"),
         (((SHAPES[0],) * 2, [GOOD], 1), "two tables are named 'a'"),
         ((SHAPES, [], 1), "no tables from no samples"),
@@ -220,7 +215,7 @@ def test_wrong_batches_are_named(change, message):
         ((SHAPES, [GOOD], 1, "offsets", 8, "1MiB"), r"max_bytes=1048576 \(1 MiB\) are too few to count 2 table"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message):
+def test_wrong_batches_and_arguments_are_named(arguments, message):
     with pytest.raises(UserError, match=message):
         ns.tables_from_batches(*arguments)
 
