@@ -81,7 +81,7 @@ def test_broken_constraints_are_named(rules, places, broken):
     assert broken is None or re.search(broken, found[0])
 
 
-def test_tables_kept_together_lie_in_rows_on_no_devices():
+def test_tables_that_are_kept_together_do_not_lie_in_rows():
     task = replace(TASK, constraints=Constraints(together=(("user_a", "user_b"),)))
     first, _ = laid_out(task, range(4), range(4), 0).violations
     assert "'user_a' is on 4 devices, not on 1 to 1" in first
