@@ -17,18 +17,22 @@ from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models import bundle as bundles
 from neuroshard.models.bundle import check_place
 from neuroshard.models.datasheets import with_host_tiers
-from neuroshard.models.trust import Accuracy, ModelTest, ModelTests
+from neuroshard.models.simulator import Simulator
+from neuroshard.models.trust import Accuracy, Margin, Margins, ModelTest, ModelTests
 from neuroshard.plumbing.errors import UserError
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_form_models, random_models, random_regression, toy_tables
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Call, Form
 from neuroshard.words.placement import Home, Tier
 from tests.kit.bundles import newer_models, parts_of, write_parts
+from tests.kit.plans import COPIES, laid_out, whole
 
 TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)
 CARD = Card(
     Fingerprint("cpu", "none", 2, 1 << 30), {"torch": "1"}, None, {"epochs": 3}, ModelTests(TESTED, TESTED, TESTED)
 )
+MARGINS = Margins(*[Margin(0.1, 1.0)] * 3, {"compute.rows": Margin(0.2, 2.0)})
 
 
 @pytest.fixture
@@ -41,8 +45,8 @@ def bundle(tmp_path):
     ("saved", "serves", "batch_size", "devices"),
     [
         (random_models(), (256, 4), 256, 4),
-        (newer_models(), (None, None), 99, 5),
-        (random_form_models(), (None, None), 99, 4),
+        (newer_models(), (None, None), 99, 6),
+        (replace(random_form_models(), margins=MARGINS), (None, None), 99, 4),
         (with_host_tiers(random_models(), "roofline:h100"), (256, 4), 256, 4),
     ],
     ids=["paper", "newer", "every form", "a link to the host"],
@@ -53,7 +57,8 @@ def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, device
     assert card == CARD
     assert (loaded.ranges, loaded.margins) == (saved.ranges, saved.margins)
     assert (loaded.batch_size, loaded.num_devices) == serves
-    assert loaded.compute.calls == saved.compute.calls
+    assert type(loaded.compute) is type(saved.compute)
+    assert (loaded.forms, loaded.compute.calls) == (saved.forms, saved.compute.calls)
     sets = LoadSets.of([toy_tables(n, seed=n) for n in range(1, 6)], batch_size)
     assert (loaded.compute.predict(sets) == saved.compute.predict(sets)).all()
     if Call(Form.COLUMNS, tier=Tier.CACHED) in saved.compute.calls:
@@ -64,6 +69,12 @@ def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, device
     traffic = Traffic.of_columns(4 * numbers, batch_size)
     for name in ("forward", "backward"):
         assert (getattr(loaded, name).predict(traffic, numbers) == getattr(saved, name).predict(traffic, numbers)).all()
+    task = Task(toy_tables(6), Topology(devices, 1 << 30, devices_per_host=2), 256)
+    plan = laid_out(task, range(devices), [0, 1], COPIES, 0, 1, 2) if Form.ROWS in saved.forms else whole(task)
+    before, after = (Simulator(models).cost(task, plan) for models in (saved, CostModels.load(tmp_path / "bundle")))
+    assert np.array_equal(before.margin, after.margin)
+    for one, other in zip(before.parts, after.parts, strict=True):
+        assert (one.name, one.ms.tolist()) == (other.name, other.ms.tolist())
 
 
 def _truncate(file):

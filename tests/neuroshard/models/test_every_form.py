@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.loads import Traffic
-from neuroshard.models import Card, CostModels, load_bundle, save_bundle
-from neuroshard.models.by_form import CommByCollective, ComputeByForm
+from neuroshard.models import CostModels
+from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.interface import waits
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins, Range
@@ -130,22 +130,6 @@ def test_the_input_is_told_as_what_comes_to_a_device():
     plan = _mixed()
     expected = MODELS.input.predict(plan.traffic.alone(Collective.INPUT), np.zeros((1, 4)))
     assert (Simulator(MODELS).cost(_task(), plan).ms("input") == expected[0]).all()
-
-
-def test_bundles_of_every_form_are_saved_and_loaded_exactly(tmp_path):
-    margins = Margins(*[Margin(0.1, 1.0)] * 3, {"compute.rows": Margin(0.2, 2.0)})
-    save_bundle(tmp_path, replace(MODELS, margins=margins), Card())
-    loaded, plan = load_bundle(tmp_path)[0], _mixed(_task(2))
-    assert isinstance(loaded.compute, ComputeByForm)
-    assert loaded.margins == margins
-    assert loaded.forms == set(Form)
-    before, after = (
-        Simulator(CostModels(m.compute, m.forward, m.backward, None, None, margins, m.input)).cost(plan.task, plan)
-        for m in (MODELS, loaded)
-    )
-    assert (before.margin == after.margin).all()
-    for part in ("compute", "forward", "backward", "input"):
-        assert (before.ms(part) == after.ms(part)).all()
 
 
 def test_margins_are_of_forms_and_collectives():
