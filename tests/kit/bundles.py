@@ -1,6 +1,12 @@
-"""Models with all that a bundle can hold, in tests."""
+"""Bundles in tests: models with all that one can hold, and changes of what stands in its files."""
 
+import hashlib
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.numpy
 
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
@@ -15,3 +21,21 @@ def newer_models() -> CostModels:
     ranges = replace(ranges, others={"compute.rows": (Range("rows", 0.0, 1.0),)})
     margins = Margins(Margin(0.1, 1.5), Margin(0.2, 2.0), Margin(0.3, 2.5))
     return CostModels(random_ensemble(), random_set_comm(), random_set_comm(1), None, ranges, margins)
+
+
+def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what a bundle's description says, and its tensors."""
+    (weights,) = path.glob("weights-*.safetensors")
+    return json.loads((path / "bundle.json").read_text()), safetensors.numpy.load(weights.read_bytes())
+
+
+def write_parts(path: Path, described: dict[str, Any], tensors: dict[str, Any] | bytes) -> None:
+    """Write a bundle in place of all that is there, as somebody who knows of the hash would; tensors may be a file."""
+    for file in path.iterdir():
+        file.unlink()
+    stored = tensors if isinstance(tensors, bytes) else safetensors.numpy.save(tensors)
+    digest = hashlib.sha256(stored).hexdigest()
+    (path / f"weights-{digest}.safetensors").write_bytes(stored)
+    if isinstance(described.get("weights"), str):
+        described["weights"] = digest
+    (path / "bundle.json").write_text(json.dumps(described))

@@ -25,6 +25,7 @@ _JUNK: tuple[Any, ...] = (
     10**400, float("nan"), float("inf"), -float("inf"), "", " ", "x", "1", "true", "nan", "\n", "\x00", "\u2603" * 40,
     "\ud800", "x" * 5000, "=1+1", "[bold]", "$x$", "${oc.env:HOME}", "../../etc", "../outside.json", "/dev/zero", ".",
     "1e9", [], {}, [[]], {"a": 1}, [None], [0.5] * 17, [1] * 40, _nested(60),
+    1e-30, -1e30, 3.4e38, 0.5, "paper", "log", "set", "sorted",
 )  # fmt: skip
 _WORDS = (
     "", " ", '"', '""', "'", ",", ",,", ";", "\t", "\r", "#", "-", "- ", ":", ": ", "[", "]", "{", "}", "~", "null",
@@ -94,7 +95,7 @@ def _near(value: Any, rng: np.random.Generator) -> Any:
     """A value like this one, of another type or size."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _MOST:
         return str(value)
-    return _one((str(value), float(value), -value, value + 1, value * 1000, value + 0.5, [value]), rng)
+    return _one((str(value), float(value), -value, value + 1, value * 1000, value * 1e-6, value + 0.5, [value]), rng)
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
@@ -248,14 +249,18 @@ def _changed_saved(content: bytes, rng: np.random.Generator) -> bytes:
     return sink.getvalue()
 
 
-_DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.uint8)
+_DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.bool,
+    torch.uint8,
+)  # fmt: skip
+_FACTORS = (0.0, 1e-3, 3.0, 1e3, 1e10, 1e25)
 _NUMBERS = (float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 1e-38, 3e38, 1e18, -1e18)
 
 
 def changed_tensor(tensor: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """A tensor with a wrong number in it, or of another type or shape."""
     with suppress(RuntimeError, IndexError, TypeError, ValueError):
-        what = int(rng.integers(6))
+        what = int(rng.integers(7))
         if what == 0:
             return torch.as_tensor(tensor, dtype=_one(_DTYPES, rng))
         if what == 1:
@@ -265,6 +270,8 @@ def changed_tensor(tensor: torch.Tensor, rng: np.random.Generator) -> torch.Tens
             return torch.cat([tensor, tensor])
         if what == 3:
             return torch.full_like(tensor, int(_one((0, -1, 1 << 40), rng))) if tensor.dtype == torch.int64 else -tensor
+        if what == 4:
+            return (tensor * _one(_FACTORS, rng)).to(tensor.dtype)
         changed = tensor.clone().flatten()
         changed[int(rng.integers(len(changed)))] = _one(_NUMBERS, rng)
         return changed.reshape(tensor.shape)

@@ -1,41 +1,53 @@
-"""Plans know what they were predicted to cost, and by which models; what is expected where predictions err."""
+"""What plans cost: as predicted, and by which models; as expected where predictions err; in parts that make a step."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.cost.cost import Prediction
+from neuroshard.cost.cost import Prediction, Step, When, Work
+from neuroshard.models import Card, save_bundle
+from neuroshard.models.interface import PartModel
 from neuroshard.models.trust import Margin, Margins, hardware_warning
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from tests.kit.costs import cost_of
+from tests.kit.plans import whole
 
 
 def _plan(prediction=None):
-    task = toy_task(3)
-    plan = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
-    return replace(plan, prediction=prediction)
+    return replace(whole(toy_task(3)), prediction=prediction)
 
 
-def test_the_prediction_is_saved_with_the_plan(tmp_path):
-    known = Prediction("roofline:h100", 6.72, 0.5)
+@pytest.mark.parametrize(
+    "known",
+    [None, Prediction("roofline:h100", 6.72, 0.5), Prediction("cpu", 7.1, 0.2), Prediction("cpu", 7.1, 0.2, 7.3)],
+)
+def test_the_prediction_is_saved_with_the_plan(tmp_path, known):
     _plan(known).save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.prediction == known
     assert loaded == _plan()  # what was predicted doesn't make another plan of it
-    _plan().save(tmp_path / "plain.json")
-    assert Plan.load(tmp_path / "plain.json").prediction is None
+    # Nothing is in the file that versions before didn't write.
+    assert known is None or ("expected_ms" in _plan(known).to_json()["prediction"]) == (known.expected_ms is not None)
 
 
-def test_a_wrong_prediction_is_refused():
-    content = _plan(Prediction("cpu", 1.0)).to_json()
-    for wrong in ({"models": "cpu", "cost_ms": -1.0}, {"models": 3, "cost_ms": 1.0}, {"models": "cpu"}, [1]):
-        with pytest.raises(UserError, match="prediction"):
-            Plan.from_json(content | {"prediction": wrong})
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"models": "cpu", "cost_ms": -1.0}, "prediction"),
+        ({"models": 3, "cost_ms": 1.0}, "prediction"),
+        ({"models": "cpu"}, "prediction"),
+        ([1], "prediction"),
+        (_plan(Prediction("cpu", 7.1, 0.2)).to_json()["prediction"] | {"expected_ms": -1.0}, "expected_ms=-1"),
+    ],
+)
+def test_a_wrong_prediction_is_refused(wrong, message):
+    with pytest.raises(UserError, match=message):
+        Plan.from_json(_plan().to_json() | {"prediction": wrong})
 
 
 def test_searches_from_python_know_their_models():
@@ -45,9 +57,9 @@ def test_searches_from_python_know_their_models():
     assert plan.prediction == Prediction("mine", simulator.cost(task, plan).total_ms)
 
 
-def test_models_are_named_as_they_were_asked_for(tmp_path):
-    assert ns.CostModels.load("cpu").name == "cpu"
-    assert ns.CostModels.load("roofline:h200").name == "roofline:h200"
+@pytest.mark.parametrize("name", ["cpu", "roofline:h200"])
+def test_models_are_named_as_they_were_asked_for(name):
+    assert ns.CostModels.load(name).name == name
 
 
 def test_plans_read_well():
@@ -55,6 +67,9 @@ def test_plans_read_well():
     assert text.splitlines()[0].endswith("7.10 ± 0.20 ms predicted by cpu")
     assert "device 3: 0 shards, 0 columns, 0 bytes: nothing" in text
     assert len(str(_plan()).splitlines()) == 1 + 4
+    first, *_ = str(_plan(Prediction("cpu", 7.1, 0.2, 7.3))).splitlines()
+    assert "expected 7.30 ms, for a step waits for whichever device" in first
+    assert "expected" not in str(_plan(Prediction("cpu", 7.1, 0.2, 7.1001)))  # as good as the same
 
 
 HERE = Fingerprint("cpu", "EPYC", 2, 1 << 30, "25/17/1")
@@ -85,19 +100,6 @@ def test_this_machine_is_itself():
     assert fingerprint("cpu").same_hardware(fingerprint("cpu").to_json())
 
 
-def test_what_is_expected_is_saved_where_it_is_known(tmp_path):
-    known = Prediction("cpu", 7.1, 0.2, 7.3)
-    _plan(known).save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json").prediction == known
-    assert "expected 7.30 ms, for a step waits for whichever device" in str(_plan(known)).splitlines()[0]
-    assert "expected" not in str(_plan(Prediction("cpu", 7.1, 0.2, 7.1001)))  # as good as the same
-    content = _plan(Prediction("cpu", 7.1, 0.2)).to_json()
-    assert "expected_ms" not in content["prediction"]  # nothing is in the file that versions before didn't write
-    assert Plan.from_json(content).prediction.expected_ms is None
-    with pytest.raises(UserError, match="expected_ms=-1"):
-        Plan.from_json(content | {"prediction": content["prediction"] | {"expected_ms": -1.0}})
-
-
 def test_searches_predict_what_is_expected():
     task = toy_task(6)
     margins = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
@@ -115,9 +117,9 @@ def _cost(compute, margin=0.0, backward=0.0):
     return cost_of(compute, ready.max() - ready, none + backward, none + margin)
 
 
-def test_without_errors_the_predicted_cost_is_expected():
-    assert _cost([3.0, 2.0, 1.0]).expected_ms == pytest.approx(3.0, rel=1e-6)
-    assert _cost([3.0]).expected_ms == pytest.approx(3.0, rel=1e-6)
+@pytest.mark.parametrize("compute", [[3.0, 2.0, 1.0], [3.0], [0.0, 0.0]])
+def test_without_errors_the_predicted_cost_is_expected(compute):
+    assert _cost(compute).expected_ms == pytest.approx(max(compute), rel=1e-6, abs=0)
 
 
 def test_nothing_is_expected_where_nothing_is_known_of_errors():
@@ -138,5 +140,49 @@ def test_more_devices_that_are_as_slow_make_it_dearer():
     assert uneven < few
 
 
-def test_an_empty_plan_costs_nothing():
-    assert _cost([0.0, 0.0]).expected_ms == 0
+def _waits(ready):
+    return ready.max(axis=-1, keepdims=True) - ready + 2.0, np.ones_like(ready)
+
+
+def _took(*ms):
+    return lambda ready: (np.array(ms), np.arange(1.0, len(ms) + 1))
+
+
+def test_parts_follow_one_another_by_their_places_and_stand_as_listed():
+    works = [
+        Work("compute", When.COMPUTE, _took(1.0, 4.0)),
+        Work("forward", When.FORWARD, _waits),
+        Work("backward", When.BACKWARD, _took(3.0, 1.0)),
+        Work("shown", When.INPUT, _took(9.0, 9.0), counts=False),
+    ]
+    step = Step.of(works, (2,))
+    assert [part.name for part in step.parts] == ["compute", "forward", "backward", "shown"]
+    assert step.ready_ms.tolist() == [4.0, 5.0]
+    assert step.forward.tolist() == [3.0, 2.0]
+    assert step.device_ms.tolist() == [7.0, 7.0]
+    np.testing.assert_allclose(step.margin, np.sqrt([2**2 + 2**2 + 1] * 2))  # those of the last to come, and forward
+
+
+@dataclass(frozen=True)
+class _Launch(PartModel):
+    name, when = "launch", When.INPUT
+    launch_ms: tuple[float, ...]
+
+    def ms(self, called, traffic, ready_ms):
+        return np.broadcast_to(np.array(self.launch_ms), ready_ms.shape)
+
+
+def test_a_part_of_ones_own_counts_and_is_waited_for(tmp_path):
+    models, task = ns.CostModels.load("roofline:h100"), toy_task(4)
+    plan = whole(task)
+    own = replace(models, more=(_Launch((0.5, 0.0, 0.0, 0.0)),))
+    before, after = (ns.Simulator(its).cost(task, plan) for its in (models, own))
+    assert after.ms("launch").tolist() == [0.5, 0.0, 0.0, 0.0]
+    np.testing.assert_allclose(after.ready_ms, before.ready_ms + after.ms("launch"))
+    assert after.total_ms >= before.total_ms
+    assert "launch 0.500 = " in str(after)
+    simulator = ns.Simulator(own)
+    again = simulator.step(simulator.called(plan.device_loads, 4), plan.traffic, after.compute[None])
+    assert (again.device_ms[0] == after.device_ms).all()
+    with pytest.raises(UserError, match="bundles don't hold parts of a step such as launch"):
+        save_bundle(tmp_path, own, Card())

@@ -1,90 +1,91 @@
-"""What placements ask of a device's kernels, form by form."""
+"""What placements ask of a device's kernels, and what devices exchange, form by form, counted by hand."""
 
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import COPIES, ROWS, in_copies, in_rows, placed_loads
+from neuroshard.cost.loads import Loads, LoadSets, Traffic
+from neuroshard.layouts import LAYOUTS, placed_loads
 from neuroshard.plans.plan import Plan
-from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS, reuse_at, zipf_reuse
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import toy_task
+from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, FORMS, Form
-from neuroshard.words.placement import Placement, Shard
+from tests.kit.plans import COPIES, laid_out, placed, table, tables, whole
 
 BATCH = 64
 REUSE = zipf_reuse(10, 128)
-TABLE = Table("t", 10, 16, 2.0, REUSE)
+TABLE = table(rows=10, reuse=REUSE)
 EVEN = (TABLE, replace(TABLE, name="u", rows=8, dim=8))
 TASK = Task((TABLE, replace(TABLE, name="u", rows=6, dim=8)), Topology(4, 1 << 20, devices_per_host=2), BATCH)
 
 
-def _placed(*placements, task=TASK):
+def _placed(*places, task=TASK):
+    placements = [one for index, where in enumerate(places) for one in placed(task, index, where)]
     return placed_loads(task.tables, placements, task.batch_size, task.topology.num_devices)
 
 
-def _u(device=0):
-    return Placement(Shard(1, 0, 8, 0, 6), device)
+def _forms(*names):
+    return [FORMS.index(Form(name)) for name in names]
 
 
-def test_column_shards_need_all_lookups():
-    halves = [Placement(Shard(0, 0, 4, 0, 10), 2), Placement(Shard(0, 4, 12, 0, 10), 1)]
-    found, whole = _placed(*halves, _u()), Loads.of(TASK.tables, BATCH)
-    assert found.dim.tolist() == [4, 12, 8]
-    for name in ("rows", "lookups", "samples", "outputs"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[[0, 0, 1]])
-    assert found.form.tolist() == [FORMS.index(Form.COLUMNS)] * 3
-    assert found.sharers.tolist() == [1, 1, 1]
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (
+            {1: 4, 2: 12},
+            {"rows": [10, 10, 6], "dim": [4, 12, 8], "lookups": [2 * BATCH] * 3, "samples": [BATCH] * 3}
+            | {"form": _forms(*["columns"] * 3), "sharers": [1] * 3},
+        ),
+        (
+            range(4),
+            {"rows": [3, 3, 3, 1, 6], "dim": [*[16] * 4, 8], "samples": [BATCH] * 5, "sharers": [*[4] * 4, 1]}
+            | {"lookups": pytest.approx([2 * BATCH * share for share in (0.3, 0.3, 0.3, 0.1, 1)], rel=1e-7)}
+            | {"form": _forms(*["rows"] * 4, "columns")},
+        ),
+        (
+            {(0, 1): 4, (2, 3): 12},
+            {"dim": [4, 4, 12, 12, 8], "sharers": [2, 2, 2, 2, 1]}
+            | {"lookups": pytest.approx([BATCH] * 4 + [2 * BATCH], rel=1e-7)},
+        ),
+        (
+            COPIES,
+            {"rows": [10] * 4 + [6], "samples": [BATCH / 4] * 4 + [BATCH], "lookups": [2 * BATCH / 4] * 4 + [2 * BATCH]}
+            | {"form": _forms(*["copies"] * 4, "columns"), "pooling_factor": pytest.approx([2.0] * 5, rel=1e-7)},
+        ),
+    ],
+    ids=["columns", "rows", "rows on each host", "copies"],
+)
+def test_a_table_beside_another_asks_of_devices_what_its_form_says(where, expected):
+    """All lookups of their columns; those of their rows, or of their own samples."""
+    found = _placed(where, 0)
+    assert {name: getattr(found, name).tolist() for name in expected} == expected
+    assert found.outputs.tolist() == found.samples.tolist()
 
 
-def test_blocks_of_rows_need_the_lookups_of_their_rows():
-    found = _placed(*in_rows(TASK, 0, range(4)), _u())
-    assert found.rows.tolist() == [3, 3, 3, 1, 6]
-    assert found.dim.tolist() == [16] * 4 + [8]
-    np.testing.assert_allclose(found.lookups, [*(2 * BATCH * np.array([0.3, 0.3, 0.3, 0.1])), 2 * BATCH])
-    assert found.samples.tolist() == found.outputs.tolist() == [BATCH] * 5
-    assert found.form.tolist() == [FORMS.index(Form.ROWS)] * 4 + [FORMS.index(Form.COLUMNS)]
-    assert found.sharers.tolist() == [4] * 4 + [1]
-    np.testing.assert_array_equal(found.reuse, Loads.of([TABLE], BATCH).reuse.repeat(5, axis=0))
-
-
-def test_hot_rows_are_looked_up_where_they_lie():
-    task = replace(TASK, tables=(replace(TABLE, row_lookups=(0.9, 0.1)), TASK.tables[1]))
-    found = _placed(*in_rows(task, 0, [2, 3]), _u(), task=task)
-    np.testing.assert_allclose(found.lookups[:2], [2 * BATCH * 0.9, 2 * BATCH * 0.1])
-    assert found.sharers.tolist() == [2, 2, 1]
-
-
-def test_blocks_on_several_hosts_share_what_their_host_has():
-    found = _placed(*in_rows(TASK, 0, [0, 1], (0, 4)), *in_rows(TASK, 0, [2, 3], (4, 16)), _u())
-    assert found.dim.tolist() == [4, 4, 12, 12, 8]
-    assert found.sharers.tolist() == [2, 2, 2, 2, 1]
-    np.testing.assert_allclose(found.lookups[:4], BATCH)
-
-
-def test_copies_need_the_lookups_of_their_own_samples():
-    found = _placed(*in_copies(TASK, 0), _u())
-    assert found.rows.tolist() == [10] * 4 + [6]
-    assert found.samples.tolist() == found.outputs.tolist() == [BATCH / 4] * 4 + [BATCH]
-    assert found.lookups.tolist() == [2 * BATCH / 4] * 4 + [2 * BATCH]
-    np.testing.assert_allclose(found.pooling_factor, 2.0)
-    assert found.form.tolist() == [FORMS.index(Form.COPIES)] * 4 + [FORMS.index(Form.COLUMNS)]
-    expected = reuse_at(np.array(REUSE), 1 / 4)
-    np.testing.assert_allclose(found.reuse, [expected] * 4 + [REUSE])
+def test_blocks_have_the_histogram_of_their_table_and_copies_that_of_their_samples():
+    np.testing.assert_array_equal(_placed(range(4), 0).reuse, Loads.of([TABLE], BATCH).reuse.repeat(5, axis=0))
+    found = _placed(COPIES, 0)
+    np.testing.assert_allclose(found.reuse, [reuse_at(np.array(REUSE), 1 / 4)] * 4 + [REUSE])
     unique = found.lookups / (found.reuse @ MEAN_COUNTS)
     assert unique[0] > unique[4] / 4  # the devices touch the hot rows all
 
 
+def test_hot_rows_are_looked_up_where_they_lie():
+    task = replace(TASK, tables=(replace(TABLE, row_lookups=(0.9, 0.1)), TASK.tables[1]))
+    found = _placed([2, 3], 0, task=task)
+    np.testing.assert_allclose(found.lookups[:2], [2 * BATCH * 0.9, 2 * BATCH * 0.1])
+    assert found.sharers.tolist() == [2, 2, 1]
+
+
 def test_what_lies_on_all_devices_together_is_the_table():
     """Rows, weights and lookups of columns and rows add up; copies have all weights each and all lookups together."""
-    tables = tuple(replace(TABLE, name=name) for name in "abc")
-    task = Task(tables, TASK.topology, BATCH)
-    rest = [Placement(Shard(2, 0, 12, 0, 10), 0), Placement(Shard(2, 12, 4, 0, 10), 3)]
-    loads = Plan(task, (*in_rows(task, 0, range(4)), *in_copies(task, 1), *rest)).device_loads.loads
+    task = Task(tuple(replace(TABLE, name=name) for name in "abc"), TASK.topology, BATCH)
+    loads = laid_out(task, range(4), COPIES, {0: 12, 3: 4}).device_loads.loads
     size = [loads.size_bytes[loads.form == form].sum() for form in range(3)]
     assert size == [TABLE.size_bytes, TABLE.size_bytes, 4 * TABLE.size_bytes]
     lookups = [loads.lookups[loads.form == form].sum() for form in range(3)]
@@ -117,17 +118,15 @@ def test_sets_of_columns_alone_are_called_in_their_own_order():
 )
 def test_every_feature_has_an_output_of_its_own_in_every_form(drawn, batch_size):
     """And none needs other lookups: those of a table are of all its features."""
-    tables = tuple(Table(f"t{i}", 100, 16, pooling, REUSE, features=f) for i, (f, pooling, _) in enumerate(drawn))
+    tables = tuple(
+        table(f"t{i}", pooling_factor=pooling, reuse=REUSE, features=f) for i, (f, pooling, _) in enumerate(drawn)
+    )
     task = Task(tables, TASK.topology, batch_size)
-    lay_out = {
-        Form.COLUMNS: lambda i: [Placement(Shard(i, 0, 4, 0, 100), 0), Placement(Shard(i, 4, 12, 0, 100), 2)],
-        Form.ROWS: lambda i: in_rows(task, i, range(4)),
-        Form.COPIES: lambda i: in_copies(task, i),
-    }
-    plan = Plan(task, tuple(placed for i, (_, _, form) in enumerate(drawn) for placed in lay_out[form](i)))
-    single = replace(task, tables=tuple(replace(table, features=1) for table in tables))
+    places = {Form.COLUMNS: {0: 4, 2: 12}, Form.ROWS: range(4), Form.COPIES: COPIES}
+    plan = laid_out(task, *(places[form] for _, _, form in drawn))
+    single = replace(task, tables=tuple(replace(its, features=1) for its in tables))
     found, plain = plan.device_loads.loads, Plan(single, plan.placements).device_loads.loads
-    features = np.array([tables[placement.shard.table].features for placement in plan.by_device])
+    features = np.array([tables[one.shard.table].features for one in plan.by_device])
     np.testing.assert_array_equal(found.outputs, plain.samples * features)
     for name in ("rows", "dim", "lookups", "samples", "reuse"):
         np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
@@ -135,7 +134,7 @@ def test_every_feature_has_an_output_of_its_own_in_every_form(drawn, batch_size)
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_loads_taken_out_keep_what_they_are(share):
-    loads = _placed(*in_rows(TASK, 0, range(4)), _u())
+    loads = _placed(range(4), 0)
     taken = replace(loads, samples=loads.samples * share).take(np.array([3, 4]))
     assert taken.form.tolist() == [FORMS.index(Form.ROWS), FORMS.index(Form.COLUMNS)]
     assert taken.sharers.tolist() == [4, 1]
@@ -151,7 +150,84 @@ def test_parts_of_whole_tables_are_as_they_are_placed():
     """The first of their blocks, and a copy of each."""
     whole = Loads.of(TASK.tables, BATCH)
     even = replace(TASK, tables=EVEN)
-    blocks = _placed(*in_rows(even, 0, range(4)), *in_rows(even, 1, range(4)), task=even)
-    _assert_same(ROWS.share(Loads.of(EVEN, BATCH), 4), blocks.take(np.array([0, 4])))
-    copies = _placed(*in_copies(TASK, 0), *in_copies(TASK, 1))
-    _assert_same(COPIES.share(whole, 4), copies.take(np.array([0, 4])))
+    blocks = _placed(range(4), range(4), task=even)
+    _assert_same(LAYOUTS[Form.ROWS].share(Loads.of(EVEN, BATCH), 4), blocks.take(np.array([0, 4])))
+    copies = _placed(COPIES, COPIES)
+    _assert_same(LAYOUTS[Form.COPIES].share(whole, 4), copies.take(np.array([0, 4])))
+
+
+TABLES = tables("abcd", 10)
+IN_ALL_FORMS = Task(TABLES, TASK.topology, BATCH)
+PLAN = laid_out(IN_ALL_FORMS, range(4), [2, 3], COPIES, {1: 4, 3: 12})
+POOLED = BATCH * 4  # bytes of a column
+
+
+def _given(collective, traffic=PLAN.traffic):
+    return traffic.given(collective)[0].tolist()
+
+
+def test_every_form_has_its_own_collective():
+    assert _given(Collective.ALL_TO_ALL) == [0, 4 * POOLED, 0, 12 * POOLED]
+    assert _given(Collective.REDUCE_SCATTER) == [16 * POOLED] * 4
+    assert _given(Collective.HOST_REDUCE_SCATTER) == [0, 0, 16 * POOLED, 16 * POOLED]
+    assert _given(Collective.HOST_ALL_TO_ALL) == [0, 0, 8 * POOLED, 8 * POOLED]
+    assert _given(Collective.ALL_REDUCE) == [10 * 16 * 4] * 4
+    assert PLAN.traffic.host_size == 2
+
+
+def test_indices_and_lengths_go_where_they_are_looked_up():
+    lookups, lengths = 2 * BATCH, BATCH
+    blocks = np.ceil(lookups * np.array([0.3, 0.3, 0.3, 0.1])) + lengths
+    half, columns = lookups / 2 + lengths, lookups + lengths
+    expected = 8 * (blocks + np.array([0, columns, half, half + columns]))
+    assert _given(Collective.INPUT) == expected.tolist()
+
+
+def test_copies_exchange_nothing_forward():
+    forward = PLAN.traffic.forward
+    assert _given(Collective.ALL_REDUCE, forward) == [0] * 4
+    for collective in set(Collective) - {Collective.ALL_REDUCE}:
+        assert _given(collective, forward) == _given(collective)
+    assert _given(Collective.ALL_REDUCE) != [0] * 4
+
+
+def test_blocks_on_the_only_host_are_exchanged_among_all():
+    traffic = laid_out(Task(TABLES[:1], Topology(4, 1 << 20), BATCH), range(4)).traffic
+    assert _given(Collective.REDUCE_SCATTER, traffic) == [16 * POOLED] * 4
+    assert _given(Collective.HOST_REDUCE_SCATTER, traffic) == [0] * 4
+
+
+def test_columns_alone_are_the_same_either_way():
+    task = toy_task(20)
+    plan = whole(task)
+    quick = Traffic.of_columns(np.array([plan.device_dims]), task.batch_size)
+    assert (quick.columns == plan.traffic.columns).all()
+    assert (quick.columns[0] == plan.device_dims).all()
+    assert quick.forward is quick
+    for collective in set(Collective) - {Collective.INPUT}:
+        assert _given(collective, quick) == _given(collective, plan.traffic)
+
+
+@given(st.integers(1, 1024))
+@settings(max_examples=20)
+def test_every_feature_is_exchanged(features):
+    """Pooled embeddings and lengths of each; indices, and gradients of copies, are those of the table."""
+    task = replace(IN_ALL_FORMS, tables=tuple(replace(table, features=features) for table in TABLES))
+    shared = Plan(task, PLAN.placements)
+    assert shared.device_dims == tuple(features * dim for dim in PLAN.device_dims)
+    assert shared.traffic.columns[0].tolist() == list(shared.device_dims)
+    for collective in set(Collective) - {Collective.INPUT, Collective.ALL_REDUCE}:
+        expected = [features * size for size in _given(collective)]
+        assert _given(collective, shared.traffic) == expected
+    assert _given(Collective.ALL_REDUCE, shared.traffic) == _given(Collective.ALL_REDUCE)
+    lengths = 8 * BATCH * np.array([1, 2, 2, 3])  # of table 0 everywhere, 1 in halves, 3 in columns
+    more = np.array(_given(Collective.INPUT, shared.traffic)) - _given(Collective.INPUT)
+    assert more.tolist() == ((features - 1) * lengths).tolist()
+
+
+def test_joined_exchanges_keep_their_order():
+    joined = Traffic.joined([PLAN.traffic, PLAN.traffic.forward])
+    assert len(joined) == 2
+    assert joined.batch_size.tolist() == [BATCH] * 2
+    assert joined.host_size == 2
+    assert (joined.given(Collective.ALL_REDUCE) == [[640] * 4, [0] * 4]).all()

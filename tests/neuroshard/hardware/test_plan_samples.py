@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from neuroshard.hardware.plan_samples import exchanges, kernel_calls
-from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.tasks.task import Task, Topology
@@ -15,18 +13,11 @@ from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from tests.kit.plans import COPIES, laid_out, whole
 
 TABLES = toy_tables(5, seed=3)
 TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 256)
-MIXED = Plan(
-    TASK,
-    (
-        *in_rows(TASK, 0, range(4)),
-        *in_rows(TASK, 1, [2, 3]),
-        *in_columns(TASK, [(2, TABLES[2].dim, 0), (3, TABLES[3].dim, 3)]),
-        *in_copies(TASK, 4),
-    ),
-)
+MIXED = laid_out(TASK, range(4), [2, 3], 0, 3, COPIES)
 
 
 def test_every_device_calls_a_kernel_for_each_form():
@@ -43,9 +34,9 @@ def test_every_device_calls_a_kernel_for_each_form():
 
 
 def test_tables_of_each_memory_have_a_call_and_share_a_cache():
-    homes = {0: Home(Tier.CACHED, 0.5), 1: Home(Tier.CACHED, 0.1), 2: Home(Tier.HOST), 3: ON_DEVICE, 4: ON_DEVICE}
-    columns = in_columns(TASK, [(t, TABLES[t].dim, 0) for t in range(5)])
-    plan = Plan(TASK, tuple(replace(placed, home=homes[placed.shard.table]) for placed in columns))
+    homes = Home(Tier.CACHED, 0.5), Home(Tier.CACHED, 0.1), Home(Tier.HOST), ON_DEVICE, ON_DEVICE
+    topology = replace(TASK.topology, host_memory_bytes=1 << 30)
+    plan = whole(replace(TASK, topology=topology, fixed_homes=homes), 0)
     calls = {call.home.tier: call for call in kernel_calls(plan)[0]}
     assert [table.name for table in calls[Tier.CACHED].tables] == ["toy0", "toy1"]
     rows = [TABLES[t].rows for t in (0, 1)]
@@ -56,8 +47,7 @@ def test_tables_of_each_memory_have_a_call_and_share_a_cache():
 def test_sequence_tables_have_a_call_for_each_form_and_width():
     tables = tuple(replace(table, dim=16, rows=100, pooled=i == 0) for i, table in enumerate(TABLES))
     task = replace(TASK, tables=tables)
-    columns = in_columns(task, [(0, 16, 1), (1, 16, 0), (2, 8, 0), (2, 8, 3), (3, 16, 0)])
-    plan = Plan(task, (*columns, *in_rows(task, 4, range(4))))
+    plan = laid_out(task, 1, 0, {0: 8, 3: 8}, 0, range(4))
     calls = kernel_calls(plan)
     assert [[(call.call.name, len(call.tables), call.tables[0].dim) for call in its] for its in calls] == [
         [("sequence_columns", 1, 8), ("sequence_columns", 2, 16), ("sequence_rows", 1, 16)],
@@ -95,7 +85,7 @@ def test_exchanges_are_those_of_the_traffic():
 
 
 def test_a_plan_of_columns_has_one_call_and_one_exchange():
-    plan = Plan(TASK, tuple(in_columns(TASK, [(i, table.dim, i % 2) for i, table in enumerate(TABLES)])))
+    plan = whole(TASK, 0, 1)
     assert [len(its) for its in kernel_calls(plan)] == [1, 1, 0, 0]
     (only,) = exchanges(plan, FORWARD)
     assert only.dims == plan.device_dims

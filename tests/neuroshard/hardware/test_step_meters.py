@@ -7,16 +7,16 @@ from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.step_meters import check_steps, measure_build
 from neuroshard.hardware.step_samples import PHASES
-from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import Repeats
 from neuroshard.testing import toy_task
+from tests.kit.plans import laid_out, whole
 
 
 def _plans(task, count):
     """That many, alike but for where the first table lies."""
-    rest = [(i, table.dim, i % 2) for i, table in enumerate(task.tables) if i]
-    return [assemble(task, [(0, task.tables[0].dim, d % 2), *rest]) for d in range(count)]
+    rest = [i % 2 for i in range(1, len(task.tables))]
+    return [laid_out(task, d % 2, *rest) for d in range(count)]
 
 
 class _Meter:
@@ -55,20 +55,18 @@ def test_plans_are_built_in_another_order_each_time_and_answered_in_their_own():
 
 def test_a_build_that_failed_says_why():
     task = toy_task(2, num_devices=2)
-    lopsided = assemble(task, [(i, table.dim, 1) for i, table in enumerate(task.tables)])
-    (failed,) = measure_build(_Meter(), [lopsided], [0])
+    (failed,) = measure_build(_Meter(), [whole(task, 1)], [0])
     assert (failed.step_ms, failed.error) == ((), "broken")
 
 
 def test_plans_of_other_tables_are_not_compared():
-    one, other = (assemble(task, [(0, task.tables[0].dim, 0)]) for task in (toy_task(1), toy_task(1, seed=1)))
+    one, other = (whole(toy_task(1, seed=seed)) for seed in (0, 1))
     with pytest.raises(UserError, match="same tables and devices"):
         check_steps([one, other], Hardware(DeviceSpec("cpu")))
 
 
 def test_plans_that_do_not_fit_together_are_refused():
-    task = toy_task(1)
-    plan = assemble(task, [(0, task.tables[0].dim, 0)])
+    plan = whole(toy_task(1))
     too_many = Hardware(DeviceSpec("cpu")).fingerprint.memory_bytes // sum(plan.device_bytes) + 1
     with pytest.raises(UserError, match="give fewer plans at a time"):
         check_steps([plan] * min(too_many, 10**6), Hardware(DeviceSpec("cpu")))

@@ -26,6 +26,7 @@ from neuroshard.testing import (
     random_set_comm,
     toy_tables,
 )
+from neuroshard.testing.devices import MadeUpCpu, MadeUpExchange, MadeUpGpu
 
 INSTALLED = CostModels.load("cpu")
 
@@ -74,6 +75,11 @@ class TestPhysicalCompute(_Made, PhysicalComputeConformance):
     pass
 
 
+@pytest.mark.parametrize("make", [MadeUpGpu, MadeUpCpu])
+class TestPhysicalComputeOfNoSum(_Made, PhysicalComputeConformance):
+    test_a_set_is_the_sum_of_its_vectors = None
+
+
 @pytest.mark.parametrize("make", [lambda: random_models().forward], ids=["neural"])
 class TestComm(_Made, CommModelConformance):
     pass
@@ -88,6 +94,7 @@ PHYSICAL_COMM = {
     "installed backward": lambda: INSTALLED.backward,
     "by collective": random_by_collective,
     "datasheet's exchange": lambda: CostModels.load("roofline:l40s").backward,
+    "made up": lambda: MadeUpExchange(0.1, 1e6, 2.0),
     "datasheet's network": lambda: replace(CostModels.load("roofline:h100").forward, devices_per_host=2),
 }
 

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.loads import Traffic
-from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models import Card, CostModels, load_bundle, save_bundle
-from neuroshard.models.by_form import CommByCollective, ComputeByForm
+from neuroshard.models import CostModels
+from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.interface import waits
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins, Range
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_ensemble, random_form_models, random_set_comm, toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, Form
+from tests.kit.plans import COPIES, laid_out, whole
 
 MODELS = random_form_models()
 TABLES = tuple(replace(table, rows=table.rows + 8) for table in toy_tables(4))
@@ -29,9 +28,7 @@ def _task(devices_per_host=None):
 
 def _mixed(task=None):
     task = task or _task()
-    host = in_rows(task, 1, range(2)) if task.topology.devices_per_host else in_rows(task, 1, range(4))
-    placed = in_rows(task, 0, range(4)), host, in_copies(task, 2), in_columns(task, [(3, TABLES[3].dim, 1)])
-    return Plan(task, tuple(one for some in placed for one in some))
+    return laid_out(task, range(4), range(task.topology.host_size), COPIES, 1)
 
 
 def test_kernel_calls_of_each_form_are_asked_of_its_model():
@@ -46,10 +43,9 @@ def test_kernel_calls_of_each_form_are_asked_of_its_model():
 
 
 def test_columns_cost_what_they_cost_without_other_forms():
-    task = _task()
-    plan = Plan(task, in_columns(task, [(i, table.dim, i % 3) for i, table in enumerate(TABLES)]))
+    plan = whole(_task(), 0, 1, 2)
     alone = CostModels(random_ensemble(), random_set_comm(0), random_set_comm(10), None)
-    with_forms, without = (Simulator(models).cost(task, plan) for models in (MODELS, alone))
+    with_forms, without = (Simulator(models).cost(plan.task, plan) for models in (MODELS, alone))
     for part in ("compute", "forward", "backward"):
         assert (getattr(with_forms, part) == getattr(without, part)).all()
 
@@ -136,22 +132,6 @@ def test_the_input_is_told_as_what_comes_to_a_device():
     assert (Simulator(MODELS).cost(_task(), plan).ms("input") == expected[0]).all()
 
 
-def test_bundles_of_every_form_are_saved_and_loaded_exactly(tmp_path):
-    margins = Margins(*[Margin(0.1, 1.0)] * 3, {"compute.rows": Margin(0.2, 2.0)})
-    save_bundle(tmp_path, replace(MODELS, margins=margins), Card())
-    loaded, plan = load_bundle(tmp_path)[0], _mixed(_task(2))
-    assert isinstance(loaded.compute, ComputeByForm)
-    assert loaded.margins == margins
-    assert loaded.forms == set(Form)
-    before, after = (
-        Simulator(CostModels(m.compute, m.forward, m.backward, None, None, margins, m.input)).cost(plan.task, plan)
-        for m in (MODELS, loaded)
-    )
-    assert (before.margin == after.margin).all()
-    for part in ("compute", "forward", "backward", "input"):
-        assert (before.ms(part) == after.ms(part)).all()
-
-
 def test_margins_are_of_forms_and_collectives():
     margin, plan = Margin(0.1, 1.0), _mixed()
     plain = Margins(margin, margin, margin)
@@ -171,6 +151,5 @@ def test_what_lies_outside_a_form_s_range_is_told_by_its_name():
     told = Simulator(models).warnings(_mixed())
     assert any(line.startswith("compute.rows: rows: ") for line in told)
     assert any(line.startswith("backward.all_reduce: bytes from a device: ") for line in told)
-    task = _task()
-    columns = Plan(task, in_columns(task, [(i, table.dim, 0) for i, table in enumerate(TABLES)]))
-    assert not any("compute.rows" in line or "all_reduce" in line for line in Simulator(models).warnings(columns))
+    in_columns = Simulator(models).warnings(whole(_task(), 0))
+    assert not any("compute.rows" in line or "all_reduce" in line for line in in_columns)

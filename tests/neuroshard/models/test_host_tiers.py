@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models import CostModels
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.composed import columns_model
 from neuroshard.models.datasheets import with_host_tiers
@@ -19,7 +19,6 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import (
-    ONCE,
     OpaqueCompute,
     random_ensemble,
     random_form_models,
@@ -29,8 +28,10 @@ from neuroshard.testing import (
 )
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from tests.kit.plans import table
 
 IN_HOST = Home(Tier.HOST)
+TABLE = table(rows=10**6, dim=32)
 MODEL = RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1))
 
 
@@ -49,8 +50,7 @@ def _cost(model, tables, home, batch_size=1000):
 
 def test_without_a_cache_rows_go_over_the_link_by_hand():
     """Every lookup's forward, every unique one again backward; indices, gradients and outputs through the memory."""
-    table = Table("t", 10**6, 32, 2.0, ONCE)
-    loads = _loads([table], IN_HOST)
+    loads = _loads([TABLE], IN_HOST)
     lookups, row = 2000, 128
     assert link_bytes(loads).tolist() == [(lookups + lookups) * row]
     assert memory_bytes(loads).tolist() == [lookups * (16 + row) + 1000 * row]
@@ -58,20 +58,18 @@ def test_without_a_cache_rows_go_over_the_link_by_hand():
     model = RooflineCompute(2.0, HostLink(1.0, 3.0, 0.1))
     over_link = lookups * row / (72 / 64) + 2 * lookups * row / (84 / 64)
     right = 0.13 + lookups * 0.123e-6 + (over_link + (lookups * (16 + row) + 1000 * row) / 2) / 1e6
-    assert _cost(model, [table], IN_HOST) == pytest.approx(right)
+    assert _cost(model, [TABLE], IN_HOST) == pytest.approx(right)
 
 
 def test_a_cache_for_all_rows_costs_its_care_by_hand():
-    table = Table("t", 10**6, 32, 2.0, ONCE)
-    assert link_bytes(_loads([table], _cached(1.0)))[0] == pytest.approx(0, abs=1)
-    more = _cost(MODEL, [table], _cached(1.0)) - _cost(MODEL, [table], ON_DEVICE)
+    assert link_bytes(_loads([TABLE], _cached(1.0)))[0] == pytest.approx(0, abs=1)
+    more = _cost(MODEL, [TABLE], _cached(1.0)) - _cost(MODEL, [TABLE], ON_DEVICE)
     assert more == pytest.approx(0.16 + 2000 * 3e-6, rel=1e-4)
 
 
 def test_what_a_cache_misses_goes_over_the_link():
     """Of rows that are all as hot, touched once each: what there is no room for."""
-    table = Table("t", 10**6, 32, 2.0, ONCE)
-    assert link_bytes(_loads([table], _cached(0.25)))[0] == pytest.approx(0.75 * 2000 * 128, rel=0.05)
+    assert link_bytes(_loads([TABLE], _cached(0.25)))[0] == pytest.approx(0.75 * 2000 * 128, rel=0.05)
 
 
 tables = st.builds(
@@ -132,8 +130,11 @@ def test_without_a_link_a_roofline_knows_device_memory_only():
 
 
 @pytest.mark.parametrize("name", choices("roofline"))
-def test_every_datasheet_knows_host_memory(name):
-    model = CostModels.load(f"roofline:{name}").compute
+def test_every_datasheet_knows_host_memory_and_any_number_of_devices(name):
+    models = CostModels.load(f"roofline:{name}")
+    assert models.num_devices is None
+    assert models.batch_size is None
+    model = models.compute
     assert model.calls == set(CALLS)
     some = toy_tables(4, 0, 10**6)
     device, cached, missing, host = (_cost(model, some, h) for h in (ON_DEVICE, _cached(1.0), _cached(0.1), IN_HOST))
@@ -141,28 +142,28 @@ def test_every_datasheet_knows_host_memory(name):
     assert device < host
 
 
-def test_a_bundle_holds_them(tmp_path):
-    models = random_form_models()
-    save_bundle(tmp_path / "bundle", models, Card())
-    loads = _loads(toy_tables(5), _cached(0.3))
-    sets, loaded = LoadSets(loads, np.array([5])), CostModels.load(tmp_path / "bundle").compute
-    assert loaded.calls == models.compute.calls == set(CALLS)
-    assert (loaded.predict(sets) == models.compute.predict(sets)).all()
-    assert loaded.predict(sets)[0] > 0
+FIGURES = HostTiers(1, 1, 1, 1).settings()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"memory_ms_per_gb": 1.0}, "link_ms_per_gb"),
-        ({**HostTiers(1, 1, 1, 1).settings(), "call_ms": -1.0}, "call_ms"),
-        ({**HostTiers(1, 1, 1, 1).settings(), "cache_lookup_ns": float("nan")}, "cache_lookup_ns"),
-        ({**HostTiers(1, 1, 1, 1).settings(), "more": 1.0}, "more"),
+        (FIGURES | {"call_ms": -1.0}, "call_ms"),
+        (FIGURES | {"cache_lookup_ns": float("nan")}, "cache_lookup_ns"),
+        (FIGURES | {"more": 1.0}, "more"),
     ],
 )
 def test_figures_that_cannot_be_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         HostTiers.restored(settings, {})
+
+
+def test_a_link_that_carries_nothing_is_refused():
+    model = with_host_tiers(random_models(), "roofline:h100").compute
+    host = {"link_gb_per_s": 0.0, "cache_lookup_ns": 1.0, "cache_call_ms": 1.0}
+    with pytest.raises(UserError, match="link_gb_per_s"):
+        ComputeByForm.restored(model.settings() | {"host": host}, model.tensors())
 
 
 def test_a_datasheet_s_link_comes_on_top_of_what_was_fitted():
@@ -193,17 +194,6 @@ def test_a_link_adds_nothing_to_what_is_not_certain():
 def test_what_was_fitted_of_host_memory_goes_before_a_datasheet():
     models = random_form_models()
     assert with_host_tiers(models, "roofline:h100").compute.of_call(CALLS[-1]) == models.compute.of_call(CALLS[-1])
-
-
-def test_a_bundle_holds_a_link_to_the_host(tmp_path):
-    models = with_host_tiers(random_models(), "roofline:h100")
-    save_bundle(tmp_path / "bundle", models, Card())
-    sets, loaded = LoadSets.alone(_loads(toy_tables(5), _cached(0.3))), CostModels.load(tmp_path / "bundle").compute
-    assert loaded.calls == models.compute.calls
-    assert (loaded.predict(sets) == models.compute.predict(sets)).all()
-    content = models.compute.settings() | {"host": {"link_gb_per_s": 0.0, "cache_lookup_ns": 1.0, "cache_call_ms": 1.0}}
-    with pytest.raises(UserError, match="link_gb_per_s"):
-        ComputeByForm.restored(content, models.compute.tensors())
 
 
 def test_only_datasheets_lend_their_link():

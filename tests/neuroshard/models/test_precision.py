@@ -66,7 +66,16 @@ def test_full_precision_changes_nothing():
     assert not models.more
 
 
-@pytest.mark.parametrize(("name", "error"), [("cpu+fp16/x", "'x'"), ("nobody+fp16", "nobody"), ("cpu+fp17", "cpu")])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("cpu+fp16/x", "'x'"),
+        ("nobody+fp16", "nobody"),
+        ("cpu+fp17", "cpu"),
+        ("roofline:h10", "did you mean 'h100'"),
+        ("roofline:h100+adams", "unknown optimizer 'adams'; did you mean 'adam'"),
+    ],
+)
 def test_other_words_are_said(name, error):
     with pytest.raises(UserError, match=error):
         CostModels.load(name)

@@ -3,29 +3,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.parts import EXCHANGES, lopsidedness
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET, ELSEWHERE
-from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Home, Placement, Shard, Tier
-
-
-def _spread(task):
-    devices = task.topology.num_devices
-    return assemble(task, [(i, table.dim, i % devices) for i, table in enumerate(task.tables)])
+from neuroshard.words.placement import Home, Tier
+from tests.kit.plans import COPIES, laid_out, whole
 
 
 def test_cost_of_linear_models_by_hand():
     task = toy_task(6)
-    plan = _spread(task)
+    plan = whole(task)
     cost = Simulator(linear_models()).cost(task, plan)
     compute = np.array([sum(0.05 + 0.01 * t.dim * t.pooling_factor for t in tables) for tables in plan.device_tables])
     transfer = 0.002 * max(plan.device_dims)
@@ -37,7 +31,7 @@ def test_cost_of_linear_models_by_hand():
 
 def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
     task = toy_task(6)
-    plan = _spread(task)
+    plan = whole(task)
     sheet, fitted = Simulator(CostModels.load("roofline:h100")), linear_models()
     here = fingerprint("cpu")
     there = Simulator(replace(fitted, name="mine", hardware=replace(here, device=f"not {here.device}")))
@@ -71,7 +65,7 @@ def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
 def test_costs_measured_with_other_versions_say_so_once(monkeypatch, made_with, said):
     installed = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "numpy": "2.4.6"}
     monkeypatch.setattr("neuroshard.words.fingerprint.versions", lambda: installed)
-    here, plan = fingerprint("cpu"), _spread(toy_task(6))
+    here, plan = fingerprint("cpu"), whole(toy_task(6))
     no_gpu = Fingerprint("cuda", "none", 0, 1)
     monkeypatch.setattr(
         "neuroshard.models.trust.fingerprint", lambda kind: replace(here, revision="1") if kind == "cpu" else no_gpu
@@ -90,7 +84,7 @@ def test_a_datasheets_share_of_a_cost_makes_it_one():
     """Models fitted to measurements, with a datasheet's link to the host: of tables in host memory alone it is said."""
     simulator = Simulator(with_host_tiers(linear_models(2), "roofline:h100"))
     task = Task(toy_task(2).tables, Topology(2, 1 << 40, host_memory_bytes=1 << 40), 256)
-    plan = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
+    plan = whole(task)
     first, *others = plan.placements
     on_hosts = replace(plan, placements=(replace(first, home=Home(Tier.HOST)), *others))
     assert [simulator.cost(task, its).caveat for its in (plan, on_hosts)] == [None, DATASHEET]
@@ -98,15 +92,13 @@ def test_a_datasheets_share_of_a_cost_makes_it_one():
 
 def _mixed(task):
     """One table in rows, one in copies, the rest whole."""
-    rest = [(i, task.tables[i].dim, i % 4) for i in range(2, len(task.tables))]
-    whole = tuple(Placement(Shard(i, 0, dim, 0, task.tables[i].rows), device) for i, dim, device in rest)
-    return Plan(task, (*in_rows(task, 0, range(4)), *in_copies(task, 1), *whole))
+    return laid_out(task, range(4), COPIES, *(i % 4 for i in range(2, len(task.tables))))
 
 
 def test_exchanges_more_lopsided_than_any_measured_are_told_for_so_many_devices_and_columns_alone():
     task = toy_task(8)
-    even = _spread(task)
-    alone = assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)])
+    even = whole(task)
+    alone = whole(task, 0)
     name, most = lopsidedness(np.array([[2.0, 1.0, 1.0, 0.0]]))
     assert most == [2.0]
     models = CostModels.load("cpu")
@@ -126,13 +118,7 @@ def test_models_refuse_forms_that_they_know_no_cost_of():
         with pytest.raises(UserError, match=r"table 'toy0' lies in rows, and .* costs of columns only; .*roofline"):
             Simulator(models).cost(task, _mixed(task))
     with pytest.raises(UserError, match="table 'toy1' lies in copies"):
-        Simulator(linear_models()).costs(
-            task,
-            [
-                _spread(task),
-                Plan(task, (*_spread(task).placements[:1], *in_copies(task, 1), *_spread(task).placements[2:])),
-            ],
-        )
+        Simulator(linear_models()).costs(task, [whole(task), laid_out(task, 0, COPIES, 2, 3, 0, 1)])
 
 
 def test_kernels_of_different_forms_are_called_one_after_the_other():
@@ -158,7 +144,7 @@ def test_kernels_of_different_forms_are_called_one_after_the_other():
 
 def test_many_plans_cost_what_each_costs_alone():
     task = toy_task(10)
-    plans = [assemble(task, [(i, t.dim, (i * k) % 4) for i, t in enumerate(task.tables)]) for k in range(4)]
+    plans = [whole(task, *(i * k % 4 for i in range(4))) for k in range(4)]
     simulator = Simulator(random_models())
     together = simulator.costs(task, plans)
     for plan, cost in zip(plans, together, strict=True):
@@ -167,19 +153,19 @@ def test_many_plans_cost_what_each_costs_alone():
 
 def test_empty_devices_compute_nothing():
     task = toy_task(2)
-    cost = Simulator(random_models()).cost(task, _spread(task))
+    cost = Simulator(random_models()).cost(task, whole(task))
     assert (cost.compute[2:] == 0).all()
 
 
 def test_models_of_other_devices_or_batch_sizes_are_refused():
     task = toy_task(4, num_devices=2)
     with pytest.raises(UserError, match="made for 4 devices, the task has 2"):
-        Simulator(linear_models(4)).cost(task, _spread(task))
+        Simulator(linear_models(4)).cost(task, whole(task))
     task = Task(task.tables, Topology(4, 1 << 30), 512)
     with pytest.raises(UserError, match="batch size 256, the task has 512"):
-        Simulator(linear_models(4)).cost(task, _spread(task))
+        Simulator(linear_models(4)).cost(task, whole(task))
 
 
 def test_plans_of_other_tasks_are_refused():
     with pytest.raises(UserError, match="another task"):
-        Simulator(linear_models()).cost(toy_task(4), _spread(toy_task(5)))
+        Simulator(linear_models()).cost(toy_task(4), whole(toy_task(5)))

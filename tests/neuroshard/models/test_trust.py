@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from neuroshard.models.trust import Margin, Range, Ranges
-from neuroshard.plans.plan import assemble
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.testing import toy_task
+from tests.kit.plans import whole
 
 
 def test_what_lies_outside_is_named():
@@ -26,7 +26,7 @@ def test_what_lies_outside_is_named():
 
 def test_tasks_and_plans_are_checked_against_the_samples():
     task = toy_task(6, num_devices=2)
-    plan = assemble(task, [(i, table.dim, i % 2) for i, table in enumerate(task.tables)])
+    plan = whole(task)
     compute = [ComputeSample(task.tables, task.batch_size), ComputeSample(task.tables[:1], task.batch_size)]
     ranges = Ranges.of(compute, [CommSample.of_columns(plan.device_dims, (0.0, 0.0), task.batch_size)])
     assert ranges.warnings(task) == ()

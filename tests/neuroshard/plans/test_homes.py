@@ -8,26 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_copies
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import ONCE, linear_models
+from neuroshard.testing import linear_models
 from neuroshard.words.form import CALLS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from tests.kit.plans import laid_out, placed, table
 
-TABLES = (Table("a", 1000, 8, 2.0, ONCE), Table("b", 500, 16, 1.0, ONCE), Table("c", 100, 8, 1.0, ONCE, pooled=False))
+TABLES = (table("a", 1000, 8, 2.0), table("b", 500, 16, 1.0), table("c", 100, 8, 1.0, pooled=False))
 HOMES = (Home(Tier.CACHED, 0.25), Home(Tier.HOST), ON_DEVICE)
 TOPOLOGY = Topology(4, 1 << 20, devices_per_host=2, host_memory_bytes=1 << 20)
 TASK = Task(TABLES, TOPOLOGY, 64, MemoryUse("rowwise_adagrad"), fixed_homes=HOMES)
 
 
 def _plan(task=TASK):
-    return Plan(task, (*in_columns(task, [(0, 4, 0), (0, 4, 2), (2, 8, 3)]), *in_rows(task, 1, range(4))))
+    return laid_out(task, {0: 4, 2: 4}, range(4), 3)
 
 
 def test_shards_lie_in_their_tasks_homes():
@@ -77,15 +77,6 @@ def test_plans_are_written_and_read(tmp_path):
     assert Plan.load(tmp_path / "plan.json").homes == HOMES
 
 
-def test_tasks_without_host_memory_are_written_as_before():
-    content = Task(TABLES, Topology(4, 1 << 20), 64, constraints=Constraints((TableRule("a"),))).to_json()
-    assert "host_memory_bytes" not in content["topology"]
-    assert "fixed_homes" not in content
-    assert set(content["constraints"]["rules"][0]) == {
-        "tables", "devices", "min_shards", "max_shards", "min_dim", "forms",
-    }  # fmt: skip
-
-
 def test_plans_say_where_tables_lie():
     text = str(_plan())
     assert "1 in rows, 1 behind a cache, 1 in host memory" in text
@@ -102,9 +93,9 @@ def test_all_shards_of_a_table_lie_in_one_memory():
 
 def test_copies_lie_on_devices():
     task = replace(TASK, fixed_homes=())
-    copies = [replace(placed, home=Home(Tier.HOST)) for placed in in_copies(task, 1)]
+    copies = [replace(one, home=Home(Tier.HOST)) for one in in_copies(task, 1)]
     with pytest.raises(UserError, match="copies of table 'b' lie in host; copies lie on devices only"):
-        Plan(task, (*in_columns(task, [(0, 8, 0), (2, 8, 3)]), *copies))
+        Plan(task, (*placed(task, 0, 0), *copies, *placed(task, 2, 3)))
 
 
 def test_a_host_that_holds_too_much_is_named():
@@ -127,24 +118,6 @@ def test_rules_say_where_tables_may_lie():
     )
     other = replace(task, fixed_homes=(Home(Tier.HOST), Home(Tier.CACHED, 0.1), ON_DEVICE))
     assert _plan(other).violations == ("table 'b' has a cache for 0.1 of its rows, not for 0.5",)
-
-
-@pytest.mark.parametrize(
-    ("rules", "why"),
-    [
-        ((TableRule("a", tiers=("host",)),), "table 'a' may lie in host memory only, and hosts have none for tables"),
-        ((TableRule("a", tiers=("host",)), TableRule("*", tiers=("device",))), "leave no memory that it may lie in"),
-        ((TableRule("a", cached=0.1), TableRule("*", cached=0.2)), "want 0.1 and 0.2 of its rows cached"),
-    ],
-)
-def test_rules_that_leave_nothing_are_refused(rules, why):
-    with pytest.raises(UserError, match=why):
-        Task(TABLES, Topology(4, 1 << 20), 64, constraints=Constraints(rules))
-
-
-def test_unknown_tiers_are_named():
-    with pytest.raises(UserError, match="unknown tier 'disk'; valid: cached, device, host"):
-        TableRule("a", tiers=("disk",))
 
 
 def test_homes_are_of_all_tables():

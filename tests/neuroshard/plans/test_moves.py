@@ -1,32 +1,29 @@
-"""What is moved between plans whose tables or devices are others."""
+"""What is moved between plans whose tables or devices are others, and which plans ask the same of hardware."""
 
 from dataclasses import replace
 
 import pytest
 
-from neuroshard.layouts import in_copies, in_rows
-from neuroshard.plans.moves import TableChange, moved_between, moved_bytes, table_changes
-from neuroshard.plans.plan import Plan, assemble
-from neuroshard.tables import Table
+from neuroshard.layouts import in_columns, in_rows
+from neuroshard.plans.moves import TableChange, layout_key, moved_between, moved_bytes, table_changes
+from neuroshard.plans.plan import Plan
 from neuroshard.tasks.constraints import Constraints, PinnedShard
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import ONCE, toy_task
+from neuroshard.testing import toy_task
+from tests.kit.plans import COPIES, laid_out, table, tables, whole
 
 
 def _task(names, devices=2, **fields):
-    tables = tuple(Table(name, 10, 8, 1.0, ONCE) for name in names)
-    return Task(tables, Topology(devices, 1 << 20), 64, **fields)
+    return Task(tables(names, 10, 8), Topology(devices, 1 << 20), 64, **fields)
 
 
-def _shaped(*tables):
-    made = tuple(Table(name, rows, dim, 1.0, ONCE) for name, rows, dim in tables)
-    return Task(made, Topology(2, 1 << 30), 256)
+def _shaped(*shapes):
+    return Task(tuple(table(*shape) for shape in shapes), Topology(2, 1 << 30), 256)
 
 
 def test_tables_are_known_by_their_names():
-    before = assemble(_task("abc"), [(0, 8, 0), (1, 8, 1), (2, 8, 0)])
-    after = assemble(_task("cab"), [(0, 8, 0), (1, 8, 1), (2, 8, 1)])
+    before, after = whole(_task("abc"), 0, 1, 0), whole(_task("cab"), 0, 1, 1)
     assert moved_between(before, after).tolist() == [0, 10 * 8 * 4, 0]
     (only,) = table_changes(before, after)
     assert (only.table, only.before, only.after, only.size_bytes) == ("a", ((0, 8),), ((1, 8),), 320)
@@ -34,8 +31,7 @@ def test_tables_are_known_by_their_names():
 
 
 def test_what_comes_and_goes_is_named_and_not_moved():
-    before = assemble(_task("ab"), [(0, 8, 0), (1, 8, 1)])
-    after = assemble(_task("bc", 3), [(0, 4, 1), (0, 4, 2), (1, 8, 2)])
+    before, after = whole(_task("ab")), laid_out(_task("bc", 3), {1: 4, 2: 4}, 2)
     changes = {change.table: change for change in table_changes(before, after)}
     assert [change.is_new for change in changes.values()] == [True, False, False]
     assert {name: change.size_bytes for name, change in changes.items()} == {"c": 320, "b": 160, "a": 0}
@@ -44,54 +40,43 @@ def test_what_comes_and_goes_is_named_and_not_moved():
     assert str(changes["c"]) == "table c: new, 320 bytes on device 2 (8 columns)"
 
 
-def test_what_is_kept_is_no_change():
-    plan = assemble(_task("ab"), [(0, 8, 0), (1, 4, 0), (1, 4, 1)])
-    assert table_changes(plan, plan) == ()
-    assert moved_bytes(plan, plan) == 0
-
-
 def test_other_forms_and_optimizers_count():
     task = _task("a", memory=MemoryUse("adam"))
-    whole = assemble(task, [(0, 8, 0)])
-    rows, copies = Plan(task, tuple(in_rows(task, 0, [0, 1]))), Plan(task, tuple(in_copies(task, 0)))
-    assert moved_bytes(whole, rows) == 5 * 8 * 12
-    assert moved_bytes(whole, copies) == 10 * 8 * 12
+    alone, rows, copies = (laid_out(task, where) for where in (0, [0, 1], COPIES))
+    assert moved_bytes(alone, rows) == 5 * 8 * 12
+    assert moved_bytes(alone, copies) == 10 * 8 * 12
     assert moved_bytes(copies, rows) == 0
-    assert moved_bytes(replace(whole, task=replace(task, memory=MemoryUse())), copies) == 10 * 8 * 12
-
-
-def test_only_columns_that_are_not_there_yet_are_moved():
-    task = _shaped(("a", 100, 32), ("b", 100, 16), ("c", 100, 8))
-    before = assemble(task, [(0, 32, 0), (1, 16, 1), (2, 8, 1)])
-    after = assemble(task, [(0, 20, 0), (0, 12, 1), (1, 16, 1), (2, 8, 0)])
-    assert table_changes(before, after) == (
-        TableChange("a", ((0, 32),), ((0, 20), (1, 12)), 100 * 12 * 4),
-        TableChange("c", ((1, 8),), ((0, 8),), 100 * 8 * 4),
-    )
-    assert table_changes(after, after) == ()
-
-
-def test_the_most_bytes_come_first():
-    task = _shaped(("narrow", 10_000, 4), ("b", 10, 64), ("a", 10, 64), ("wide", 100, 128))
-    before = assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)])
-    after = assemble(task, [(i, table.dim, 1) for i, table in enumerate(task.tables)])
-    assert [move.table for move in table_changes(before, after)] == ["narrow", "wide", "a", "b"]
+    assert moved_bytes(replace(alone, task=replace(task, memory=MemoryUse())), copies) == 10 * 8 * 12
 
 
 def test_another_form_in_the_same_places_is_a_change():
     task = _task("a")
-    copies, rows = Plan(task, tuple(in_copies(task, 0))), Plan(task, tuple(in_rows(task, 0, [0, 1])))
-    (only,) = table_changes(copies, rows)
+    (only,) = table_changes(laid_out(task, COPIES), laid_out(task, [0, 1]))
     assert (only.before == only.after, only.size_bytes) == (True, 0)
     there = "device 0 (8 columns), device 1 (8 columns)"
     assert str(only) == f"table a: 0 bytes moved, {there}, in copies -> {there}, in rows"
 
 
+def test_only_columns_that_are_not_there_yet_are_moved():
+    task = _shaped(("a", 100, 32), ("b", 100, 16), ("c", 100, 8))
+    before, after = whole(task, 0, 1, 1), laid_out(task, {0: 20, 1: 12}, 1, 0)
+    assert table_changes(before, after) == (
+        TableChange("a", ((0, 32),), ((0, 20), (1, 12)), 100 * 12 * 4),
+        TableChange("c", ((1, 8),), ((0, 8),), 100 * 8 * 4),
+    )
+    assert table_changes(after, after) == ()
+    assert moved_bytes(after, after) == 0
+
+
+def test_the_most_bytes_come_first():
+    task = _shaped(("narrow", 10_000, 4), ("b", 10, 64), ("a", 10, 64), ("wide", 100, 128))
+    assert [move.table for move in table_changes(whole(task, 0), whole(task, 1))] == ["narrow", "wide", "a", "b"]
+
+
 @pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 1), ("adam", 3)])
 def test_what_is_new_on_a_device_counts_with_its_optimizer_state(optimizer, copies):
     task = replace(toy_task(3), memory=MemoryUse(optimizer))
-    before = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
-    after = assemble(task, [(i, table.dim, (0, 1, 3)[i]) for i, table in enumerate(task.tables)])
+    before, after = whole(task), whole(task, 0, 1, 3)
     assert moved_between(before, after).tolist() == [0, 0, copies * task.tables[2].size_bytes]
     assert moved_between(after, after).tolist() == [0, 0, 0]
 
@@ -99,44 +84,66 @@ def test_what_is_new_on_a_device_counts_with_its_optimizer_state(optimizer, copi
 def test_state_of_rows_counts_on_devices_that_had_no_shard():
     task = replace(toy_task(2), memory=MemoryUse("rowwise_adagrad"))
     dim, rows = task.tables[0].dim, task.tables[0].rows
-    other = (1, task.tables[1].dim, 0)
-    before = assemble(task, [(0, dim - 4, 0), (0, 4, 1), other])
-    wider = assemble(task, [(0, dim - 8, 0), (0, 8, 1), other])
-    elsewhere = assemble(task, [(0, dim - 8, 0), (0, 4, 1), (0, 4, 2), other])
+    before, wider = laid_out(task, {0: dim - 4, 1: 4}, 0), laid_out(task, {0: dim - 8, 1: 8}, 0)
+    elsewhere = laid_out(task, {0: dim - 8, 1: 4, 2: 4}, 0)
     assert moved_between(before, wider).tolist() == [rows * 4 * 4, 0]
     assert moved_between(before, elsewhere).tolist() == [rows * (4 * 4 + 4), 0]
 
 
 def test_pinned_shards_are_columns_like_any():
     """Two devices change their parts of a table, as wide: nothing moves, whichever part is pinned."""
-    task = toy_task(2)
-    table, other = replace(task.tables[0], dim=8), task.tables[1]
-    pinned = Constraints(pinned=(PinnedShard(table.name, 4, (0, 1)), PinnedShard(table.name, 4, (0, 1))))
-    task = replace(task, tables=(table, other), constraints=pinned)
-    plan = assemble(task, [(0, 4, 0), (0, 4, 1), (1, other.dim, 0)])
-    one, two, whole = plan.placements
-    swapped = replace(plan, placements=(replace(one, device=two.device), replace(two, device=one.device), whole))
+    pinned = Constraints(pinned=(PinnedShard("a", 4, (0, 1)), PinnedShard("a", 4, (0, 1))))
+    plan = laid_out(_task("ab", constraints=pinned), {0: 4, 1: 4}, 0)
+    one, two, other = plan.placements
+    swapped = replace(plan, placements=(replace(one, device=two.device), replace(two, device=one.device), other))
     assert moved_between(plan, swapped).tolist() == [0, 0]
 
 
 def test_plans_may_be_for_different_numbers_of_devices():
     few, many = (replace(toy_task(2), topology=Topology(count, 1 << 30)) for count in (2, 4))
-    before, after = (
-        assemble(task, [(i, t.dim, d) for i, t in enumerate(task.tables)]) for task, d in ((few, 1), (many, 3))
-    )
-    assert moved_between(before, after).tolist() == [table.size_bytes for table in few.tables]
-    assert moved_between(after, before).tolist() == [table.size_bytes for table in few.tables]
+    before, after = whole(few, 1), whole(many, 3)
+    assert moved_between(before, after).tolist() == [its.size_bytes for its in few.tables]
+    assert moved_between(after, before).tolist() == [its.size_bytes for its in few.tables]
 
 
 def test_rows_stay_where_they_are_in_both_plans():
     """Three blocks of rows on three devices become four on four; then copies, and one of them alone."""
-    table = replace(toy_task(1).tables[0], rows=12, dim=8)
-    few, many = (Task((table,), Topology(count, 1 << 30), 64, MemoryUse("rowwise_adagrad")) for count in (3, 4))
-    thirds, quarters = Plan(few, tuple(in_rows(few, 0, range(3)))), Plan(many, tuple(in_rows(many, 0, range(4))))
-    copies, alone = Plan(many, tuple(in_copies(many, 0))), assemble(many, [(0, 8, 1)])
+    few, many = (
+        Task((table("t", 12, 8),), Topology(count, 1 << 30), 64, MemoryUse("rowwise_adagrad")) for count in (3, 4)
+    )
+    thirds = laid_out(few, range(3))
+    quarters, copies, alone = (laid_out(many, where) for where in (range(4), COPIES, 1))
     row = 8 * 4 + 4
     assert moved_between(thirds, quarters).tolist() == [(0 + 1 + 2 + 3) * row]  # of 0-2, 3-5, 6-8, 9-11
     assert moved_between(quarters, copies).tolist() == [4 * 9 * row]
     assert moved_between(copies, alone).tolist() == [0]
     assert moved_between(alone, copies).tolist() == [3 * 12 * row]
     assert moved_between(alone, quarters).tolist() == [3 * 3 * row]
+
+
+@pytest.mark.parametrize(
+    ("host_size", "devices", "alike", "others"),
+    [
+        (None, [0, 1, 2, 2], [3, 0, 1, 1], [[0, 1, 2, 3], [0, 2, 1, 2]]),
+        (2, [0, 1, 2, 3], [3, 2, 0, 1], [[0, 2, 1, 3]]),  # the hosts, and the first one's devices
+    ],
+)
+def test_the_order_of_devices_and_of_hosts_does_not_count(host_size, devices, alike, others):
+    task = replace(toy_task(4), topology=Topology(4, 1 << 30, devices_per_host=host_size))
+    assert layout_key(whole(task, *devices)) == layout_key(whole(task, *alike))
+    assert layout_key(whole(task, *devices)) not in [layout_key(whole(task, *other)) for other in others]
+
+
+def test_columns_are_alike_and_rows_are_not():
+    task = toy_task(3, num_devices=2)
+    wide = next(i for i, its in enumerate(task.tables) if its.dim >= 16)
+    dim, rest = task.tables[wide].dim, [i for i in range(3) if i != wide]
+    others = in_columns(task, [(i, task.tables[i].dim, 0) for i in rest])
+    one, other = (
+        Plan(task, (*others, *in_columns(task, [(wide, width, 0), (wide, dim - width, 1)]))) for width in (4, dim - 4)
+    )
+    assert layout_key(one) != layout_key(other)
+    blocks = [Plan(task, (*others, *in_rows(task, wide, devices))) for devices in ([0, 1], [1, 0])]
+    in_order = layout_key(blocks[0]) == layout_key(blocks[1])
+    assert in_order == (blocks[0] == blocks[1])  # the block beside the others is another one
+    assert layout_key(blocks[0]) != layout_key(one)

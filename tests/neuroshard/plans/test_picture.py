@@ -1,6 +1,5 @@
 """Pictures: text is text, and many devices are no smear."""
 
-import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -8,12 +7,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.picture import curves_png, drawn, label, plan_png
-from neuroshard.plans.plan import Plan, assemble
-from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from tests.kit.costs import cost_of
+from tests.kit.plans import COPIES, laid_out, tables, whole
 
 PNG = b"\x89PNG"
 HOSTILE = [
@@ -44,19 +41,16 @@ def figures(monkeypatch):
 
 
 def _plan(num_devices):
-    tables = tuple(Table(f"t{i}", 10, 4, 1.0, (1.0, *(0.0,) * 16)) for i in range(num_devices))
-    task = Task(tables, Topology(num_devices, 1 << 20), 2 * num_devices)
-    parts = [np.linspace(1, 2, num_devices)] * 3
-    return assemble(task, [(i, 4, i) for i in range(num_devices)]), cost_of(*parts)
+    some = tables([f"t{i}" for i in range(num_devices)], 10, 4)
+    task = Task(some, Topology(num_devices, 1 << 20), 2 * num_devices)
+    return whole(task), cost_of(*[np.linspace(1, 2, num_devices)] * 3)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("text", HOSTILE)
 def test_names_are_no_formulas(text, figures):
-    plan, cost = _plan(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert plan_png(plan, cost, text).startswith(PNG)
-        assert curves_png([(text, np.array([2.0, 1.0]))], {text: 1.5}, text).startswith(PNG)
+    assert plan_png(*_plan(2), text).startswith(PNG)
+    assert curves_png([(text, np.array([2.0, 1.0]))], {text: 1.5}, text).startswith(PNG)
     assert figures[0].get_suptitle() == label(text)
     (axes,) = figures[1].axes
     assert [shown.get_text() for shown in axes.get_legend().get_texts()] == [label(text)]
@@ -94,8 +88,7 @@ def test_many_devices_are_a_few_shapes(figures):
 
 
 def test_memory_is_drawn_by_form(figures):
-    task = Task(tuple(Table(name, 100, 64, 1.0, (1.0, *(0.0,) * 16)) for name in "abc"), Topology(2, 1 << 20), 64)
-    plan = Plan(task, (*in_rows(task, 0, [0, 1]), *in_copies(task, 1), *in_columns(task, [(2, 64, 1)])))
+    plan = laid_out(Task(tables("abc", 100, 64), Topology(2, 1 << 20), 64), [0, 1], COPIES, 1)
     plan_png(plan, cost_of(*[np.ones(2)] * 3), "mixed")
     memory = figures[0].axes[1]
     assert [text.get_text() for text in memory.get_legend().get_texts()] == ["columns", "rows", "copies"]
@@ -116,9 +109,7 @@ def test_curves_of_many_runs_have_no_names(figures):
     assert len(figures[1].axes[0].get_legend().get_texts()) == 3
 
 
+@pytest.mark.filterwarnings("error")
 def test_plans_that_cost_nothing_are_drawn(figures):
-    plan, nothing = _plan(2)[0], np.zeros(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        plan_png(plan, cost_of(nothing, nothing, nothing), "free")
+    plan_png(_plan(2)[0], cost_of(*[np.zeros(2)] * 3), "free")
     assert isinstance(figures[0].axes[0], Axes)

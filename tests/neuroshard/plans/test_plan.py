@@ -1,23 +1,34 @@
+"""Plans: made of shards that lie in a form that is served, told to people, written to files and read."""
+
 import json
+import re
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import neuroshard
+from neuroshard.cost.cost import Prediction
+from neuroshard.layouts import in_rows, layout_of, row_blocks
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
+from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Placement, Shard
+from tests.kit.plans import COPIES, laid_out, read_back, table, tables, whole
+
+GOLDEN = Path(__file__).parent / "golden" / "plan-2.json"
 
 
 @st.composite
-def placements(draw):
+def pieces_of_tasks(draw):
     """A task with pieces of every table on random devices, in random order."""
     task = toy_task(draw(st.integers(1, 8)), draw(st.integers(1, 5)), seed=draw(st.integers(0, 5)))
     pieces = []
-    for index, table in enumerate(task.tables):
-        left = table.dim
+    for index, its in enumerate(task.tables):
+        left = its.dim
         while left:
             dim = 4 * draw(st.integers(1, left // 4))
             pieces.append((index, dim, draw(st.integers(0, task.topology.num_devices - 1))))
@@ -25,39 +36,200 @@ def placements(draw):
     return task, draw(st.permutations(pieces))
 
 
-@given(placements())
-def test_assembled_plans_cover_every_column_once(placement):
+@given(pieces_of_tasks())
+def test_assembled_plans_cover_every_column_once_and_are_read_as_they_are_written(placement):
     task, pieces = placement
     plan = assemble(task, pieces)
     shards = [placement.shard for placement in plan.placements]
     covered = [(shard.table, column) for shard in shards for column in range(shard.column, shard.column_end)]
-    assert sorted(covered) == [(i, c) for i, table in enumerate(task.tables) for c in range(table.dim)]
+    assert sorted(covered) == [(i, c) for i, its in enumerate(task.tables) for c in range(its.dim)]
     assert all((shard.row, shard.rows) == (0, task.tables[shard.table].rows) for shard in shards)
     for device, dims in enumerate(plan.device_dims):
         assert dims == sum(dim for _, dim, d in pieces if d == device)
     assert sum(plan.device_bytes) == task.size_bytes
-
-
-@given(placements())
-@settings(max_examples=30)
-def test_json_is_exact(placement):
-    plan = assemble(*placement)
-    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert read_back(plan) == plan
 
 
 def test_shards_of_a_table_on_one_device_are_merged():
-    task = toy_task(1)
-    task = Task((task.tables[0].with_dim(32),), task.topology, task.batch_size)
+    task = Task((table(rows=50, dim=32),), Topology(4, 1 << 30), 64)
     plan = assemble(task, [(0, 8, 2), (0, 16, 1), (0, 8, 2)])
-    rows = task.tables[0].rows
-    assert plan.placements == (Placement(Shard(0, 0, 16, 0, rows), 1), Placement(Shard(0, 16, 16, 0, rows), 2))
+    assert plan.placements == (Placement(Shard(0, 0, 16, 0, 50), 1), Placement(Shard(0, 16, 16, 0, 50), 2))
 
 
 def test_fits_compares_the_fullest_device_with_the_cap():
     task = toy_task(2, num_devices=2)
     task = Task(task.tables, Topology(2, task.size_bytes - 1), 256)
-    assert not assemble(task, [(0, task.tables[0].dim, 0), (1, task.tables[1].dim, 0)]).fits
-    assert assemble(task, [(0, task.tables[0].dim, 0), (1, task.tables[1].dim, 1)]).fits
+    assert not whole(task, 0).fits
+    assert whole(task, 0, 1).fits
+
+
+def _task(devices, per_host=None, rows=10, names="t"):
+    return Task(tables(names, rows), Topology(devices, 1 << 20, devices_per_host=per_host), 64)
+
+
+def _part(device, column=0, dim=16, row=0, rows=10):
+    return Placement(Shard(0, column, dim, row, rows), device)
+
+
+def _rows(devices, *blocks, dim=16):
+    """(row, rows) of the block on each device."""
+    return [_part(device, 0, dim, *block) for device, block in zip(devices, blocks, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("task", "where", "form"),
+    [
+        (_task(1), 0, Form.COLUMNS),
+        (_task(4), 3, Form.COLUMNS),
+        (_task(4), dict.fromkeys(range(4), 4), Form.COLUMNS),
+        (_task(4), COPIES, Form.COPIES),
+        (_task(4), range(4), Form.ROWS),
+        (_task(4, 2), range(4), Form.ROWS),
+        (_task(4, 2), [2, 3], Form.ROWS),
+        (_task(4, 2), {(2, 3): 4, (0, 1): 12}, Form.ROWS),
+    ],
+)
+def test_what_is_served_has_a_form_and_survives_its_file(task, where, form):
+    plan = laid_out(task, where)
+    assert plan.forms == (form,)
+    assert read_back(plan) == plan
+
+
+@given(st.integers(1, 5000), st.integers(1, 64))
+def test_blocks_are_equal_but_the_last_and_none_is_empty(rows, count):
+    size, cut = -(-rows // count), table(rows=rows)
+    if (count - 1) * size >= rows:
+        with pytest.raises(UserError, match=rf"'t' has {rows} rows: in {count} blocks of {size} the last would be"):
+            row_blocks(cut, count)
+        return
+    blocks = row_blocks(cut, count)
+    assert len(blocks) == count
+    assert [first for first, _ in blocks] == [size * rank for rank in range(count)]
+    assert {size} >= {rows for _, rows in blocks[:-1]}
+    assert sum(rows for _, rows in blocks) == rows
+    assert min(rows for _, rows in blocks) >= 1
+
+
+@pytest.mark.parametrize(
+    ("task", "placements", "message"),
+    [
+        (_task(3), [_part(3)], r"device 3 of table 't' must lie in 0\.\.2"),
+        (_task(3), [Placement(Shard(2, 0, 16, 0, 10), 0)], "no table 2 in a task of 1 tables"),
+        (_task(3), [_part(1, 0, 8), _part(1, 8, 8)], "two shards of table 't' on device 1"),
+        (_task(2), [_part(1), _part(1)], "two shards of table 't' on device 1"),
+        (_task(3, names="tu"), [_part(0)], "column 0 of table 'u', row 0, is covered by no shard"),
+        (_task(3), _rows([0, 1], (0, 4), (4, 6)), r"blocks of rows on 2 device"),
+        (_task(2), _rows([0, 1], (0, 6), (6, 4)), "device 0 has rows 0 to 5, not 0 to 4; blocks are of ceil"),
+        (_task(2), _rows([1, 0], (0, 5), (5, 5)), "device 0 has rows 5 to 9, not 0 to 4"),
+        (_task(4), _rows([0, 1], (0, 5), (5, 5)),
+         r"blocks of rows on 2 device\(s\) \(0, 1\); .* each of the 4 devices"),
+        (_task(4, 2), _rows([1, 2], (0, 5), (5, 5)), "or on each of the 2 of one host"),
+        (_task(4, 2), _rows([0, 2], (0, 5), (5, 5)), "or on each of the 2 of one host"),
+        (_task(6, 3), _rows([0, 1], (0, 5), (5, 5)), "or on each of the 3 of one host"),
+        (_task(4, 2), [*_rows([0, 1], (0, 5), (5, 5), dim=8), _part(2, 8, 8)], "on 1 device"),
+        (_task(4, 4, 6), _rows(range(4), (0, 2), (2, 2), (4, 1), (5, 1)), "in 4 blocks of 2 the last would be empty"),
+        (_task(4), [_part(0), _part(2)],
+         "table 't' is covered twice, by copies on 2 devices, and device 1 has none; put it on one"),
+        (_task(2), [_part(0), _part(1, 0, 8)], "covered twice"),
+        (_task(3), [_part(0), _part(1), _part(2, 4, 8)], "column 4 .* covered twice: by copies"),
+        # Both column ranges on the only host: a device would have two shards, but even one range alone is refused.
+        (_task(4, 2), in_rows(_task(4, 2), 0, range(4), (0, 8)), r"covered by no shard"),
+    ],
+)  # fmt: skip
+def test_what_nobody_serves_is_refused(task, placements, message):
+    with pytest.raises(UserError, match=message):
+        Plan(task, tuple(placements))
+
+
+def test_forms_have_an_order():
+    assert FORMS == (Form.COLUMNS, Form.ROWS, Form.COPIES)
+    assert layout_of(table(), [Shard(0, 0, 16, 0, 100)]).form is Form.COLUMNS
+    with pytest.raises(UserError, match="unknown form 'row'; did you mean 'rows'"):
+        Form("row")
+
+
+def test_plans_in_any_form_read_well():
+    task = _task(4, 2, names=("cut", "host", "grid", "copied", "whole"))
+    lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES, 1)).splitlines()
+    assert lines[0] == "5 tables in 15 shards on 4 devices, batch 64 (3 in rows, 1 in copies)"
+    assert lines[2].endswith(": copied (copy), whole, grid[5:10, 4:16], cut[3:6, :]")
+    assert lines[4].endswith("copied (copy), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
+
+
+def test_the_example_of_the_page_runs():
+    page = (Path(__file__).parents[3] / "docs" / "forms.md").read_text()
+    names = {"ns": neuroshard, "tables": tables("abcd", 1000, 128)}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    assert names["plan"].forms == (Form.ROWS, Form.ROWS, Form.COPIES, Form.COLUMNS)
+
+
+def test_bytes_of_each_form_make_up_a_device():
+    plan = laid_out(_task(2, names="abc"), [0, 1], COPIES, 1)
+    assert plan.form_bytes.tolist() == [[0, 320, 640], [640, 320, 640]]
+    assert plan.device_bytes == (960, 1600)
+    assert plan.device_dims == (0, 16)
+
+
+def _content():
+    return json.loads(GOLDEN.read_text())
+
+
+def _without_task(content):
+    """Tasks have tests of their own, and may get fields that these files don't have."""
+    return {name: value for name, value in content.items() if name != "task"}
+
+
+def test_files_are_read_and_written():
+    plan = Plan.load(GOLDEN)
+    rows = [its.rows for its in plan.task.tables]
+    assert plan.placements == (
+        Placement(Shard(0, 0, 16, 0, rows[0]), 0),
+        Placement(Shard(0, 16, 8, 0, rows[0]), 2),
+        Placement(Shard(1, 0, 8, 0, rows[1]), 1),
+    )
+    assert plan.prediction == Prediction("cpu", 7.25, 0.5)
+    assert plan.violations == ()
+    assert _without_task(plan.to_json()) == _without_task(_content())
+    assert _content()["format"] == "neuroshard-plan-2"
+
+
+def _in_halves(content):
+    """Cut the last placement into two blocks of rows."""
+    last = content["placements"].pop()
+    half = last["rows"] // 2
+    content["placements"] += [last | {"rows": half}, last | {"row": half, "rows": last["rows"] - half, "device": 3}]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("format"), "is not of format 'neuroshard-plan-2'"),
+        (lambda content: content.update(format="neuroshard-plan-3"), "but 'neuroshard-plan-3'"),
+        (lambda content: content.update(format=["neuroshard-plan-1"]), "but \\['neuroshard-plan-1'\\]"),
+        (lambda content: content.update(format="neuroshard-plan-1"), "of another version of neuroshard: make it anew"),
+        (lambda content: content.pop("prediction"), "field 'prediction' is missing"),
+        (lambda content: content["placements"][0].pop("tier"), "field 'tier' is missing"),
+        (lambda content: content["placements"][0].pop("rows"), "field 'rows' is missing"),
+        (lambda content: content["placements"].pop(), "is covered by no shard"),
+        (lambda content: content["placements"].append(content["placements"][0]), "two shards of table"),
+        (_in_halves, "blocks of rows on 2 device"),
+        ({"tier": "disk"}, "unknown tier 'disk'; valid: cached, device, host"),
+        ({"tier": 0}, r"placements\[0\].tier=0 must be text"),
+        ({"row": -1}, r"placements\[0\].row=-1 must be"),
+        ({"dim": 2}, "dim=2 must be a whole number of at least 4"),
+        ({"offset": 0}, "unknown field 'offset'"),
+        ({"row": 1}, "ends with row"),
+        ({"rows": 1}, "row 1, is covered by no shard"),
+        ({"device": 2}, "two shards of table"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(change, message):
+    """Of the whole, or in its first placement."""
+    content = _content()
+    content["placements"][0].update(change) if isinstance(change, dict) else change(content)
+    with pytest.raises(UserError, match=message) as caught:
+        Plan.from_json(content, "mine")
+    assert str(caught.value).startswith("mine")
 
 
 @pytest.mark.parametrize(

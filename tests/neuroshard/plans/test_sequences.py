@@ -7,44 +7,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import ONCE, linear_models
+from neuroshard.testing import linear_models
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
+from tests.kit.plans import COPIES, laid_out, table
 
 BATCH = 64
-TABLE = Table("s", 100, 16, 2.5, ONCE, features=2, pooled=False)
+TABLE = table("s", pooling_factor=2.5, features=2, pooled=False)
 TASK = Task((TABLE, replace(TABLE, name="p", pooled=True)), Topology(4, 1 << 20, devices_per_host=2), BATCH)
-POOLED = in_columns(TASK, [(1, 16, 2)])
+HALVES = {1: 8, 3: 8}
 ROOFLINE = Simulator(CostModels.load("roofline:h100"))
 
 
-def _broken(*placements, task=TASK):
-    return Plan(task, (*placements, *POOLED)).violations
-
-
 @pytest.mark.parametrize(
-    ("placements", "message"),
+    ("where", "message"),
     [
-        (in_columns(TASK, [(0, 16, 1)]), None),
-        (in_columns(TASK, [(0, 8, 1), (0, 8, 3)]), None),
-        (in_rows(TASK, 0, range(4)), None),
-        (in_columns(TASK, [(0, 4, 1), (0, 12, 3)]), "'s' is a sequence table in shards of 4 and 12 columns"),
-        (in_columns(TASK, [(0, 4, device) for device in range(4)]), "'s' is on 4 devices, not on 1 to 2"),
-        (in_copies(TASK, 0), "'s' must not lie in copies, only in columns or rows"),
-        (in_rows(TASK, 0, [2, 3]), "'s' is a sequence table in rows on 2 devices; put it on all 4"),
+        (1, None),
+        (HALVES, None),
+        (range(4), None),
+        ({1: 4, 3: 12}, "'s' is a sequence table in shards of 4 and 12 columns"),
+        (dict.fromkeys(range(4), 4), "'s' is on 4 devices, not on 1 to 2"),
+        (COPIES, "'s' must not lie in copies, only in columns or rows"),
+        ([2, 3], "'s' is a sequence table in rows on 2 devices; put it on all 4"),
     ],
 )
-def test_they_are_whole_halved_or_in_rows(placements, message):
-    found = _broken(*placements)
+def test_they_are_whole_halved_or_in_rows(where, message):
+    found = laid_out(TASK, where, 2).violations
     assert (not found) if message is None else any(message in line for line in found)
 
 
@@ -60,17 +54,16 @@ def test_limits_leave_equal_halves(dim, most, narrowest):
 @given(st.floats(0.1, 50), st.integers(1, 5), st.integers(4, 5000))
 def test_what_is_given_out_is_a_row_for_every_lookup(pooling, features, batch_size):
     """In columns and in rows alike: all of it goes to the devices of its samples, nothing is added up."""
-    table = replace(TABLE, pooling_factor=pooling, features=features)
-    task = Task((table,), TASK.topology, batch_size)
+    task = Task((replace(TABLE, pooling_factor=pooling, features=features),), TASK.topology, batch_size)
     lookups = batch_size * pooling
-    for placements in (in_columns(task, [(0, 8, 1), (0, 8, 3)]), in_rows(task, 0, range(4))):
-        plan = Plan(task, tuple(placements))
+    for plan in (laid_out(task, HALVES), laid_out(task, range(4))):
+        parts = len(plan.placements)
         np.testing.assert_allclose(plan.traffic.given(Collective.ALL_TO_ALL).sum(), lookups * 16 * 4)
         assert not plan.traffic.given(Collective.REDUCE_SCATTER).any()
-        blocks = len(placements) if plan.forms[0] is Form.ROWS else 1
+        blocks = parts if plan.forms[0] is Form.ROWS else 1
         loads = plan.device_loads.loads
-        np.testing.assert_allclose(loads.outputs.sum() * blocks, lookups * len(placements))
-        lengths = 8 * batch_size * features * len(placements)
+        np.testing.assert_allclose(loads.outputs.sum() * blocks, lookups * parts)
+        lengths = 8 * batch_size * features * parts
         indices = 8 * np.ceil(loads.lookups).sum()
         np.testing.assert_allclose(plan.traffic.given(Collective.INPUT).sum(), indices + lengths)
 
@@ -78,7 +71,7 @@ def test_what_is_given_out_is_a_row_for_every_lookup(pooling, features, batch_si
 def test_buffers_hold_a_row_for_every_lookup():
     task = replace(TASK, memory=MemoryUse("sgd", 1))
     half = 100 * 8 * 4 + 8 * BATCH * (2.5 + 2) + 2 * 4 * BATCH * 2.5 * 8
-    plan = Plan(task, (*in_columns(task, [(0, 8, 1), (0, 8, 3)]), *POOLED))
+    plan = laid_out(task, HALVES, 2)
     assert plan.device_bytes[1] == plan.device_bytes[3] == half
     received = 2 * 4 * BATCH // 4 * (2.5 + 2) * 16
     assert task.shard_memory == ((1 << 20) - received,) * 4
@@ -88,9 +81,7 @@ def test_buffers_hold_a_row_for_every_lookup():
 
 def test_calls_add_up():
     """A device with both kinds calls two kernels, each with a launch of its own."""
-    both = Plan(TASK, (*in_columns(TASK, [(0, 16, 2)]), *POOLED))
-    apart = Plan(TASK, (*in_columns(TASK, [(0, 16, 1)]), *POOLED))
-    together, alone = (ROOFLINE.cost(TASK, plan).compute for plan in (both, apart))
+    together, alone = (ROOFLINE.cost(TASK, laid_out(TASK, where, 2)).compute for where in (2, 1))
     assert together[2] == pytest.approx(alone.sum(), rel=1e-6)
     assert alone[1] > alone[2]  # more outputs, of the same lookups
 
@@ -98,8 +89,8 @@ def test_calls_add_up():
 def test_models_that_do_not_know_them_say_so():
     task = replace(TASK, batch_size=256)
     with pytest.raises(UserError, match=r"don't know costs of sequence tables such as 's'; collect compute.pooled"):
-        Simulator(linear_models()).cost(task, Plan(task, (*in_columns(task, [(0, 16, 2)]), *POOLED)))
+        Simulator(linear_models()).cost(task, laid_out(task, 2, 2))
 
 
 def test_plans_of_them_say_so():
-    assert "s (2 features, sequence)" in str(Plan(TASK, (*in_columns(TASK, [(0, 16, 2)]), *POOLED)))
+    assert "s (2 features, sequence)" in str(laid_out(TASK, 2, 2))

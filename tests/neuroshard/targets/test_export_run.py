@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 import neuroshard as ns
-from neuroshard.layouts import in_copies
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import Plan
 from neuroshard.testing import toy_task
 from tests.kit.commands import done, run_command
+from tests.kit.plans import COPIES, laid_out, whole
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = toy_task(4, num_devices=2)
-    assemble(task, [(index, table.dim, index % 2) for index, table in enumerate(task.tables)]).save("plan.json")
-    copied = [placed for index in range(4) for placed in in_copies(task, index)]
-    Plan(task, tuple(copied)).save("copies.json")
+    whole(task).save("plan.json")
+    laid_out(task, *[COPIES] * 4).save("copies.json")
     Path("tables.csv").write_text("name,rows,dim,pooling_factor\na,100,16,2\nb,50,8,1\nc,70,32,3\n")
     return tmp_path
 
@@ -58,13 +57,15 @@ def test_copies_for_torchrec_are_said_where_they_are_exported(here, capsys):
     assert "copies" not in done(capsys, "export", "plan=copies.json", "to=hugectr", "out=hctr.py")
 
 
-COPIED = ("model=roofline:h100", "tables=user_file", "tables.path=tables.csv", "batch_size=4", "topology.num_devices=2")
+def _search(*more, batch_size=256):
+    tables = ["tables=user_file", "tables.path=tables.csv"]
+    return ["search", "model=roofline:h100", *tables, f"batch_size={batch_size}", "topology.num_devices=2", *more]
 
 
 def test_copies_for_torchrec_are_said_where_they_are_found(here, capsys):
     rules = "constraints.rules=[{tables: a, forms: [copies]}, {tables: '[bc]', forms: [columns]}]"
     for target, count in (("torchrec", 1), ("null", 0)):
-        out = done(capsys, "search", *COPIED, rules, f"target={target}", f"out={target}")
+        out = done(capsys, *_search(rules, f"target={target}", f"out={target}", batch_size=4))
         said = " ".join(out.split())
         assert said.count("1 table(s) in copies (a) are data_parallel in TorchRec") == count
     plan = Plan.load("torchrec/plans/task-0000.json")
@@ -104,21 +105,12 @@ def test_mistakes_are_a_line_and_write_nothing(here, capsys, arguments, message)
     assert {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
 
 
-def _search(*more):
-    tables = ["tables=user_file", "tables.path=tables.csv"]
-    return ["search", "model=roofline:h100", *tables, "batch_size=256", "topology.num_devices=2", *more]
-
-
-@pytest.mark.parametrize("target", ["sok", "hugectr"])
-def test_what_is_searched_for_a_target_can_be_exported(here, capsys, target):
+@pytest.mark.parametrize(("target", "other"), [("sok", "hugectr"), ("hugectr", "sok")])
+def test_what_is_searched_for_a_target_can_be_exported_and_goes_on_for_it_only(here, capsys, target, other):
     done(capsys, *_search(f"target={target}", "out=run"))
     plan = "run/plans/task-0000.json"
     assert Plan.load(plan).violations == ()
     done(capsys, "export", f"plan={plan}", f"to={target}", "out=tables.py")
-
-
-def test_a_run_goes_on_for_its_own_target_only(here, capsys):
-    done(capsys, *_search("target=sok", "out=run"))
-    done(capsys, *_search("target=sok", "out=run"))
-    code, _, err = run_command(capsys, *_search("target=hugectr", "out=run"))
+    done(capsys, *_search(f"target={target}", "out=run"))
+    code, _, err = run_command(capsys, *_search(f"target={other}", "out=run"))
     assert (code, err.count("\n")) == (2, 1)

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,30 +8,55 @@ from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.tasks.draw import TaskDraw, drawn, from_file, save_tasks
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models, toy_tables, toy_task
+from tests.kit.plans import read_back
 
 
-def test_json_is_exact():
+@pytest.mark.parametrize("rare", [{}, {"devices_per_domain": 2}, {"host_memory_bytes": 1 << 20}])
+def test_json_is_exact_and_says_nothing_of_what_is_not_there(rare):
     task = toy_task(5)
-    assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+    task = replace(task, topology=replace(task.topology, devices_per_host=1, **rare))
+    assert read_back(task) == task
+    assert {"devices_per_domain", "host_memory_bytes"} & task.to_json()["topology"].keys() == rare.keys()
+    assert "fixed_homes" not in task.to_json()
 
 
-def test_an_empty_task_is_refused():
-    with pytest.raises(UserError, match="at least one table"):
-        Task((), Topology(2, 100), 256)
+def test_tasks_from_before_there_were_hosts_are_read():
+    content = toy_task(5).to_json()
+    del content["topology"]["devices_per_host"]
+    assert Task.from_json(content) == toy_task(5)
 
 
-def test_two_tables_of_one_name_are_refused():
-    table = toy_tables(1)[0]
-    with pytest.raises(UserError, match="toy0"):
-        Task((table, table), Topology(2, 100), 256)
+@pytest.mark.parametrize(("tables", "message"), [((), "at least one table"), (toy_tables(1) * 2, "toy0")])
+def test_tasks_without_tables_or_with_two_of_one_name_are_refused(tables, message):
+    with pytest.raises(UserError, match=message):
+        Task(tables, Topology(2, 100), 256)
 
 
 @pytest.mark.parametrize(
-    ("devices", "memory"), [(0, 100), (-1, 100), (2, 0), (2.5, 100), (2, "4 QB"), (2, True), (5000, 100), (2, 1 << 61)]
+    ("topology", "message"),
+    [
+        *[(given, "topology") for given in [(0, 100), (-1, 100), (2, 0), (2.5, 100), (5000, 100)]],
+        *[((2, memory), "topology") for memory in ["4 QB", True, 1 << 61]],
+        ((2, (1, 2, 3)), "memory_bytes lists 3 devices, there are 2"),
+        ((2, (0, 5)), "nothing of its memory_bytes=0"),
+        ((2, "many"), "memory_bytes='many'"),
+        ((2, 10, (0, 10)), "leave device 1 nothing"),
+        ((6, 1, 0, 4), "devices_per_host=4 must divide num_devices=6"),
+        ((6, 1, 0, 0), "devices_per_host=0"),
+        *[((8, 1, 0, 4, 0, size), f"devices_per_domain={size} must divide num_devices=8") for size in (3, 6, 2, 16)],
+    ],
 )
-def test_impossible_topologies_are_refused(devices, memory):
-    with pytest.raises(UserError, match="topology"):
-        Topology(devices, memory)
+def test_impossible_topologies_are_refused(topology, message):
+    with pytest.raises(UserError, match=message):
+        Topology(*topology)
+
+
+def test_hosts_and_domains_are_ranges_of_ranks():
+    assert Topology(6, 1, devices_per_host=2).hosts == (range(2), range(2, 4), range(4, 6))
+    assert Topology(6, 1).hosts == (range(6),)
+    assert Topology(8, "1GiB", devices_per_host=4).domains == (range(4), range(4, 8))
+    assert Topology(8, "1GiB", devices_per_host=2, devices_per_domain=4).domains == (range(4), range(4, 8))
+    assert Topology(8, "1GiB").fast_links is None
 
 
 def test_drawn_tasks_are_as_asked_and_repeat():
@@ -51,9 +75,12 @@ def test_too_few_tables_to_draw_from():
 
 
 def test_task_files_are_exact(tmp_path):
-    tasks = (toy_task(3), toy_task(7, seed=2))
+    known = tuple(replace(table, reuse_batch_size=256) for table in toy_tables(3))
+    tasks = (toy_task(3), toy_task(7, seed=2), Task(known, Topology(2, 1 << 30), 256))
     save_tasks(tmp_path / "tasks.json", tasks)
-    assert from_file(str(tmp_path / "tasks.json")) == tasks
+    read = from_file(str(tmp_path / "tasks.json"))
+    assert read == tasks
+    assert {table.reuse_batch_size for table in read[2].tables} == {256}
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"format": "neuroshard-tasks-1", "tasks": [{}]}'])
@@ -76,12 +103,6 @@ def test_a_histogram_of_another_batch_size_is_said():
     assert simulator.warnings(Random().find(task, simulator).plan)[0] == warning
 
 
-def test_a_batch_size_is_kept_in_files(tmp_path):
-    tables = tuple(replace(table, reuse_batch_size=256) for table in toy_tables(3))
-    save_tasks(tmp_path / "tasks.json", [Task(tables, Topology(2, 1 << 30), 256)])
-    assert {t.reuse_batch_size for t in from_file(str(tmp_path / "tasks.json"))[0].tables} == {256}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -98,22 +119,3 @@ def test_a_batch_size_is_kept_in_files(tmp_path):
 def test_impossible_draws_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         TaskDraw(**settings)
-
-
-@pytest.mark.parametrize("size", [3, 6, 2, 16])
-def test_domains_are_whole_hosts_and_share_the_devices(size):
-    with pytest.raises(UserError, match=f"devices_per_domain={size} must divide num_devices=8"):
-        Topology(8, "1GiB", devices_per_host=4, devices_per_domain=size)
-
-
-def test_domains_are_the_hosts_where_nobody_says_otherwise():
-    assert Topology(8, "1GiB", devices_per_host=4).domains == (range(4), range(4, 8))
-    assert Topology(8, "1GiB", devices_per_host=2, devices_per_domain=4).domains == (range(4), range(4, 8))
-    assert Topology(8, "1GiB").fast_links is None
-
-
-def test_domains_are_saved_where_there_are_any():
-    plain = Task(toy_tables(3), Topology(4, "1GiB"), 64)
-    joined = Task(toy_tables(3), Topology(4, "1GiB", devices_per_host=1, devices_per_domain=2), 64)
-    assert "devices_per_domain" not in plain.to_json()["topology"]
-    assert Task.from_json(joined.to_json()) == joined

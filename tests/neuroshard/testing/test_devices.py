@@ -8,31 +8,11 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
-from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, MadeUpGpu, measured_comm, measured_compute
+from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpGpu, measured_comm, measured_compute
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 
 _TABLES = dlrm_like(num_tables=40, batch_size=4096)
-
-
-class _PhysicalComputeOnly(PhysicalComputeConformance):
-    test_a_set_is_the_sum_of_its_vectors = None
-
-
-class TestMadeUpGpu(_PhysicalComputeOnly):
-    def make(self):
-        return MadeUpGpu()
-
-
-class TestMadeUpCpu(_PhysicalComputeOnly):
-    def make(self):
-        return MadeUpCpu()
-
-
-class TestMadeUpExchange(PhysicalCommConformance):
-    def make(self):
-        return MadeUpExchange(0.1, 1e6, 2.0)
 
 
 def _costs(compute, batch_size=4096):

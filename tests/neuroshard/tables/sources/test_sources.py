@@ -12,8 +12,8 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.tables.sources.dlrm import dlrm
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tables.sources.user_file import user_file
 
+SUFFIXES = ["csv", "parquet", "json"]
 HEADER = "name,rows,dim,pooling_factor"
 REUSE = ",".join(f"reuse_{i}" for i in range(17))
 ROWS = [
@@ -47,19 +47,6 @@ def test_criteo_has_the_published_tables():
     assert sum(table.rows for table in tables) == 204_184_588
     assert tables[20].pooling_factor == 100
     assert {table.dim for table in tables} == {128}
-
-
-def test_user_files_say_how_many_features_read_a_table(tmp_path):
-    path = tmp_path / "tables.csv"
-    path.write_text("name,rows,dim,pooling_factor,features\na,9,4,1,3\nb,7,4,1,1.0\n")
-    assert [table.features for table in user_file(str(path))] == [3, 1]
-
-
-@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
-def test_user_files_say_which_tables_are_sequences(tmp_path, suffix):
-    rows = [ROWS[0] | {"pooled": False}, ROWS[1] | {"pooled": True}]
-    path = _written(tmp_path / f"tables.{suffix}", rows)
-    assert [table.pooled for table in user_file(path)] == [False, True]
 
 
 def test_dlrm_like_matches_the_published_statistics():
@@ -111,12 +98,9 @@ def test_wrong_or_truncated_data_sets_are_refused(data_set, tmp_path):
     packed.write_bytes(gzip.compress(whole)[:100])
     with pytest.raises(UserError, match="gzip"):
         dlrm(str(packed))
-    torch.save((torch.arange(3), torch.arange(3), torch.zeros(2, 2)), data_set)
-    with pytest.raises(UserError, match="offsets"):
-        dlrm(str(data_set))
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_own_tables_are_read(tmp_path, suffix):
     tables = ns.load_tables(_written(tmp_path / f"tables.{suffix}", ROWS), batch_size=512)
     assert [(t.name, t.rows, t.dim, t.pooling_factor) for t in tables] == [("a", 100, 16, 2.5), ("b", 7, 4, 1.0)]
@@ -129,18 +113,22 @@ def test_traces_say_where_lookups_are():
     assert ns.table_from_trace("t", *given, rows=5, dim=8).row_lookups == ()
     assert ns.table_from_trace("t", *given, rows=5, dim=8, row_blocks=2).row_lookups == (0.75, 0.25)
     assert ns.table_from_trace("t", *given, rows=5, dim=8, row_blocks=100).row_lookups == (0.25, 0.25, 0.25, 0, 0.25)
-    with pytest.raises(UserError, match="row_blocks=1025"):
-        ns.table_from_trace("t", *given, rows=5, dim=8, row_blocks=1025)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
-def test_own_spreads_of_lookups_are_read(tmp_path, suffix):
-    """Of one table; nothing is known of the other."""
-    spread = [0.5, 0.25, 0.25]
-    given = ("0.5 .25 2.5e-1", "") if suffix == "csv" else (spread, None)
-    rows = [row | {"row_lookups": its} for row, its in zip(ROWS, given, strict=True)]
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("field", "given", "in_csv", "read"),
+    [
+        ("features", (3, 1), ("3", "1.0"), [3, 1]),
+        ("pooled", (False, True), (False, True), [False, True]),
+        ("row_lookups", ([0.5, 0.25, 0.25], None), ("0.5 .25 2.5e-1", ""), [(0.5, 0.25, 0.25), ()]),
+    ],
+)
+def test_own_files_may_say_more_of_some_tables(tmp_path, suffix, field, given, in_csv, read):
+    cells = in_csv if suffix == "csv" else given
+    rows = [row | {field: its} for row, its in zip(ROWS, cells, strict=True)]
     tables = ns.load_tables(_written(tmp_path / f"tables.{suffix}", rows))
-    assert [table.row_lookups for table in tables] == [tuple(spread), ()]
+    assert [getattr(table, field) for table in tables] == read
 
 
 def test_own_histograms_are_kept(tmp_path):
@@ -149,20 +137,9 @@ def test_own_histograms_are_kept(tmp_path):
     assert ns.load_tables(path)[0].reuse == tuple(float(i == 4) for i in range(17))
 
 
-def test_unknown_sources_and_settings_name_the_nearest():
-    with pytest.raises(UserError, match="criteo"):
-        ns.load_tables("critoe")
-    with pytest.raises(UserError, match="zipf_exponent"):
-        ns.load_tables("criteo", zipf_exponnet=1.0)
-
-
 def test_tables_from_a_trace():
     table = ns.table_from_trace("t", np.array([1, 1, 2]), np.array([0, 2, 3]), rows=5, dim=8)
     assert (table.pooling_factor, table.reuse[:2]) == (1.5, (0.5, 0.5))
-    with pytest.raises(UserError, match=r"0\.\.1"):
-        ns.table_from_trace("t", np.array([1, 1, 2]), np.array([0, 2, 3]), rows=2, dim=8)
-    with pytest.raises(UserError, match="offsets"):
-        ns.table_from_trace("t", np.array([1, 1, 2]), np.array([0, 2]), rows=5, dim=8)
 
 
 def test_names_are_text_as_written(tmp_path):
@@ -286,7 +263,7 @@ def test_an_index_that_pandas_wrote_is_no_column(tmp_path):
     assert len(ns.load_tables(str(tmp_path / "tables.parquet"))) == len(ROWS)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_columns_may_be_called_as_other_systems_call_them(tmp_path, suffix):
     frame = pd.DataFrame(ROWS).rename(
         columns={"name": "Table Name", "rows": "num_embeddings", "dim": "embedding_dim", "pooling_factor": " Pooling"}
@@ -362,17 +339,20 @@ def test_measured_tables_are_read_like_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("indices", "offsets", "message"),
+    ("indices", "offsets", "settings", "message"),
     [
-        ([1.0, 2.0], [0, 2], "indices must be one row of whole numbers, not float64"),
-        ([[1], [2]], [0, 2], r"not int64 of shape \(2, 1\)"),
-        ([1, 2], [0.0, 2.0], "offsets must be one row of whole numbers"),
-        ([], [0, 0], "indices"),
+        ([1.0, 2.0], [0, 2], {}, "indices must be one row of whole numbers, not float64"),
+        ([[1], [2]], [0, 2], {}, r"not int64 of shape \(2, 1\)"),
+        ([1, 2], [0.0, 2.0], {}, "offsets must be one row of whole numbers"),
+        ([], [0, 0], {}, "indices"),
+        ([1, 1, 2], [0, 2, 3], {"rows": 2}, r"0\.\.1"),
+        ([1, 1, 2], [0, 2], {}, "offsets"),
+        ([1, 1, 2], [0, 2, 3], {"row_blocks": 1025}, "row_blocks=1025"),
     ],
 )
-def test_traces_are_whole_numbers(indices, offsets, message):
+def test_impossible_traces_are_refused(indices, offsets, settings, message):
     with pytest.raises(UserError, match=message):
-        ns.table_from_trace("t", indices, offsets, rows=5, dim=8)
+        ns.table_from_trace("t", indices, offsets, **{"rows": 5, "dim": 8} | settings)
 
 
 _AROUND = torch.tensor([2**62, -(2**63), -(2**62)])  # each 2^62 more than the one before, in 64 bits
@@ -382,6 +362,7 @@ _AROUND = torch.tensor([2**62, -(2**63), -(2**62)])  # each 2^62 more than the o
     ("change", "message"),
     [
         (lambda i, o, n: (i.float(), o, n), "not whole numbers"),
+        (lambda i, o, n: (torch.arange(3), torch.arange(3), torch.zeros(2, 2)), "offsets"),
         (lambda i, o, n: (i, o - 1, n), "offsets don't fit"),
         (lambda i, o, n: (i, torch.cat([o[:1], o[1:4] * 0 + _AROUND, o[4:]]), n), "offsets don't fit"),
         (lambda i, o, n: (i, o, n[0]), "tensors of 1, 1 and 2 dimensions"),
@@ -403,6 +384,8 @@ def test_impossible_lookups_are_refused(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("source", "settings", "message"),
     [
+        ("critoe", {}, "criteo"),
+        ("criteo", {"zipf_exponnet": 1.0}, "zipf_exponent"),
         ("criteo", {"dim": 6}, "dim=6 must be a multiple of 4"),
         ("criteo", {"batch_size": 10**30}, "batch_size=1000000000000000000000000000000 must be"),
         ("criteo", {"zipf_exponent": "x"}, "zipf_exponent='x' must be a number"),
@@ -411,6 +394,6 @@ def test_impossible_lookups_are_refused(tmp_path, change, message):
         ("dlrm_like", {"seed": -1}, "seed=-1"),
     ],
 )
-def test_settings_of_sources_have_ranges(source, settings, message):
+def test_sources_and_their_settings_have_names_and_ranges(source, settings, message):
     with pytest.raises(UserError, match=message):
         ns.load_tables(source, **settings)

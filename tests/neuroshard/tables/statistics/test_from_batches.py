@@ -25,11 +25,11 @@ from neuroshard.testing import toy_tables
 SHAPES = (ns.TableShape("a", 50, 8), ns.TableShape("b", 7, 16, 2))
 
 
-def _batch(samples, rng, shapes=SHAPES, most=4):
+def _batch(samples, rng=None):
     """Lookups of every table, as offsets; some samples have none."""
-    found = {}
-    for shape in shapes:
-        lengths = rng.integers(0, most, size=samples)
+    rng, found = rng or np.random.default_rng(0), {}
+    for shape in SHAPES:
+        lengths = rng.integers(0, 4, size=samples)
         indices = (shape.rows * rng.random(lengths.sum()) ** 3).astype(np.int64)
         found[shape.name] = (indices, np.concatenate([[0], lengths.cumsum()]))
     return found
@@ -108,7 +108,7 @@ def test_local_batches_make_the_global_ones(devices, steps, seed):
 
 
 def test_a_batch_says_what_a_trace_does():
-    batch = _batch(64, np.random.default_rng(0))
+    batch = _batch(64)
     found = _count([batch], 64, row_blocks=5)
     traces = [
         ns.table_from_trace(shape.name, *batch[shape.name], shape.rows, shape.dim, shape.bytes_per_element, 5)
@@ -116,21 +116,6 @@ def test_a_batch_says_what_a_trace_does():
     ]
     assert list(found.tables) == traces
     assert ns.Task(found.tables, ns.Topology(2, "1GiB"), batch_size=64).warnings == ()
-
-
-@pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int64, list, torch.int32, torch.int64])
-def test_lookups_come_as_arrays_tensors_or_lists(kind):
-    def made(values):
-        if isinstance(kind, torch.dtype):
-            return torch.tensor(values, dtype=kind)
-        return list(values) if kind is list else np.array(values, dtype=kind)
-
-    batch = {"a": (made([3, 3, 9]), made([2, 0, 1])), "b": (made([6]), made([0, 1, 0])), "not_asked_for": None}
-    found = _count([batch], 3, splits="lengths")
-    as_offsets = {"a": ([3, 3, 9], [0, 2, 2, 3]), "b": ([6], [0, 0, 1, 1])}
-    assert found == _count([as_offsets], 3)
-    assert found.tables[0].reuse[:2] == (0.5, 0.5)
-    assert found.tables[1].pooling_factor == pytest.approx(1 / 3)
 
 
 class _Elsewhere:
@@ -149,17 +134,26 @@ class _Elsewhere:
         return self._values
 
 
-def test_tensors_on_other_devices_are_copied():
-    batch = {"a": (_Elsewhere([3, 3, 9]), _Elsewhere([0, 2, 3])), "b": (_Elsewhere([6]), [0, 0, 1])}
-    assert _count([batch], 2) == _count([{"a": ([3, 3, 9], [0, 2, 3]), "b": ([6], [0, 0, 1])}], 2)
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int64, list, _Elsewhere, torch.int32, torch.int64])
+def test_lookups_come_as_arrays_tensors_of_any_device_or_lists(kind):
+    def made(values):
+        if isinstance(kind, torch.dtype):
+            return torch.tensor(values, dtype=kind)
+        return kind(values) if kind in (list, _Elsewhere) else np.array(values, dtype=kind)
+
+    batch = {"a": (made([3, 3, 9]), made([2, 0, 1])), "b": (made([6]), made([0, 1, 0])), "not_asked_for": None}
+    found = _count([batch], 3, splits="lengths")
+    as_offsets = {"a": (made([3, 3, 9]), made([0, 2, 2, 3])), "b": ([6], [0, 0, 1, 1])}
+    assert found == _count([as_offsets], 3)
+    assert found.tables[0].reuse[:2] == (0.5, 0.5)
+    assert found.tables[1].pooling_factor == pytest.approx(1 / 3)
 
 
 def test_tables_with_fewer_rows_than_blocks_have_one_for_each_row():
-    found = _count([_batch(64, np.random.default_rng(0))], 64)
+    found = _count([_batch(64)], 64)
     assert [len(table.row_lookups) for table in found.tables] == [50, 7]
-    assert [table.row_lookups for table in _count([_batch(64, np.random.default_rng(0))], 64, row_blocks=0).tables] == [
-        (), (),
-    ]  # fmt: skip
+    none = _count([_batch(64)], 64, row_blocks=0)
+    assert [table.row_lookups for table in none.tables] == [(), ()]
 
 
 def test_tables_that_are_never_looked_up_count_as_looked_up_once():
@@ -184,7 +178,7 @@ def test_batches_that_touch_no_row_have_no_part_in_the_histogram():
 
 def test_too_few_samples_make_a_smaller_batch_with_a_warning():
     with pytest.warns(UserWarning, match="batches hold 5 samples, fewer than global_batch_size=64"):
-        found = ns.tables_from_batches(SHAPES, [_batch(5, np.random.default_rng(0))], 64)
+        found = ns.tables_from_batches(SHAPES, [_batch(5)], 64)
     assert {table.reuse_batch_size for table in found.tables} == {5}
     assert ns.Task(found.tables, ns.Topology(2, "1GiB"), batch_size=64).warnings != ()
 
@@ -192,29 +186,24 @@ def test_too_few_samples_make_a_smaller_batch_with_a_warning():
 GOOD = {"a": ([0], [0, 1]), "b": ([0], [0, 1])}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"b": ([7], [0, 1])}, r"batch 1, table 'b': index 7 must lie in 0\.\.6"),
-        ({"b": ([-1], [0, 1])}, r"batch 1, table 'b': index -1 must lie in 0\.\.6"),
-        ({"b": ([2**63], [0, 1])}, r"batch 1, table 'b': index 9223372036854775808 must lie"),
-        ({"b": None}, r"batch 1, table 'b': None must be \(indices, offsets\)"),
-        ({"b": ([0], [0, 1, 2])}, "batch 1, table 'b': offsets must rise from 0 to the number of indices, 1"),
-        ({"b": ([0], [1, 1])}, "offsets must rise from 0"),
-        ({"b": ([0], [])}, "offsets must rise from 0"),
-        ({"b": ([0, 0], [0, 3, 2])}, "offsets must rise from 0"),
-        ({"b": ([0.5], [0, 1])}, "indices must be one row of whole numbers, not float64"),
-        ({"b": ([0], [0, 1, 1])}, "batch 1, table 'b': 2 samples, but 1 of table 'a'"),
-    ],
-)
-def test_wrong_batches_are_named(change, message):
-    with pytest.raises(UserError, match=message):
-        ns.tables_from_batches(SHAPES, [GOOD, GOOD | change], 1)
+def _second(**change):
+    """Arguments whose second batch is another."""
+    return SHAPES, [GOOD, GOOD | change], 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (_second(b=([7], [0, 1])), r"batch 1, table 'b': index 7 must lie in 0\.\.6"),
+        (_second(b=([-1], [0, 1])), r"batch 1, table 'b': index -1 must lie in 0\.\.6"),
+        (_second(b=([2**63], [0, 1])), r"batch 1, table 'b': index 9223372036854775808 must lie"),
+        (_second(b=None), r"batch 1, table 'b': None must be \(indices, offsets\)"),
+        (_second(b=([0], [0, 1, 2])), "batch 1, table 'b': offsets must rise from 0 to the number of indices, 1"),
+        (_second(b=([0], [1, 1])), "offsets must rise from 0"),
+        (_second(b=([0], [])), "offsets must rise from 0"),
+        (_second(b=([0, 0], [0, 3, 2])), "offsets must rise from 0"),
+        (_second(b=([0.5], [0, 1])), "indices must be one row of whole numbers, not float64"),
+        (_second(b=([0], [0, 1, 1])), "batch 1, table 'b': 2 samples, but 1 of table 'a'"),
         (((), [GOOD], 1), "no tables to count lookups of"),
         (((SHAPES[0],) * 2, [GOOD], 1), "two tables are named 'a'"),
         ((SHAPES, [], 1), "no tables from no samples"),
@@ -226,26 +215,26 @@ def test_wrong_batches_are_named(change, message):
         ((SHAPES, [GOOD], 1, "offsets", 8, "1MiB"), r"max_bytes=1048576 \(1 MiB\) are too few to count 2 table"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message):
+def test_wrong_batches_and_arguments_are_named(arguments, message):
     with pytest.raises(UserError, match=message):
         ns.tables_from_batches(*arguments)
 
 
 _OVER = [2**62, 2**62, 2**62, 2**62 + 1]  # sum to 1 in 64 bits
-
-
-@pytest.mark.parametrize("lengths", [[2], [2, -1], _OVER, np.array([2**64 - 1, 2], dtype=np.uint64)])
-def test_lengths_must_sum_to_the_indices(lengths):
-    with pytest.raises(UserError, match="lengths must be 0 or more and sum to the number of indices, 1"):
-        Lookups.of([0], lengths, "lengths", 5, "x")
+_SAID = {"lengths": "lengths must be 0 or more and sum to", "offsets": "offsets must rise from 0 to"}
 
 
 @pytest.mark.parametrize(
-    "offsets", [[0, 2**62, -(2**63), -(2**62), 0, 1], np.array([0, 2**64 - 1, 1], dtype=np.uint64)]
+    ("splits", "values"),
+    [
+        *[("lengths", lengths) for lengths in ([2], [2, -1], _OVER, np.array([2**64 - 1, 2], dtype=np.uint64))],
+        ("offsets", [0, 2**62, -(2**63), -(2**62), 0, 1]),
+        ("offsets", np.array([0, 2**64 - 1, 1], dtype=np.uint64)),
+    ],
 )
-def test_offsets_must_rise_without_overflow(offsets):
-    with pytest.raises(UserError, match="offsets must rise from 0 to the number of indices, 1"):
-        Lookups.of([0], offsets, "offsets", 5, "x")
+def test_lengths_and_offsets_must_fit_the_indices_without_overflow(splits, values):
+    with pytest.raises(UserError, match=f"{_SAID[splits]} the number of indices, 1"):
+        Lookups.of([0], values, splits, 5, "x")
 
 
 _WHOLE = torch.tensor([0, 1])
@@ -264,9 +253,10 @@ _WHOLE = torch.tensor([0, 1])
 )
 def test_tensors_that_are_no_rows_of_whole_numbers_are_one_line(values, shown):
     for indices, offsets, what in ((values, [0, 1], "indices"), ([0], values, "offsets")):
-        with pytest.raises(UserError, match=f"{what} must be one row of whole numbers, not .*{shown}"):
+        refused = pytest.raises(UserError, match=f"{what} must be one row of whole numbers, not .*{shown}")
+        with refused:
             ns.tables_from_batches(SHAPES[:1], [{"a": (indices, offsets)}], 1)
-        with pytest.raises(UserError, match=f"{what} must be one row of whole numbers, not .*{shown}"):
+        with refused:
             ns.table_from_trace("a", indices, offsets, 5, 4)
 
 
@@ -431,7 +421,7 @@ def test_lookups_of_features_add_up_and_are_kept():
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "json", "CSV"])
 def test_tables_are_saved_and_read(tmp_path, suffix):
     path = tmp_path / f"tables.{suffix}"
-    found = _count([_batch(64, np.random.default_rng(0)), {"a": ([], [0] * 65), "b": ([], [0] * 65)}], 64)
+    found = _count([_batch(64), {"a": ([], [0] * 65), "b": ([], [0] * 65)}], 64)
     found.save(path)
     read = ns.load_tables(str(path), batch_size=9)
     assert read == found.tables
@@ -463,7 +453,7 @@ def test_searches_read_what_was_saved(tmp_path):
     from neuroshard.plumbing.registry import build
 
     path = tmp_path / "tables.json"
-    found = _count([_batch(64, np.random.default_rng(0))], 64)
+    found = _count([_batch(64)], 64)
     found.save(str(path))
     assert build("tables", "user_file", path=str(path), batch_size=64) == found.tables
     assert "row_lookups" in json.loads(path.read_text())[0]

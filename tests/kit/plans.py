@@ -1,0 +1,57 @@
+"""Tables and plans made by hand, in tests."""
+
+import json
+
+from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.tables import Table
+from neuroshard.testing import ONCE
+
+COPIES = "copies"
+
+
+def table(name="t", rows=100, dim=16, pooling_factor=2.0, **fields):
+    """Make a table whose rows a batch touches once each, where `fields` don't say otherwise."""
+    return Table(name, rows, dim, pooling_factor, **{"reuse": ONCE} | fields)
+
+
+def tables(names, *shape, **fields):
+    """Make tables that differ in nothing but their names; `names` may be text, of letters."""
+    return tuple(table(name, *shape, **fields) for name in names)
+
+
+def whole(task, *devices):
+    """Make the plan of whole tables, by turns on these devices; on all of the task's if there are none."""
+    devices = devices or range(task.topology.num_devices)
+    return assemble(task, [(i, its.dim, devices[i % len(devices)]) for i, its in enumerate(task.tables)])
+
+
+def laid_out(task, *places):
+    """Make the plan whose tables lie in `places`, one after the other, as `placed` says of each."""
+    return Plan(task, tuple(one for index, where in enumerate(places) for one in placed(task, index, where)))
+
+
+def placed(task, index, where):
+    """List the placements of a table.
+
+    Whole on a device; as many columns as there stand for each device; COPIES; in rows on a sequence of devices; or in
+    rows on several of them, each with as many columns as there stand.
+    """
+    if where == COPIES:
+        return in_copies(task, index)
+    if isinstance(where, int):
+        return in_columns(task, [(index, task.tables[index].dim, where)])
+    if not isinstance(where, dict):
+        return in_rows(task, index, where)
+    if isinstance(next(iter(where)), int):
+        return in_columns(task, [(index, dim, device) for device, dim in where.items()])
+    found, first = [], 0
+    for devices, dim in where.items():
+        found += in_rows(task, index, devices, (first, first + dim))
+        first += dim
+    return found
+
+
+def read_back(value):
+    """Return what is read of what `value` writes as JSON."""
+    return type(value).from_json(json.loads(json.dumps(value.to_json())))
