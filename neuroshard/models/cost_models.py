@@ -38,6 +38,12 @@ class CostModels(ModelSet):
         counted = super().in_torchrec()
         return counted if self.name is None else replace(counted, name=f"{self.name}{IN_TORCHREC}")
 
+    def left_out(self, framework: str) -> tuple[str, ...]:
+        """What steps in a framework take that costs by these models leave out, in a line; nothing of whole steps."""
+        if self.of_whole_steps:
+            return ()
+        return (f"predicted costs are of kernels and exchanges alone: what {framework} adds to a step isn't known",)
+
     @classmethod
     def load(cls, path: str | Path) -> "CostModels":
         """Models by name or place.

@@ -163,9 +163,7 @@ class Target:
 
     def cost_warnings(self, models: CostModels) -> tuple[str, ...]:
         """What its steps take that costs by these models leave out, in a line."""
-        if self.steps == "any" or models.of_whole_steps:
-            return ()
-        return (f"predicted costs are of kernels and exchanges alone: what {self.title} adds to a step isn't known",)
+        return () if self.steps == "any" else models.left_out(self.title)
 
     def _rule(self, num_devices: int) -> TableRule:
         """What holds for every table's columns, rows and copies."""

@@ -407,7 +407,8 @@ class NeuroShardPlanner(ShardingPlanner):
         simulator, task = found.finder.simulator, plan.task
         cost = simulator.cost(task, plan)
         self.last_plan, self.last_cost = with_prediction(plan, cost, simulator.models.name), cost
-        for warning in (*simulator.warnings(plan), *copies_remarks(plan), *loading_remarks(plan)):
+        doubts = *simulator.warnings(plan), *simulator.models.left_out("TorchRec")
+        for warning in (*doubts, *copies_remarks(plan), *loading_remarks(plan)):
             _log.warning(warning)
         groups = self.last_groups.num_groups
         where = f"{task.topology.num_devices} devices" + (f" of each of {groups} groups" if groups > 1 else "")
