@@ -73,12 +73,6 @@ def _in_processes(
     assert not failures, "\n".join(failures)
 
 
-def shard_of(whole: Any, shard: Any) -> Any:
-    """What of a whole table's weights, (rows, columns), a local shard of TorchRec's state dicts holds."""
-    (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-    return whole[row : row + rows, column : column + columns]
-
-
 def _in_group(rank: int, work: Callable[..., None], *args: Any) -> None:
     import torch
 
