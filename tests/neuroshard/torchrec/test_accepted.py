@@ -16,7 +16,7 @@ from torchrec.distributed.planner.storage_reservations import (
 from torchrec.distributed.planner.types import PlanLoader, StorageReservation
 from torchrec.distributed.sharding_plan import get_default_sharders
 
-from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.torchrec import planner as planner_module
 from tests.kit.torchrec_models import bags, places, planner
 
@@ -136,11 +136,6 @@ def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(caplog):
     assert "made for another job by its context hash, or under another PYTHONHASHSEED); planning anew" in caplog.text
 
 
-def test_one_plan_is_brought_not_two(path):
-    with pytest.raises(UserError, match="keep= and plan_loader="):
-        planner(keep=path, plan_loader=Stored({}, None))
-
-
 def test_a_timeout_cuts_no_search_off(monkeypatch, caplog):
     clock = iter(range(0, 1000, 50))
     expected = places(planner(timeout_seconds=1000).plan(bags(*"abc")))
@@ -148,8 +143,6 @@ def test_a_timeout_cuts_no_search_off(monkeypatch, caplog):
     monkeypatch.setattr(planner_module, "perf_counter", lambda: next(clock))
     assert places(planner(timeout_seconds=10).plan(bags(*"abc"))) == expected
     assert "planning took 50.0 s, and timeout_seconds is 10" in caplog.text
-    with pytest.raises(UserError, match="above 0"):
-        planner(timeout_seconds=0)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

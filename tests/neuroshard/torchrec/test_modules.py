@@ -42,53 +42,43 @@ ROWS, DIM, CAP = 64, 16, 1 << 20
 _bags, _sequences = partial(bags, rows=ROWS, dim=DIM), partial(sequences, rows=ROWS, dim=DIM)
 
 
-def _configs(*names, make=bag, **fields):
-    return [make(name, ROWS, DIM, **fields) for name in names]
+def _weighted(name):
+    weighted = EmbeddingBagCollection([bag(name, ROWS, DIM)], device=META, is_weighted=True)
+    return FeatureProcessedEmbeddingBagCollection(weighted, {f"f_{name}": PositionWeightedModule(10, device=META)})
 
 
-def _weighted(*names):
-    processors = {f"f_{name}": PositionWeightedModule(10, device=META) for name in names}
-    weighted = EmbeddingBagCollection(_configs(*names), device=META, is_weighted=True)
-    return FeatureProcessedEmbeddingBagCollection(weighted, processors)
+def _remapped(name, configs):
+    settings = {"eviction_interval": 2, "input_hash_size": 1000, "buckets": 2}
+    remaps = MCHManagedCollisionModule(ROWS, CPU, DistanceLFU_EvictionPolicy(), **settings)
+    return ManagedCollisionCollection({name: remaps}, configs)
 
 
-def _remapped(configs):
-    policy = DistanceLFU_EvictionPolicy()
-    modules = {
-        config.name: MCHManagedCollisionModule(ROWS, CPU, policy, eviction_interval=2, input_hash_size=1000, buckets=2)
-        for config in configs
-    }
-    return ManagedCollisionCollection(modules, configs)
+def _collision_bags(name):
+    bags = _bags(name, device=CPU)
+    return ManagedCollisionEmbeddingBagCollection(bags, _remapped(name, bags.embedding_bag_configs()))
 
 
-def _collision_bags(*names):
-    bags = _bags(*names, device=CPU)
-    return ManagedCollisionEmbeddingBagCollection(bags, _remapped(bags.embedding_bag_configs()))
+def _collision_sequences(name):
+    sequences = _sequences(name, device=CPU)
+    return ManagedCollisionEmbeddingCollection(sequences, _remapped(name, sequences.embedding_configs()))
 
 
-def _collision_sequences(*names):
-    sequences = _sequences(*names, device=CPU)
-    return ManagedCollisionEmbeddingCollection(sequences, _remapped(sequences.embedding_configs()))
+def _quantised(name):
+    config = bag(name, ROWS, DIM, data_type=DataType.INT8)
+    return QuantEmbeddingBagCollection([config], is_weighted=False, device=CPU)
 
 
-def _quantised(*names):
-    return QuantEmbeddingBagCollection(_configs(*names, data_type=DataType.INT8), is_weighted=False, device=CPU)
+def _quantised_sequences(name):
+    return QuantEmbeddingCollection([sequence(name, ROWS, DIM, data_type=DataType.INT8)], device=CPU)
 
 
-def _quantised_sequences(*names):
-    return QuantEmbeddingCollection(_configs(*names, make=sequence, data_type=DataType.INT8), device=CPU)
+def _fused(name):
+    return FusedEmbeddingBagCollection([bag(name, ROWS, DIM)], torch.optim.Adagrad, {"lr": 0.1}, device=CPU)
 
 
-def _fused(*names):
-    return FusedEmbeddingBagCollection(_configs(*names), torch.optim.Adagrad, {"lr": 0.1}, device=CPU)
-
-
-class _Model(nn.Module):
+def _beside(other):
     """A plain collection beside another module."""
-
-    def __init__(self, other):
-        super().__init__()
-        self.plain, self.other, self.over = _bags("a", "b"), other, nn.Linear(4, 1)
+    return nn.ModuleDict({"plain": _bags("a", "b"), "other": other, "over": nn.Linear(4, 1)})
 
 
 def _said(table, **fields):
@@ -132,7 +122,7 @@ QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quan
 )
 def test_every_table_is_in_the_plan_and_only_what_cannot_be_costed_or_said_is_delegated(module, given, why, caplog):
     """Managed collision collections are sharded with what remaps their ids, by rows alone."""
-    ours, plan = planned(_Model(module), device="cuda", models="roofline:h100", constraints=_said("c", **given))
+    ours, plan = planned(_beside(module), device="cuda", models="roofline:h100", constraints=_said("c", **given))
     assert {path: set(names) for path, names in plan.plan.items()} == {"plain": {"a", "b"}, "other": {"c"}}
     assert _ours(ours) == (["a", "b"] if why else ["a", "b", "c"])
     assert ("delegated to TorchRec's EmbeddingShardingPlanner" in caplog.text) is bool(why)
@@ -160,7 +150,7 @@ UNKNOWN = "a sequence table, unknown to these models: collect compute.pooled=[tr
     [({}, UNKNOWN), ({"models": "roofline:h100", "searcher": "torchrec"}, "TorchRecSearch places pooled tables only")],
 )
 def test_sequence_tables_that_nobody_here_knows_are_delegated(settings, why, caplog):
-    ours, plan = planned(_Model(_sequences("s")), **settings)
+    ours, plan = planned(_beside(_sequences("s")), **settings)
     assert set(plan.plan["other"]) == {"s"}
     assert _ours(ours) == ["a", "b"]
     assert f"other.s ({why})" in caplog.text
@@ -200,7 +190,7 @@ def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, ty
 )
 def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may, shards):
     ours = planner(models="roofline:h100", constraints=_said("s", **types))
-    task = ours.search(_Model(_sequences("s", "t"))).task
+    task = ours.search(_beside(_sequences("s", "t"))).task
     limits = [task.constraints.limits(table, 2) for table in task.tables]
     unsaid = [["columns", "copies", "rows"]] * 2  # of pooled tables
     assert [sorted(each.forms) for each in limits] == [*unsaid, may, ["columns", "rows"]]

@@ -137,11 +137,28 @@ def test_any_searcher_may_be_handed_over():
     by_name = planner(searcher="dim_greedy").search(TWO)
     assert {p.device for p in by_name.placements} == {0, 1}
     assert planner(max_splits=0, improvement={"shakes": 0}).search(TWO).violations == ()
-    said = "beam_width=2 goes with a searcher's name only; give it to the AllOnLast itself"
-    with pytest.raises(UserError, match=said):
-        planner(searcher=AllOnLast(), beam_width=2)
-    with pytest.raises(UserError, match="searcher=3 must be the name of a search method, or a Searcher"):
-        planner(searcher=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {"searcher": AllOnLast(), "beam_width": 2},
+            "beam_width=2 goes with a searcher's name only; give it to the AllOnLast itself",
+        ),
+        ({"searcher": 3}, "searcher=3 must be the name of a search method, or a Searcher"),
+        ({"keep": "plan.json", "plan_loader": object()}, "keep= and plan_loader="),
+        ({"timeout_seconds": 0}, "above 0"),
+        ({"pipeline": "fast"}, "unknown pipeline 'fast'"),
+        ({"verify": "mirored", "models": "cpu"}, "did you mean 'mirrored'"),
+        ({"verify": "mirrored"}, "models by their name or path"),
+        ({"verify": "mirrored", "models": "cpu", "passes": 1}, "passes"),
+        ({"verify": "mirrored", "models": "cpu", "finalists": 0}, "finalists"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(settings, why):
+    with pytest.raises(UserError, match=why):
+        planner(**settings)
 
 
 def test_the_process_group_gives_the_topology(group):
@@ -191,8 +208,6 @@ def test_memory_of_a_pipeline_replaces_that_of_a_batch():
     assert use("prefetch").in_flight == MemoryUse(pipeline="prefetch").in_flight
     assert use("sparse_dist") == MemoryUse("sgd", 1, "sparse_dist")
     assert use("sparse_dist", MemoryUse("adam", 1)) == MemoryUse("adam", 1, "sparse_dist")
-    with pytest.raises(UserError, match="unknown pipeline 'fast'"):
-        planner(pipeline="fast")
 
 
 def test_a_plan_that_would_run_out_of_memory_in_a_pipeline_is_none():

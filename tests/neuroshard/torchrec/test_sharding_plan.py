@@ -271,7 +271,7 @@ SEQUENCES = Task(
 PATHS = {"columns": "ec", "rows": "ec", "host": "ec", "pooled": "ebc"}
 
 
-def _sequence_plan(columns, *others):
+def _sequence_plan(columns, others=()):
     """The table "rows" in rows, the others in columns or as they are given."""
     placed = [*others, *in_columns(SEQUENCES, columns), *in_rows(SEQUENCES, 1, range(4))]
     return Plan(SEQUENCES, tuple(sorted(placed, key=lambda one: one.shard.table)))
@@ -300,23 +300,15 @@ EIGHTHS = [(2, 4, device) for device in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("plan", "message"),
+    ("columns", "others", "message"),
     [
-        (
-            _sequence_plan([(0, 4, 3), (0, 12, 1), (2, 16, 2), (3, 16, 0)]),
-            "'columns' and 'columns' are in shards of 12 and 4 columns",
-        ),
-        (
-            _sequence_plan([(0, 8, 3), (0, 8, 1), *EIGHTHS, (3, 16, 0)]),
-            "'columns' and 'host' are in shards of 8 and 4 columns",
-        ),
-        (
-            _sequence_plan([(2, 16, 2), (3, 16, 0)], *in_copies(SEQUENCES, 0)),
-            "'columns' is a sequence table, sharded data_parallel; plans have",
-        ),
+        ([(0, 4, 3), (0, 12, 1), (2, 16, 2)], [], "'columns' and 'columns' are in shards of 12 and 4 columns"),
+        ([(0, 8, 3), (0, 8, 1), *EIGHTHS], [], "'columns' and 'host' are in shards of 8 and 4 columns"),
+        ([(2, 16, 2)], in_copies(SEQUENCES, 0), "'columns' is a sequence table, sharded data_parallel; plans have"),
     ],
 )
-def test_sequence_tables_that_torchrec_would_not_serve_are_refused(plan, message):
+def test_sequence_tables_that_torchrec_would_not_serve_are_refused(columns, others, message):
+    plan = _sequence_plan([*columns, (3, 16, 0)], others)
     with pytest.raises(UserError, match=message):
         to_sharding_plan(plan, PATHS)
     pooled = replace(SEQUENCES, tables=tuple(replace(table, pooled=True) for table in SEQUENCES.tables))
