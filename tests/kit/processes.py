@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -71,6 +71,16 @@ def _in_processes(
         for process in processes:
             process.kill()
     assert not failures, "\n".join(failures)
+
+
+def of_all(rank: int, work: Callable[..., None], cases: Mapping[str, tuple[Any, ...]]) -> None:
+    """Call `work(rank, *case)` for all cases by name, one after the other: processes are slow to start."""
+    for name, case in cases.items():
+        try:
+            work(rank, *case)
+        except Exception as error:
+            error.add_note(f"case: {name}")
+            raise
 
 
 def _in_group(rank: int, work: Callable[..., None], *args: Any) -> None:

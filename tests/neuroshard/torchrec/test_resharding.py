@@ -16,7 +16,7 @@ from neuroshard.testing import ONCE
 from neuroshard.torchrec import reshard, to_sharding_plan
 from neuroshard.torchrec.resharding import plan_difference
 from neuroshard.words.placement import Placement, Shard
-from tests.kit.processes import on_gloo
+from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import bags, places, planner, shaped_bags
 from tests.kit.training import drawn_lookups, drawn_weights, set_weights, sharded
 
@@ -87,15 +87,6 @@ def _of(table, placed):
     return [one for one in placed if one[0] == table]
 
 
-def _reshard_all(rank, cases):
-    for case in cases:
-        try:
-            _reshard(rank, *case)
-        except Exception as error:
-            error.add_note(f"plans: {case}")
-            raise
-
-
 WHOLE = [(0, 16, 0), (1, 32, 1), (2, 64, 0)]
 ASIDE = [(0, 16, 0), (1, 32, 0), (2, 64, 0)]
 SWAPPED = [(0, 16, 1), (1, 32, 0), (2, 64, 0)]
@@ -113,8 +104,8 @@ SEWN = [(0, 8, 1), (0, 8, 2), (1, 32, 1), (2, 64, 2)]
 )
 def test_tables_move_while_a_job_trains(devices, pairs):
     kinds = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD][: 2 if devices == 2 else 1]  # it cuts no such states
-    cases = [(*pair, devices, kind) for pair in pairs for kind in kinds]
-    on_gloo(devices, _reshard_all, cases)
+    cases = {f"{pair}, {kind}": (*pair, devices, kind) for pair in pairs for kind in kinds}
+    on_gloo(devices, of_all, _reshard, cases)
 
 
 def test_the_difference_is_what_lies_elsewhere():

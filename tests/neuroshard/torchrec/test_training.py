@@ -25,7 +25,7 @@ from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
 from tests.kit import training
-from tests.kit.processes import on_gloo
+from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import CPU, META, bag, bags, planner, sequence, shaped_bags
 
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
@@ -106,15 +106,6 @@ def _train(rank, world_size, plan):
     dist.barrier()
 
 
-def _train_all(rank, world_size, plans):
-    for name, plan in plans.items():
-        try:
-            _train(rank, world_size, plan)
-        except Exception as error:
-            error.add_note(f"plan: {name}")
-            raise
-
-
 @pytest.mark.parametrize(("world_size", "placed"), [pytest.param(2, PLANS, marks=pytest.mark.slow), (4, PLANS | WIDE)])
 def test_sharded_training_computes_what_the_whole_module_does(world_size, placed):
     task = _task(world_size)
@@ -123,7 +114,8 @@ def test_sharded_training_computes_what_the_whole_module_does(world_size, placed
     plans |= {name: Plan(task, tuple(places)) for name, places in formed.items()}
     rows = Plan(task, (*formed["rows"][:-world_size], *in_columns(task, [(2, 20, 1), (2, 44, 0)])))
     plans["behind caches and in host memory"] = rehomed(rows, task, HOMES)
-    on_gloo(world_size, _train_all, world_size, plans, local_world_size=2)
+    cases = {name: (world_size, plan) for name, plan in plans.items()}
+    on_gloo(world_size, of_all, _train, cases, local_world_size=2)
 
 
 KINDS = {"pooled": ("a", "b"), "weighted": ("w",), "sequences": ("whole", "halved", "rows")}
@@ -230,23 +222,22 @@ def _job_of_one_table(widths):
     return training.sharded(bags("a", rows=20, device=CPU), exported, [EmbeddingBagCollectionSharder()])
 
 
-def _load(rank):
+def _load(rank, *widths):
     """A job's weights load into another one on the same plan as they are sharded, or whole."""
     weights = torch.arange(20 * 16, dtype=torch.float32).view(20, 16)
-    for widths in ([8, 8], [4, 12]):
-        saved, job = _job_of_one_table(widths), _job_of_one_table(widths)
-        state = saved.state_dict()
-        if widths == [4, 12] and rank == 1:  # rank 0's shard is the first one, as wide as TorchRec takes all to be
-            with pytest.raises(RuntimeError, match="size mismatch"):
-                job.load_state_dict(state)
-        else:
+    saved, job = _job_of_one_table(widths), _job_of_one_table(widths)
+    state = saved.state_dict()
+    if widths == (4, 12) and rank == 1:  # rank 0's shard is the first one, as wide as TorchRec takes all to be
+        with pytest.raises(RuntimeError, match="size mismatch"):
             job.load_state_dict(state)
-            pairs = zip(training.held(saved, ["a"]), training.held(job, ["a"]), strict=True)
-            assert all(torch.equal(one, other) for (*_, one), (*_, other) in pairs)
-        job.load_state_dict(dict.fromkeys(state, weights))
-        ((_, window, shard),) = training.held(job, ["a"])
-        assert torch.equal(shard, weights[window])
+    else:
+        job.load_state_dict(state)
+        pairs = zip(training.held(saved, ["a"]), training.held(job, ["a"]), strict=True)
+        assert all(torch.equal(one, other) for (*_, one), (*_, other) in pairs)
+    job.load_state_dict(dict.fromkeys(state, weights))
+    ((_, window, shard),) = training.held(job, ["a"])
+    assert torch.equal(shard, weights[window])
 
 
 def test_weights_load_into_shards_of_one_width_and_whole_ones_into_any():
-    on_gloo(2, _load)
+    on_gloo(2, of_all, _load, {"one width": (8, 8), "two widths": (4, 12)})
