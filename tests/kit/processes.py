@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -73,10 +73,14 @@ def _in_processes(
     assert not failures, "\n".join(failures)
 
 
-def shard_of(whole: Any, shard: Any) -> Any:
-    """What of a whole table's weights, (rows, columns), a local shard of TorchRec's state dicts holds."""
-    (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-    return whole[row : row + rows, column : column + columns]
+def of_all(rank: int, work: Callable[..., None], cases: Mapping[str, tuple[Any, ...]]) -> None:
+    """Call `work(rank, *case)` for all cases by name, one after the other: processes are slow to start."""
+    for name, case in cases.items():
+        try:
+            work(rank, *case)
+        except Exception as error:
+            error.add_note(f"case: {name}")
+            raise
 
 
 def _in_group(rank: int, work: Callable[..., None], *args: Any) -> None:

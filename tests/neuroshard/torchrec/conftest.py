@@ -10,3 +10,9 @@ def group(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a plan is saved."""
+    return tmp_path / "plan.json"

@@ -1,31 +1,37 @@
-"""Costs that cross the bridge, in both directions."""
+"""Costs that cross the bridge, in both directions: our models inside TorchRec's own planner."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from torchrec.distributed.planner.types import Shard, ShardingOption, Topology
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import Shard, ShardingOption
+from torchrec.distributed.sharding_plan import get_default_sharders
 
 import neuroshard as ns
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import ONCE, linear_models, toy_task
-from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator, TaskStorageEstimator
-
-TOPOLOGY = Topology(4, "cuda", created_by_factory=True)
+from neuroshard.torchrec import register_perf_config
+from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
+from tests.kit.torchrec_models import bags, sequences, topology
 
 
 def _options(task, plan):
     """The plan as TorchRec's proposals are."""
     options = []
-    for index, table in enumerate(task.tables):
-        shards = [
-            Shard([placed.shard.rows, placed.shard.dim], [placed.shard.row, placed.shard.column], rank=placed.device)
-            for placed in plan.placements
-            if placed.shard.table == index
-        ]
+    for table, placements in zip(task.tables, plan.by_table, strict=True):
         option = object.__new__(ShardingOption)
-        option.name, option.shards, option.compute_kernel, option.cache_params = table.name, shards, "fused", None
+        option.name, option.compute_kernel, option.cache_params = table.name, "fused", None
+        option.shards = [
+            Shard([placed.shard.rows, placed.shard.dim], [placed.shard.row, placed.shard.column], rank=placed.device)
+            for placed in placements
+        ]
         options.append(option)
     return options
 
@@ -63,12 +69,88 @@ def test_sequence_tables_exchange_a_row_for_every_lookup():
     assert sequence == pytest.approx(summed * 7.5 / 2)
 
 
-def test_storage_is_what_the_task_counts(planned):
-    task, plan, _ = planned
-    options = _options(task, plan)
-    TaskStorageEstimator(task).estimate(options, {})
-    device_bytes = np.zeros(2, dtype=int)
-    for option in options:
-        for shard in option.shards:
-            device_bytes[shard.rank] += shard.storage.hbm
-    assert tuple(device_bytes) == plan.device_bytes
+ROWS, DIM, BATCH_SIZE = 10_000, 64, 512
+NAME = "ours"
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """TorchRec's, as it was before, after the test."""
+    monkeypatch.setattr(EmbeddingPerfEstimatorFactory, "_registry", dict(EmbeddingPerfEstimatorFactory._registry))
+
+
+def _enumerated(model, constraints=None, models="roofline:h100", **known):
+    """All options of a model on four GPUs of two hosts, estimated."""
+    register_perf_config(NAME, models, **known)
+    gpus = topology(4, "cuda", 1 << 30, on_host=2)
+    estimators = [
+        EmbeddingPerfEstimatorFactory.create(NAME, topology=gpus, constraints=constraints),
+        EmbeddingStorageEstimator(gpus, constraints),
+    ]
+    enumerator = EmbeddingEnumerator(gpus, BATCH_SIZE, constraints, estimators)
+    return gpus, enumerator, enumerator.enumerate(model, get_default_sharders())
+
+
+@pytest.fixture
+def estimated(registry):
+    """The options of one table, by other models, or with other statistics."""
+    return lambda **settings: _enumerated(bags("a", rows=ROWS, dim=DIM), **settings)[2]
+
+
+def _perf(options, kind, kernel="fused"):
+    return next(one.shards[0].perf for one in options if (one.sharding_type, one.compute_kernel) == (kind, kernel))
+
+
+def test_a_whole_table_costs_what_our_simulator_says(estimated):
+    reuse = zipf_reuse(ROWS, 4.0 * BATCH_SIZE)
+    task = ns.Task((Table("a", ROWS, DIM, 1.0, reuse, 4, 4 * BATCH_SIZE),), ns.Topology(4, 1 << 30), 4 * BATCH_SIZE)
+    plan = assemble(task, [(0, DIM, 0)])
+    ms = Simulator(ns.CostModels.load("roofline:h100")).cost(task, plan).compute[0]
+    perf = _perf(estimated(), "table_wise")
+    assert perf.fwd_compute + perf.bwd_compute == pytest.approx(ms)
+    assert perf.bwd_compute == pytest.approx(2 * perf.fwd_compute)
+    assert min(perf.fwd_comms, perf.bwd_comms) > 0
+
+
+def test_forms_and_memories_cost_other_times(estimated):
+    options = estimated()
+    whole, rows = _perf(options, "table_wise"), _perf(options, "row_wise")
+    assert rows.fwd_compute < whole.fwd_compute
+    assert _perf(options, "table_wise", "fused_uvm").fwd_compute > whole.fwd_compute
+    assert _perf(options, "data_parallel", "dense").fwd_comms == 0
+    assert all(0 < shard.perf.total < 1e6 for one in options for shard in one.shards)
+
+
+def test_what_models_do_not_know_is_left_for_the_last(estimated):
+    options = estimated(models="cpu")
+    assert _perf(options, "table_wise").total < 1e6
+    assert _perf(options, "table_wise", "fused_uvm").total >= 1e9
+
+
+def test_statistics_count_instead_of_guesses(estimated):
+    known = Table("a", ROWS, DIM, 40.0, ONCE, 4, 4 * BATCH_SIZE)
+    guessed, counted = (_perf(estimated(**given), "table_wise").total for given in ({}, {"tables": [known]}))
+    assert counted > guessed
+
+
+def test_torchrecs_planner_plans_with_it(registry):
+    constraints = {"a": ParameterConstraints(pooling_factors=[50.0])}
+    model = bags(*"abcd", rows=ROWS, dim=DIM)
+    gpus, enumerator, _ = _enumerated(model, constraints)
+    planner = EmbeddingShardingPlanner(
+        topology=gpus,
+        batch_size=BATCH_SIZE,
+        enumerator=enumerator,
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        constraints=constraints,
+        stats=[],
+    )
+    assert set(planner.plan(model, get_default_sharders()).plan[""]) == set("abcd")
+
+
+def test_under_torchrecs_own_name_every_planner_has_it(registry):
+    register_perf_config("default_estimator", "roofline:h100")
+    gpus, model = topology(4, "cuda", 1 << 30), sequences("s", rows=ROWS, dim=DIM)
+    options = EmbeddingEnumerator(gpus, BATCH_SIZE).enumerate(model, get_default_sharders())
+    register_perf_config(NAME, "roofline:h100")
+    assert _perf(options, "table_wise").bwd_compute > 0

@@ -4,31 +4,29 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import distributed as dist
 from torch.distributed.remote_device import _remote_device
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DMPCollection
-from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner import ParameterConstraints
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
-from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.groups import Groups
+from tests.kit import training
 from tests.kit.processes import on_gloo
-from tests.kit.torchrec_models import bag
+from tests.kit.torchrec_models import CPU, planner, shaped_bags, topology
 
 GIB = 1 << 30
 SHAPES = {"columns": (50, 16), "rows": (31, 8), "whole": (7, 4)}
-FORMS = {"columns": "column_wise", "rows": "row_wise", "whole": "table_wise"}
-BATCH, RATE, STEPS = 4, 0.5, 2
+KINDS = {"columns": "column_wise", "rows": "row_wise", "whole": "table_wise"}
+SAID = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in KINDS.items()}
+SAMPLES, RATE, STEPS = 4, 0.5, 2
 
 
-def _job(devices=16, local=8, device="cuda", memory=GIB, **settings):
-    caps = {"hbm_cap": memory, "ddr_cap": memory}
-    return Topology(devices, device, local_world_size=local, created_by_factory=True, **caps, **settings)
+def _job(devices=16, local=8, device="cuda", memory=GIB):
+    return topology(devices, device, memory, local)
 
 
 @pytest.mark.parametrize(
@@ -67,29 +65,24 @@ def test_numbers_that_divide_nothing_are_refused():
         Groups(_job(), 2, 0)
 
 
-def _collection(device="meta", shapes=SHAPES):
-    configs = [bag(name, *shape) for name, shape in shapes.items()]
-    return EmbeddingBagCollection(configs, device=torch.device(device))
-
-
 def _large(memory=GIB, **settings):
     """Planned: 8 tables of 128 MB on 16 devices, in columns in their memory."""
     shapes = {f"t{i}": (1 << 18, 128) for i in range(8)}
     alone = {"sharding_types": ["column_wise"], "compute_kernels": ["fused"]}
     said = {name: ParameterConstraints(pooling_factors=[20.0], **alone) for name in shapes}
-    settings = {"models": "roofline:h100", "batch_size": 512, "constraints": said} | settings
-    planner = NeuroShardPlanner(_job(memory=memory), **settings)
-    return planner, planner.search(_collection(shapes=shapes), [EmbeddingBagCollectionSharder()])
+    given = {"models": "roofline:h100", "batch_size": 512, "constraints": said, "storage_reservation": None}
+    ours = planner(topology=_job(memory=memory), **given | settings)
+    return ours, ours.search(shaped_bags(shapes), [EmbeddingBagCollectionSharder()])
 
 
 def test_a_group_is_planned_for_its_own_batch_and_pays_for_synchronising():
-    planner, plan = _large(num_groups=2, sync_steps=1 << 30)
+    ours, plan = _large(num_groups=2, sync_steps=1 << 30)
     assert plan.task.topology.num_devices == plan.task.topology.devices_per_host * 2 == 8
     assert plan.task.batch_size == 8 * 512
-    assert planner.last_groups.arguments["sharding_group_size"] == 8
+    assert ours.last_groups.arguments["sharding_group_size"] == 8
     often, _ = _large(num_groups=2, sync_steps=4)
     seldom, _ = _large(num_groups=2, sync_steps=8)
-    rare = planner.last_cost.compute
+    rare = ours.last_cost.compute
     extra = often.last_cost.compute - rare
     assert (extra > 0.01).all()
     assert extra == pytest.approx(2 * (seldom.last_cost.compute - rare), rel=0.01)
@@ -110,9 +103,9 @@ def test_their_number_is_chosen_by_cost(caplog):
 
 
 def test_numbers_whose_groups_lack_memory_are_left_out():
-    planner, plan = _large(memory=GIB // 8, num_groups="auto", sync_steps=1000)
+    ours, plan = _large(memory=GIB // 8, num_groups="auto", sync_steps=1000)
     assert plan.fits
-    assert planner.last_groups.num_groups == 1
+    assert ours.last_groups.num_groups == 1
     with pytest.raises(InfeasibleError):
         _large(memory=GIB // 8, num_groups=2)
     with pytest.raises(InfeasibleError):
@@ -120,140 +113,84 @@ def test_numbers_whose_groups_lack_memory_are_left_out():
 
 
 def test_models_that_know_no_all_reduce_leave_synchronising_out(caplog):
-    job = _job(4, 4, "cpu")
-    NeuroShardPlanner(job, 64, linear_models(2), num_groups=2)
+    planner(topology=_job(4, 4, "cpu"), models=linear_models(2), num_groups=2)
     assert "synchronising the groups takes: costs leave it out" in caplog.text
 
 
-def test_a_job_that_restarts_finds_the_groups_that_were_chosen(tmp_path, caplog):
-    said = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in FORMS.items()}
-    made = {"constraints": said, "keep": tmp_path / "plan.json", "num_groups": "auto", "sync_steps": 100}
-    job, model = _job(4, 4, device="cpu"), _collection()
-    first = NeuroShardPlanner(job, BATCH, "roofline:h100", memory=MemoryUse(), **made)
+def test_a_job_that_restarts_finds_the_groups_that_were_chosen(path, caplog):
+    model = shaped_bags(SHAPES)
+    given = {"models": "roofline:h100", "memory": MemoryUse(), "constraints": SAID, "keep": path, "num_groups": "auto"}
+    first, again = (planner(4, cap=GIB, sync_steps=100, **given) for _ in range(2))
     plan = first.plan(model)
-    again = NeuroShardPlanner(job, BATCH, "roofline:h100", memory=MemoryUse(), **made)
     caplog.set_level("INFO")
-    assert again.plan(model).plan == plan.plan
+    assert again.plan(model) == plan
     assert again.last_groups.described == first.last_groups.described
     assert "the plan is the one that" in caplog.text
     caplog.clear()
-    NeuroShardPlanner(job, BATCH, "roofline:h100", memory=MemoryUse(), **made | {"sync_steps": 1}).plan(model)
+    planner(4, cap=GIB, sync_steps=1, **given).plan(model)
     assert "the kept plan was made for other groups; searching anew" in caplog.text
 
 
-def _on_cpu():
+class _OnCpu(DMPCollection):
     """DMPCollection, which asserts that its device is a GPU, and numbers CPUs: behind that, all is on the CPU."""
 
-    class OnCpu(DMPCollection):
-        device = _device = property(lambda self: torch.device("cpu"), lambda self, device: None)
+    device = _device = property(lambda self: CPU, lambda self, device: None)
 
-        def _remap_sharding_plan(self, plan, **kwargs):
-            super()._remap_sharding_plan(plan=plan, **kwargs)
-            for sharding in (its for module in plan.plan.values() for its in module.values()):
-                for shard in sharding.sharding_spec.shards:
-                    shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
-
-    return OnCpu
-
-
-def _batch(rank, step):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    lengths = torch.randint(0, 5, (len(SHAPES) * BATCH,), generator=generator)
-    counts = lengths.view(len(SHAPES), -1).sum(dim=1).tolist()
-    rows = [rows for rows, _ in SHAPES.values()]
-    values = [torch.randint(most, (n,), generator=generator) for n, most in zip(counts, rows, strict=True)]
-    return KeyedJaggedTensor(keys=[f"f_{name}" for name in SHAPES], values=torch.cat(values), lengths=lengths)
+    def _remap_sharding_plan(self, plan, **kwargs):
+        super()._remap_sharding_plan(plan=plan, **kwargs)
+        for sharding in (its for module in plan.plan.values() for its in module.values()):
+            for shard in sharding.sharding_spec.shards:
+                shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
 
 
 def _loss(output):
-    parts = [output[f"f_{name}"] for name in SHAPES]
-    return sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).square().sum() for part in parts)
-
-
-def _weights():
-    generator = torch.Generator().manual_seed(1)
-    return {name: torch.randn(rows, dim, generator=generator) / 10 for name, (rows, dim) in SHAPES.items()}
-
-
-def _whole():
-    whole = _collection("cpu")
-    for name, table in whole.embedding_bags.items():
-        table.weight.data.copy_(_weights()[name])
-    return whole
-
-
-def _shards(sharded):
-    """(table, rows and columns, tensor) of what lies here."""
-    for name, tensor in sharded.state_dict().items():
-        local = tensor.to_local()
-        for shard, (row, column) in zip(local.local_shards(), local.local_offsets(), strict=False):
-            rows, columns = shard.shape
-            yield name.split(".")[-2], (slice(row, row + rows), slice(column, column + columns)), shard
+    return training.uneven_loss(output[f"f_{name}"] for name in SHAPES)
 
 
 def _train(rank, world_size, num_groups, apart):
     """Some steps of every group by itself, then the mean of all: what whole modules give by hand."""
-    fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": RATE}
-    sharders = [EmbeddingBagCollectionSharder(fused_params=fused)]
-    said = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in FORMS.items()}
-    planner = NeuroShardPlanner(
-        _job(world_size, world_size, "cpu"),
-        BATCH,
-        "roofline:h100",
-        said,
-        num_groups=num_groups,
-        sync_steps=STEPS,
-        use_inter_host_allreduce=apart,
-    )
-    model = _collection()
-    plan = planner.collective_plan(model, sharders)
-    groups = planner.last_groups
-    sharded = _on_cpu()(
+    sharders = [EmbeddingBagCollectionSharder(training.sgd(RATE))]
+    given = {"num_groups": num_groups, "sync_steps": STEPS, "use_inter_host_allreduce": apart, "constraints": SAID}
+    ours = planner(world_size, cap=GIB, models="roofline:h100", batch_size=SAMPLES, **given)
+    model = shaped_bags(SHAPES)
+    plan = ours.collective_plan(model, sharders)
+    job = _OnCpu(
         module=model,
         device=SimpleNamespace(type="cuda"),
         plan=plan,
         global_pg=dist.group.WORLD,
         sharders=sharders,
-        **groups.arguments,
+        **ours.last_groups.arguments,
     )
-    average = sharded._default_ctx.replica_pg
+    average = job._default_ctx.replica_pg
 
     def averaged(tensors):
         for tensor in tensors:  # gloo has no means
             dist.all_reduce(tensor, group=average)
             tensor.div_(num_groups)
 
-    sharded.set_all_reduce_hook(averaged)
-    for name, where, tensor in _shards(sharded):
-        tensor.copy_(_weights()[name][where])
-    size = world_size // num_groups
+    job.set_all_reduce_hook(averaged)
+    size, weights = world_size // num_groups, training.drawn_weights(SHAPES)
     members = [
         [r for r in range(world_size) if (r // size if apart else r % num_groups) == number]
         for number in range(num_groups)
     ]
-    wholes = [_whole() for _ in members]
+    wholes = [shaped_bags(SHAPES, device=CPU) for _ in members]
+    for module in (job, *wholes):
+        training.set_weights(module, weights)
+    features = {f"f_{name}": rows for name, (rows, _) in SHAPES.items()}
     for step in range(STEPS):
-        _loss(sharded(_batch(rank, step))).backward()
+        batches = [training.drawn_lookups(features, SAMPLES, other, step) for other in range(world_size)]
+        _loss(job(batches[rank])).backward()
         for whole, ranks in zip(wholes, members, strict=True):
-            whole.zero_grad()
-            for other in ranks:
-                (_loss(whole(_batch(other, step))) / size).backward()
-            for table in whole.embedding_bags.values():
-                table.weight.data -= RATE * table.weight.grad
-    mine = next(whole for whole, ranks in zip(wholes, members, strict=True) if rank in ranks)
-    _check(sharded, {name: table.weight for name, table in mine.embedding_bags.items()})
-    sharded.sync(include_optimizer_state=False)
-    means = {name: sum(whole.embedding_bags[name].weight for whole in wholes) / num_groups for name in SHAPES}
-    assert not torch.allclose(means["columns"], mine.embedding_bags["columns"].weight)
-    _check(sharded, means)
-
-
-def _check(sharded, expected):
-    count = 0
-    for name, where, tensor in _shards(sharded):
-        torch.testing.assert_close(tensor, expected[name].detach()[where])
-        count += 1
-    assert count
+            training.descend(training.tables_of(whole, SHAPES), [_loss(whole(batches[other])) for other in ranks], RATE)
+    trained = [training.tables_of(whole, SHAPES) for whole in wholes]
+    mine = next(tables for tables, ranks in zip(trained, members, strict=True) if rank in ranks)
+    assert training.check_held(job, mine)
+    job.sync(include_optimizer_state=False)
+    means = {name: sum(tables[name] for tables in trained) / num_groups for name in SHAPES}
+    assert not torch.allclose(means["columns"], mine["columns"])
+    assert training.check_held(job, means)
 
 
 @pytest.mark.slow

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, set_ec_index_dedup
 
 from neuroshard.hardware.mirror import mirrored_world
@@ -15,7 +14,8 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import histogram
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.sequences import deduplicated
-from tests.kit.torchrec_models import planner
+from tests.kit.torchrec_models import CPU, planner, sequences
+from tests.kit.training import sharded
 
 DEVICES, SAMPLES, LENGTH, DIM, ROWS = 4, 256, 12, 16, 2000
 FEATURES = ("clicked", "bought")  # both read one table
@@ -47,8 +47,7 @@ def kernel():
 
 
 def _collection():
-    config = EmbeddingConfig(name="goods", num_embeddings=ROWS, embedding_dim=DIM, feature_names=list(FEATURES))
-    return EmbeddingCollection([config], device=torch.device("cpu"))
+    return sequences("goods", rows=ROWS, dim=DIM, features=FEATURES, device=CPU)
 
 
 def _zipf(generator):
@@ -71,12 +70,17 @@ def _measured(batches):
     return Table("goods", ROWS, DIM, lookups, histogram(counts), features=len(FEATURES), pooled=False)
 
 
+def _planned(batches, sharder, **settings):
+    """The plan, and the task that it is for, of a table with the statistics of these batches."""
+    given = {"models": "roofline:h100", "batch_size": SAMPLES, "tables": [_measured(batches)]} | settings
+    ours = planner(DEVICES, cap=1 << 30, **given)
+    return ours.plan(_collection(), [sharder]), ours.last_plan.task
+
+
 def _exchanged(batches, dedup):
-    """Indices that all ranks send, by real ranks' own steps, and whether a rank's outputs are its lookups' rows."""
+    """Indices that all ranks send, by real ranks' own steps, and how many are predicted."""
     sharder, sent = EmbeddingCollectionSharder(use_index_dedup=dedup), []
-    known = [_measured(batches)]
-    found = planner(DEVICES, models="roofline:h100", batch_size=SAMPLES, cap=1 << 30, tables=known)
-    plan = found.plan(_collection(), [sharder])
+    plan, task = _planned(batches, sharder)
 
     @contextmanager
     def watch(name, given, got):
@@ -85,9 +89,8 @@ def _exchanged(batches, dedup):
 
     total = 0
     for rank in range(DEVICES):
-        whole = _collection()
         with mirrored_world(rank, DEVICES, DEVICES, watch):
-            model = DistributedModelParallel(whole, device=torch.device("cpu"), plan=plan, sharders=[sharder])
+            model = sharded(_collection(), plan, [sharder])
             sent.clear()
             lengths = torch.full((len(FEATURES) * SAMPLES,), LENGTH)
             values = torch.from_numpy(batches[rank].reshape(-1))
@@ -95,7 +98,7 @@ def _exchanged(batches, dedup):
             assert [out[name].values().shape for name in FEATURES] == [(SAMPLES * LENGTH, DIM)] * len(FEATURES)
         exchanges = [tensors[0] for name, tensors in sent if name == "all_to_all" and tensors]
         total += exchanges[-1].numel()  # sizes, lengths, indices
-    (table,) = found.last_plan.task.tables
+    (table,) = task.tables
     return total, table.pooling_factor * DEVICES * SAMPLES
 
 
@@ -122,45 +125,33 @@ def test_no_device_asks_for_more_rows_than_there_are():
     assert deduplicated(table, 256, DEVICES).pooling_factor == 3 * DEVICES / 256
 
 
-def test_what_is_left_is_reused_by_devices():
-    batches = _zipf(np.random.default_rng(0))
-    table = deduplicated(_measured(batches), DEVICES * SAMPLES, DEVICES)
-    by_device = np.concatenate([np.unique(its) for its in batches])
-    counted = histogram(np.unique(by_device, return_counts=True)[1])
-    assert np.abs(np.array(table.reuse) - counted).sum() < 0.2
-    assert sum(table.reuse[:3]) == pytest.approx(1)  # no row has more than four devices
-
-
-def test_hot_blocks_of_rows_become_less_so():
+def test_what_is_left_is_reused_by_devices_and_hot_blocks_of_rows_become_less_so():
     batches = _zipf(np.random.default_rng(0))
     spread = np.histogram(batches, bins=20, range=(0, ROWS))[0] / batches.size
     table = replace(_measured(batches), row_lookups=tuple(spread))
+    found = deduplicated(table, DEVICES * SAMPLES, DEVICES)
     sent = np.concatenate([np.unique(its) for its in batches])
-    counted = np.histogram(sent, bins=20, range=(0, ROWS))[0] / len(sent)
-    found = np.array(deduplicated(table, DEVICES * SAMPLES, DEVICES).row_lookups)
-    assert np.abs(found - counted).max() < 0.03 < np.abs(spread - counted).max()
+    reused = histogram(np.unique(sent, return_counts=True)[1])
+    assert np.abs(np.array(found.reuse) - reused).sum() < 0.2
+    assert sum(found.reuse[:3]) == pytest.approx(1)  # no row has more than four devices
+    blocks = np.histogram(sent, bins=20, range=(0, ROWS))[0] / len(sent)
+    assert np.abs(np.array(found.row_lookups) - blocks).max() < 0.03 < np.abs(spread - blocks).max()
 
 
 def test_expanded_embeddings_take_memory():
-    known = [_measured(_zipf(np.random.default_rng(0)))]
-    memory = MemoryUse(batches_in_flight=1)
-    left = {}
-    for dedup in (False, True):
-        found = planner(DEVICES, models="roofline:h100", batch_size=SAMPLES, cap=1 << 30, tables=known, memory=memory)
-        found.plan(_collection(), [EmbeddingCollectionSharder(use_index_dedup=dedup)])
-        left[dedup] = found.last_plan.task.topology.device_memory[0]
-    assert left[False] - left[True] == SAMPLES * len(FEATURES) * LENGTH * DIM * 2 * 4
+    batches, memory = _zipf(np.random.default_rng(0)), MemoryUse(batches_in_flight=1)
+    sharders = (EmbeddingCollectionSharder(use_index_dedup=once) for once in (False, True))
+    tasks = [_planned(batches, sharder, memory=memory)[1] for sharder in sharders]
+    every, once = (task.topology.device_memory[0] for task in tasks)
+    assert every - once == SAMPLES * len(FEATURES) * LENGTH * DIM * 2 * 4
 
 
 def test_the_older_word_for_it_counts_too():
     with pytest.warns(DeprecationWarning):
         set_ec_index_dedup(True)
     try:
-        found = planner(
-            DEVICES, models="roofline:h100", batch_size=SAMPLES, cap=1 << 30, tables=[_measured(_one_row(None))]
-        )
-        found.plan(_collection(), [EmbeddingCollectionSharder()])
-        assert found.last_plan.task.tables[0].pooling_factor == pytest.approx(1 / SAMPLES, rel=1e-4)
+        _, task = _planned(_one_row(None), EmbeddingCollectionSharder())
+        assert task.tables[0].pooling_factor == pytest.approx(1 / SAMPLES, rel=1e-4)
     finally:
         with pytest.warns(DeprecationWarning):
             set_ec_index_dedup(False)

@@ -1,19 +1,21 @@
 """Every kind of module that holds tables: planned here, delegated to TorchRec's planner, or given."""
 
+import logging
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.distributed.types import KeyValueParams, ShardingPlan, ShardingType
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -27,128 +29,108 @@ from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbe
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 from torchrec.types import DataType
 
+import neuroshard as ns
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.torchrec.modules import divide
-from tests.kit.torchrec_models import META, bag, bags, planner, sequences
+from neuroshard.testing import toy_task
+from neuroshard.torchrec.delegated import without_copies_remarks
+from neuroshard.words.form import Form
+from tests.kit.torchrec_models import CPU, META, bag, bags, places, planned, planner, sequence, sequences, topology
+from tests.kit.training import sharded
 
-CPU = torch.device("cpu")
-ROWS, DIM = 64, 16
+ROWS, DIM, CAP = 64, 16, 1 << 20
 _bags, _sequences = partial(bags, rows=ROWS, dim=DIM), partial(sequences, rows=ROWS, dim=DIM)
 
 
-def _configs(*names, **fields):
-    return [bag(name, ROWS, DIM, **fields) for name in names]
+def _weighted(name):
+    weighted = EmbeddingBagCollection([bag(name, ROWS, DIM)], device=META, is_weighted=True)
+    return FeatureProcessedEmbeddingBagCollection(weighted, {f"f_{name}": PositionWeightedModule(10, device=META)})
 
 
-def _weighted(*names):
-    processors = {f"f_{name}": PositionWeightedModule(10, device=META) for name in names}
-    weighted = EmbeddingBagCollection(_configs(*names), device=META, is_weighted=True)
-    return FeatureProcessedEmbeddingBagCollection(weighted, processors)
+def _remapped(name, configs):
+    settings = {"eviction_interval": 2, "input_hash_size": 1000, "buckets": 2}
+    remaps = MCHManagedCollisionModule(ROWS, CPU, DistanceLFU_EvictionPolicy(), **settings)
+    return ManagedCollisionCollection({name: remaps}, configs)
 
 
-def _remapped(configs):
-    policy = DistanceLFU_EvictionPolicy()
-    modules = {
-        config.name: MCHManagedCollisionModule(ROWS, CPU, policy, eviction_interval=2, input_hash_size=1000, buckets=2)
-        for config in configs
-    }
-    return ManagedCollisionCollection(modules, configs)
+def _collision_bags(name):
+    bags = _bags(name, device=CPU)
+    return ManagedCollisionEmbeddingBagCollection(bags, _remapped(name, bags.embedding_bag_configs()))
 
 
-def _collision_bags(*names):
-    bags = _bags(*names, device=CPU)
-    return ManagedCollisionEmbeddingBagCollection(bags, _remapped(bags.embedding_bag_configs()))
+def _collision_sequences(name):
+    sequences = _sequences(name, device=CPU)
+    return ManagedCollisionEmbeddingCollection(sequences, _remapped(name, sequences.embedding_configs()))
 
 
-def _collision_sequences(*names):
-    sequences = _sequences(*names, device=CPU)
-    return ManagedCollisionEmbeddingCollection(sequences, _remapped(sequences.embedding_configs()))
+def _quantised(name):
+    config = bag(name, ROWS, DIM, data_type=DataType.INT8)
+    return QuantEmbeddingBagCollection([config], is_weighted=False, device=CPU)
 
 
-def _quantised(*names):
-    return QuantEmbeddingBagCollection(_configs(*names, data_type=DataType.INT8), is_weighted=False, device=CPU)
+def _quantised_sequences(name):
+    return QuantEmbeddingCollection([sequence(name, ROWS, DIM, data_type=DataType.INT8)], device=CPU)
 
 
-def _quantised_sequences(*names):
-    configs = [
-        EmbeddingConfig(
-            name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"f_{name}"], data_type=DataType.INT8
-        )
-        for name in names
-    ]
-    return QuantEmbeddingCollection(configs, device=CPU)
+def _fused(name):
+    return FusedEmbeddingBagCollection([bag(name, ROWS, DIM)], torch.optim.Adagrad, {"lr": 0.1}, device=CPU)
 
 
-def _fused(*names):
-    return FusedEmbeddingBagCollection(_configs(*names), torch.optim.Adagrad, {"lr": 0.1}, device=CPU)
-
-
-class _Model(nn.Module):
+def _beside(other):
     """A plain collection beside another module."""
-
-    def __init__(self, other):
-        super().__init__()
-        self.plain, self.other, self.over = _bags("a", "b"), other, nn.Linear(4, 1)
+    return nn.ModuleDict({"plain": _bags("a", "b"), "other": other, "over": nn.Linear(4, 1)})
 
 
-def _divided(module, **constraints):
-    division = divide(module, get_default_sharders(), constraints)
-    return [p.name for p in division.planned], {
-        p.name: why for p, why in zip(division.delegated, division.reasons, strict=True)
-    }
+def _said(table, **fields):
+    """Constraints of one table; none where there are no fields."""
+    return {table: ParameterConstraints(**fields)} if fields else {}
 
 
-@pytest.mark.parametrize(("make", "planned"), [
-    (_bags, True), (_weighted, True), (_fused, True), (_sequences, True), (_collision_bags, False),
-    (_collision_sequences, False), (_quantised, False), (_quantised_sequences, False),
-])  # fmt: skip
-def test_every_kind_of_module_is_in_the_plan(make, planned, caplog):
-    """Managed collision collections are sharded with what remaps their ids, by rows alone."""
-    model = _Model(make("c"))
-    ours = planner(device="cuda", models="roofline:h100")
-    plan = ours.plan(model)
-    assert {path: set(names) for path, names in plan.plan.items()} == {"plain": {"a", "b"}, "other": {"c"}}
-    planned_here = {table.name for table in ours.last_plan.task.tables}
-    assert planned_here == ({"a", "b", "c"} if planned else {"a", "b"})
-    assert (f"other.c ({type(model.other).__name__})" in caplog.text) is not planned
-    if not planned:
-        assert "delegated to TorchRec's EmbeddingShardingPlanner" in caplog.text
-        whole = ROWS * DIM * (1 if make in (_quantised, _quantised_sequences) else 4)
-        before, after = sum(_capacity(2)), sum(ours.last_plan.task.topology.device_memory)
-        assert whole <= before - after < 2 * whole + 50_000  # with buffers of a batch; a copy on both at most
+def _ours(planner):
+    """The names of the tables that were planned here."""
+    return [table.name for table in planner.last_plan.task.tables]
 
 
-def _capacity(devices):
-    return (1 << 20,) * devices
+HELD = ("ManagedCollisionEmbeddingBagCollection", "ManagedCollisionEmbeddingCollection")
+QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quantised ones are called so
 
 
 @pytest.mark.parametrize(
     ("module", "given", "why"),
     [
+        (_bags("c"), {}, None),
+        (_weighted("c"), {}, None),
+        (_fused("c"), {}, None),
+        (_sequences("c"), {}, None),
+        (_collision_bags("c"), {}, HELD[0]),
+        (_collision_sequences("c"), {}, HELD[1]),
+        (_quantised("c"), {}, QUANTISED[0]),
+        (_quantised_sequences("c"), {}, QUANTISED[1]),
         (_bags("c", data_type=DataType.FP16), {}, None),
         (_bags("c", data_type=DataType.BF16), {}, None),
         (_bags("c", data_type=DataType.INT8), {}, "weights of type INT8"),
         (_bags("c", dim=10), {}, "10 columns are no multiple of 4, so it is copied"),
-        (_bags("c"), {"sharding_types": ["row_wise"]}, None),
-        (_bags("c"), {"sharding_types": ["data_parallel"]}, None),
         (_bags("c"), {"sharding_types": ["table_row_wise"]}, "sharding_types=['table_row_wise']"),
         (_bags("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
-        (_bags("c"), {"compute_kernels": ["dense"]}, None),
-        (_bags("c"), {"compute_kernels": ["fused_uvm_caching"]}, None),
         (_bags("c"), {"compute_kernels": ["key_value"]}, "compute_kernels=['key_value']"),
         (_bags("c"), {"compute_kernels": ["fused"]}, None),
         (_sequences("c", data_type=DataType.FP16), {}, None),
         (_sequences("c", enable_embedding_update=True), {}, "written to in training (enable_embedding_update)"),
-        (_sequences("c"), {"sharding_types": ["row_wise"]}, None),
         (_sequences("c"), {"sharding_types": ["data_parallel"]}, "sharding_types=['data_parallel']"),
         (_sequences("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
     ],
 )
-def test_tables_that_cannot_be_costed_or_said_are_delegated_alone(module, given, why):
-    planned, delegated = _divided(nn.ModuleList([module, _bags("d")]), c=ParameterConstraints(**given))
-    assert planned == (["d"] if why else ["c", "d"])
-    assert delegated == ({"c": why} if why else {})
+def test_every_table_is_in_the_plan_and_only_what_cannot_be_costed_or_said_is_delegated(module, given, why, caplog):
+    """Managed collision collections are sharded with what remaps their ids, by rows alone."""
+    ours, plan = planned(_beside(module), device="cuda", models="roofline:h100", constraints=_said("c", **given))
+    assert {path: set(names) for path, names in plan.plan.items()} == {"plain": {"a", "b"}, "other": {"c"}}
+    assert _ours(ours) == (["a", "b"] if why else ["a", "b", "c"])
+    assert ("delegated to TorchRec's EmbeddingShardingPlanner" in caplog.text) is bool(why)
+    assert why is None or f"EmbeddingShardingPlanner: other.c ({why})\n" in caplog.text
+    if why in HELD + QUANTISED:
+        whole = ROWS * DIM * (1 if why in QUANTISED else 4)
+        taken = 2 * CAP - sum(ours.last_plan.task.topology.device_memory)
+        assert whole <= taken < 2 * whole + 50_000  # with buffers of a batch; a copy on both at most
 
 
 class _CopiesOnly(EmbeddingBagCollectionSharder):
@@ -157,8 +139,7 @@ class _CopiesOnly(EmbeddingBagCollectionSharder):
 
 
 def test_sharders_that_cannot_split_are_delegated():
-    planned = planner().plan(_bags("c"), [_CopiesOnly()]).plan[""]["c"]
-    assert (planned.sharding_type, planned.ranks) == ("data_parallel", [0, 1])
+    assert places(planner().plan(_bags("c"), [_CopiesOnly()])) == {"c": ("data_parallel", [0, 1])}
 
 
 UNKNOWN = "a sequence table, unknown to these models: collect compute.pooled=[true,false] and pretrain"
@@ -169,75 +150,74 @@ UNKNOWN = "a sequence table, unknown to these models: collect compute.pooled=[tr
     [({}, UNKNOWN), ({"models": "roofline:h100", "searcher": "torchrec"}, "TorchRecSearch places pooled tables only")],
 )
 def test_sequence_tables_that_nobody_here_knows_are_delegated(settings, why, caplog):
-    ours = planner(**settings)
-    plan = ours.plan(_Model(_sequences("s")))
+    ours, plan = planned(_beside(_sequences("s")), **settings)
     assert set(plan.plan["other"]) == {"s"}
-    assert [table.name for table in ours.last_plan.task.tables] == ["a", "b"]
+    assert _ours(ours) == ["a", "b"]
     assert f"other.s ({why})" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("share", "types", "found"),
     [
-        (1.5, ["table_wise"], "table_wise"),
-        (0.7, ["table_wise", "column_wise"], "column_wise"),
-        (0.4, ["table_wise", "column_wise"], None),
-        (0.4, None, "row_wise"),
-        (0.4, ["table_wise", "row_wise"], "row_wise"),
+        (1.5, {"sharding_types": ["table_wise"]}, "table_wise"),
+        (0.7, {"sharding_types": ["table_wise", "column_wise"]}, "column_wise"),
+        (0.4, {"sharding_types": ["table_wise", "column_wise"]}, None),
+        (0.4, {}, "row_wise"),
+        (0.4, {"sharding_types": ["table_wise", "row_wise"]}, "row_wise"),
     ],
 )
 def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, types, found):
     """Of three devices, one holds the table, or two its halves, or all of them its rows."""
-    constraints = {"s": ParameterConstraints(sharding_types=types)} if types else {}
-    size = 6400 * DIM * 4
-    ours = planner(3, cap=int(size * share), models="roofline:h100", constraints=constraints)
+    model, size = _sequences("s", rows=6400), 6400 * DIM * 4
+    ours = planner(3, cap=int(size * share), models="roofline:h100", constraints=_said("s", **types))
     if found is None:
         with pytest.raises(InfeasibleError, match="even at 8 columns"):
-            ours.plan(_sequences("s", rows=6400))
+            ours.plan(model)
         return
-    assert ours.plan(_sequences("s", rows=6400)).plan[""]["s"].sharding_type == found
+    assert ours.plan(model).plan[""]["s"].sharding_type == found
     assert ours.last_plan.violations == ()
 
 
 @pytest.mark.parametrize(
-    ("types", "may"),
+    ("types", "may", "shards"),
     [
-        (None, ["columns", "rows"]),
-        (["table_wise", "column_wise"], ["columns"]),
-        (["table_wise", "row_wise"], ["columns", "rows"]),
-        (["table_wise", "column_wise", "data_parallel"], ["columns"]),
+        ({}, ["columns", "rows"], 2),
+        ({"sharding_types": ["table_wise", "column_wise"]}, ["columns"], 2),
+        ({"sharding_types": ["table_wise", "row_wise"]}, ["columns", "rows"], 1),
+        ({"sharding_types": ["table_wise", "data_parallel"]}, ["columns"], 1),
+        ({"sharding_types": ["table_wise", "column_wise", "data_parallel"]}, ["columns"], 2),
     ],
 )
-def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may):
-    constraints = {"s": ParameterConstraints(sharding_types=types)} if types else {}
-    task = planner(models="roofline:h100", constraints=constraints).search(_Model(_sequences("s", "t"))).task
+def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may, shards):
+    ours = planner(models="roofline:h100", constraints=_said("s", **types))
+    task = ours.search(_beside(_sequences("s", "t"))).task
     limits = [task.constraints.limits(table, 2) for table in task.tables]
     unsaid = [["columns", "copies", "rows"]] * 2  # of pooled tables
     assert [sorted(each.forms) for each in limits] == [*unsaid, may, ["columns", "rows"]]
-    assert limits[2].max_shards == (1 if types and "column_wise" not in types else 2)
-    assert limits[2].max_blocks >= 2
+    assert limits[2].max_shards == shards
+    assert limits[2].max_blocks >= (2 if "rows" in may else shards)
 
 
 def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
     """Else both planners might cut them, each into another width. In rows they may lie, where these are asked for."""
-    delegated = {"t": ParameterConstraints(sharding_types=["data_parallel"])}
-    asked = {"s": ParameterConstraints(sharding_types=["table_wise", "column_wise", "row_wise"])}
-    task = planner(models="roofline:h100", constraints=delegated | asked).search(_sequences("s", "t")).task
-    assert task.constraints.limits(task.tables[0], 2).max_blocks > 1
-    for constraints, most in (({}, 2), (delegated, 1)):
-        ours = planner(models="roofline:h100", constraints=constraints)
-        task = ours.search(_sequences("s", "t")).task
-        assert task.constraints.limits(task.tables[0], 2).max_shards == most
+    delegated = _said("t", sharding_types=["data_parallel"])
+    rows = _said("s", sharding_types=["table_wise", "column_wise", "row_wise"])
+    found = []
+    for constraints in ({}, delegated, delegated | rows):
+        task = planner(models="roofline:h100", constraints=constraints).search(_sequences("s", "t")).task
+        found.append(task.constraints.limits(task.tables[0], 2))
+    assert [limits.max_shards for limits in found[:2]] == [2, 1]
+    assert found[2].max_blocks > 1
 
 
 def test_one_collection_may_be_planned_by_two(caplog):
-    constraints = {"b": ParameterConstraints(sharding_types=["row_wise"])}
-    ours = planner(4, "cuda", constraints=constraints)
-    plan = ours.plan(_bags("a", "b", "c")).plan[""]
+    constraints = _said("b", sharding_types=["row_wise"])
+    ours, plan = planned(_bags("a", "b", "c"), devices=4, device="cuda", constraints=constraints)
+    found = places(plan)
     assert "b (sharding_types=['row_wise'], unknown to this search or these models)" in caplog.text
-    assert [table.name for table in ours.last_plan.task.tables] == ["a", "c"]
-    assert {name: p.sharding_type == "row_wise" for name, p in plan.items()} == {"a": False, "b": True, "c": False}
-    assert plan["b"].ranks == [0, 1, 2, 3]
+    assert _ours(ours) == ["a", "c"]
+    assert {name for name, (kind, _) in found.items() if kind == "row_wise"} == {"b"}
+    assert found["b"][1] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("make", [_bags, _sequences])
@@ -253,26 +233,25 @@ def test_one_collection_may_be_planned_by_two(caplog):
 )
 def test_what_constraints_leave_alone_is_what_plans_have(make, asked, found):
     """Sequence tables in copies are TorchRec's; everything else is planned here."""
-    constraints = {"b": ParameterConstraints(**asked)}
-    ours = planner(device="cuda", models="roofline:h100", constraints=constraints)
-    planned = ours.plan(make("a", "b")).plan[""]["b"]
-    assert (planned.sharding_type, planned.compute_kernel) == found
+    constraints = _said("b", **asked)
+    ours, plan = planned(make("a", "b"), device="cuda", models="roofline:h100", constraints=constraints)
+    assert (plan.plan[""]["b"].sharding_type, plan.plan[""]["b"].compute_kernel) == found
     delegated = make is _sequences and found[0] == "data_parallel"
-    assert [table.name for table in ours.last_plan.task.tables] == (["a"] if delegated else ["a", "b"])
+    assert _ours(ours) == (["a"] if delegated else ["a", "b"])
 
 
 @pytest.mark.parametrize("make", [_bags, _sequences])
 @pytest.mark.parametrize("dim", [10, 50])
-def test_tables_that_fused_kernels_do_not_take_are_copied_and_shard(make, dim, group):
+def test_tables_that_fused_kernels_do_not_take_are_copied_and_shard(make, dim, group, caplog):
     module = make("a", dim=dim, device=CPU)
-    ours = planner(1, models="roofline:h100")
-    plan = ours.plan(nn.ModuleDict({"odd": module, "even": _bags("b", device=CPU)}))
+    model = nn.ModuleDict({"odd": module, "even": _bags("b", device=CPU)})
+    ours, plan = planned(model, devices=1, models="roofline:h100")
     odd = plan.plan["odd"]["a"]
     assert (odd.sharding_type, odd.compute_kernel) == ("data_parallel", "dense")
-    assert [table.name for table in ours.last_plan.task.tables] == ["b"]
-    model = DistributedModelParallel(
-        module, plan=ShardingPlan({"": plan.plan["odd"]}), sharders=get_default_sharders(), device=CPU
-    )
+    assert "delegated" in caplog.text
+    assert "Sharding spec" not in caplog.text
+    assert _ours(ours) == ["b"]
+    model = sharded(module, ShardingPlan({"": plan.plan["odd"]}), get_default_sharders())
     lookups = KeyedJaggedTensor.from_lengths_sync(["f_a"], torch.arange(4), torch.ones(4, dtype=torch.int32))
     found = model(lookups)
     rows = found.values() if make is _bags else found["f_a"].values()
@@ -282,35 +261,45 @@ def test_tables_that_fused_kernels_do_not_take_are_copied_and_shard(make, dim, g
     assert torch.equal(weights.grad.sum(dim=1), torch.tensor([dim] * 4 + [0] * (ROWS - 4), dtype=torch.float32))
 
 
-@pytest.mark.parametrize("asked", [{"sharding_types": ["row_wise"]}, {"compute_kernels": ["fused"]}])
-def test_tables_that_may_not_be_copied_need_columns_that_kernels_take(asked):
-    with pytest.raises(
-        UserError, match=r"^table 'a' has 10 columns, .* copies only, .*; allow '.*', or give it 12 col"
-    ):
-        planner(constraints={"a": ParameterConstraints(**asked)}).plan(_bags("a", dim=10))
+def test_a_search_with_torchrecs_planner_is_quiet_about_copies(caplog):
+    copied = Constraints((TableRule("*", forms=(Form.COPIES,)),))
+    task = replace(toy_task(3, num_devices=2), constraints=copied)
+    plan = ns.search(task, ns.Simulator(ns.CostModels.load("roofline:h100")), "torchrec_all_forms")
+    assert set(plan.forms) == {Form.COPIES}
+    assert "Sharding spec" not in caplog.text
+
+
+def test_other_warnings_than_those_of_copies_are_heard(caplog):
+    with without_copies_remarks():
+        logging.warning("Sharding spec not found for %s", "a")
+        logging.warning("something else")
+    logging.warning("Sharding spec not found for b")
+    assert [record.getMessage() for record in caplog.records] == ["something else", "Sharding spec not found for b"]
 
 
 def test_a_module_in_two_places_is_planned_once():
     shared = _bags("a")
     model = nn.ModuleDict({"one": shared, "two": nn.Sequential(shared)})
-    assert _divided(model) == (["a"], {})
-    assert list(planner().plan(model).plan) == ["one"]
+    ours, plan = planned(model)
+    assert _ours(ours) == ["a"]
+    assert list(plan.plan) == ["one"]
 
 
 def test_delegated_tables_fill_devices_before_ours():
     """A device that TorchRec fills has no room for ours."""
-    constraints = {"s": ParameterConstraints(sharding_types=["table_wise"])}
     size = ROWS * DIM * 4
-    ours = planner(cap=2 * size + 4096, constraints=constraints)
-    plan = ours.plan(nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b", "c")}))
-    (full,) = plan.plan["s"]["s"].ranks
-    free = ours.last_plan.task.topology.device_memory
-    assert free[1 - full] == 2 * size + 4096
-    assert free[full] <= size + 4096
+
+    def filled(cap, *names):
+        model = nn.ModuleDict({"s": _sequences("s"), "bags": _bags(*names)})
+        ours, plan = planned(model, cap=cap, constraints=_said("s", sharding_types=["table_wise"]))
+        (full,) = plan.plan["s"]["s"].ranks
+        return ours.last_plan.task.topology.device_memory[full], ours.last_plan.task.topology.device_memory[1 - full]
+
+    left, free = filled(2 * size + 4096, "a", "b", "c")
+    assert free == 2 * size + 4096
+    assert left <= size + 4096
     with pytest.raises(InfeasibleError):
-        planner(cap=2 * size, constraints=constraints).plan(
-            nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b", "c", "d")})
-        )
+        filled(2 * size, "a", "b", "c", "d")
 
 
 def test_only_other_modules_need_no_search():
@@ -321,40 +310,65 @@ def test_only_other_modules_need_no_search():
         ours.search(_sequences("s"))
 
 
-def test_what_torchrec_cannot_plan_is_one_line():
-    wanted = {"s": ParameterConstraints(sharding_types=["table_row_wise"])}
-    with pytest.raises(UserError, match=r"^table 's' is left to TorchRec's planner by its sharding_types"):
-        planner(constraints=wanted).plan(_sequences("s"))
-    with pytest.raises(InfeasibleError, match="Unable to find a plan"):
-        planner(cap=1000).plan(_sequences("s"))
+STORED, WIDE, HOST = 1 << 20, 64, 4 << 30  # rows and columns of a table that is stored, bytes of a host
+VIRTUAL = {"use_virtual_table": True, "total_num_buckets": 4}
+TRITON = {"compute_kernels": ["fused_triton"], "sharding_types": ["table_wise"]}
+
+
+def _stored(**fields):
+    """A table `v` beside ordinary ones."""
+    return nn.ModuleDict({"stored": bags("v", rows=STORED, dim=WIDE, **fields), "bags": _bags("a", "b")})
+
+
+COPIED = r"^table 'v' has 10 columns, .* copies only, .*; allow '.*', or give it 12 col"
+LEFT = r"^table '1\.v' is left to TorchRec's planner by its "
+OFFERED = "and EmbeddingBagCollectionSharder has only "
+BESIDE = nn.ModuleList([_bags("innocent", dim=10), _bags("v")])
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("device", "model", "given", "why"),
     [
+        ("cpu", _bags("v", dim=10), {"sharding_types": ["row_wise"]}, COPIED),
+        ("cpu", _bags("v", dim=10), {"compute_kernels": ["fused"]}, COPIED),
         (
+            "cpu",
+            _sequences("v"),
+            {"sharding_types": ["table_row_wise"]},
+            r"^table 'v' is left to .* its sharding_types",
+        ),
+        (
+            "cpu",
+            BESIDE,  # with models that know no rows
             {"sharding_types": ["row_wise"]},
-            r"sharding_types=\['row_wise'\], and EmbeddingBagCollectionSharder has only data_parallel, table_wise, "
-            r"column_wise, table_column_wise on cpu; allow one of them; with 'table_wise' besides it is planned here$",
+            rf"{LEFT}sharding_types=\['row_wise'\], {OFFERED}data_parallel, table_wise, column_wise, table_column_wise "
+            r"on cpu; allow one of them; with 'table_wise' besides it is planned here$",
         ),
         (
+            "cpu",
+            BESIDE,
             {"compute_kernels": ["key_value"]},
-            r"compute_kernels=\['key_value'\], and EmbeddingBagCollectionSharder has only dense, fused on cpu for "
-            r"data_parallel, .*; allow one of them$",
+            rf"{LEFT}compute_kernels=\['key_value'\], {OFFERED}dense, fused on cpu for data_parallel, .*; allow one of "
+            "them$",
         ),
+        ("cuda", _stored(), TRITON, r"has only .* allow one of them"),
+        (
+            "cuda",
+            _stored(**VIRTUAL),
+            {"sharding_types": ["table_wise"]},
+            r"a virtual table, .*sharding_types=\['table_wise'\]; allow 'row_wise'",
+        ),
+        ("cuda", _stored(**VIRTUAL | {"total_num_buckets": 6}), {}, r"stored\.v.*divisible by num_buckets"),
     ],
 )
-def test_the_table_that_cannot_be_delegated_is_named_and_no_other(given, why):
-    model = nn.ModuleList([_bags("innocent", dim=10), _bags("guilty")])  # with models that know no rows
-    with pytest.raises(UserError, match=rf"^table '1\.guilty' is left to TorchRec's planner by its {why}"):
-        planner(constraints={"guilty": ParameterConstraints(**given)}).plan(model)
+def test_what_torchrec_cannot_plan_is_one_line_of_that_table_alone(device, model, given, why):
+    with pytest.raises(UserError, match=why):
+        planner(4, device, 1 << 30, constraints=_said("v", **given)).plan(model)
 
 
-def test_what_is_said_of_rows_alone_works():
-    constraints = {"b": ParameterConstraints(sharding_types=["row_wise", "table_wise"])}
-    rules = Constraints((TableRule("b", forms=("rows",)),))
-    plan = planner(models="roofline:h100", constraints=constraints, rules=rules).plan(_bags("a", "b")).plan[""]
-    assert plan["b"].sharding_type == "row_wise"
+def test_where_torchrec_finds_no_plan_it_is_said():
+    with pytest.raises(InfeasibleError, match="Unable to find a plan"):
+        planner(cap=1000).plan(_sequences("s"))
 
 
 def test_errors_of_torchrec_blame_no_table_among_several(monkeypatch):
@@ -366,26 +380,96 @@ def test_errors_of_torchrec_blame_no_table_among_several(monkeypatch):
         planner().plan(nn.ModuleList([_sequences("s"), _sequences("t")]))
 
 
+def test_what_is_said_of_rows_alone_works():
+    constraints = _said("b", sharding_types=["row_wise", "table_wise"])
+    rules = Constraints((TableRule("b", forms=("rows",)),))
+    plan = planner(models="roofline:h100", constraints=constraints, rules=rules).plan(_bags("a", "b")).plan[""]
+    assert plan["b"].sharding_type == "row_wise"
+
+
 def test_a_given_plan_is_kept_and_its_memory_taken_off(caplog):
     model = nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b")})
     first = planner().plan(model)
     rank = 1 - first.plan["bags"]["a"].ranks[0]
-    kept = (
-        planner(constraints={"a": ParameterConstraints(sharding_types=["table_wise"])}).plan(_bags("a")).plan[""]["a"]
-    )
+    kept = planner(constraints=_said("a", sharding_types=["table_wise"])).plan(_bags("a")).plan[""]["a"]
     kept.ranks = [rank]
     given = ShardingPlan({"bags": type(first.plan["bags"])({"a": kept}), "s": first.plan["s"], "pool": object()})
-    ours = planner(given=given)
-    plan = ours.plan(model)
+    ours, plan = planned(model, given=given)
     assert plan.plan["bags"]["a"] is kept
     assert plan.plan["s"]["s"] is first.plan["s"]["s"]
     assert plan.plan["pool"] is given.plan["pool"]
-    assert [table.name for table in ours.last_plan.task.tables] == ["b"]
-    assert ours.last_plan.task.topology.device_memory[rank] <= (1 << 20) - ROWS * DIM * 4
+    assert _ours(ours) == ["b"]
+    assert ours.last_plan.task.topology.device_memory[rank] <= CAP - ROWS * DIM * 4
     assert "kept as the given plan has them: s.s, bags.a" in caplog.text
     assert "holds module 'pool'" in caplog.text
 
 
 def test_the_optimizer_of_a_fused_collection_counts():
     assert planner().search(_fused("c")).task.memory.optimizer == "adam"  # the largest stands for those without a name
-    assert planner().search(_bags("c")).task.memory.optimizer == "sgd"
+
+
+def _on_hosts(model, sharders=None, **said):
+    """The plan of a model on four GPUs of two hosts, and the bytes that it leaves of each device, and of a host."""
+    gpus = topology(4, "cuda", 1 << 30, on_host=2, ddr_cap=HOST // 2)
+    ours, plan = planned(model, sharders, topology=gpus, constraints=_said("v", **said))
+    left = ours.last_plan.task.topology
+    return plan, [(1 << 30) - free for free in left.device_memory], HOST - left.host_memory_bytes
+
+
+@pytest.mark.parametrize("kernel", ["ssd_virtual_table", "dram_virtual_table", "dram_ssd_virtual_table"])
+def test_virtual_tables_are_delegated_with_their_caches(kernel, caplog):
+    caches = KeyValueParams(max_l1_cache_size=100, l2_cache_size=1)
+    given = {"compute_kernels": [kernel], "key_value_params": caches, "use_virtual_table": True}
+    plan, taken, of_host = _on_hosts(_stored(**VIRTUAL), **given)
+    table = plan.plan["stored"]["v"]
+    assert (table.sharding_type, table.compute_kernel, table.ranks) == ("row_wise", kernel, [0, 1, 2, 3])
+    assert "delegated to TorchRec's EmbeddingShardingPlanner: stored.v (a virtual table)" in caplog.text
+    cached = STORED // 5 * WIDE * 4  # TorchRec's share of the rows; less than max_l1_cache_size
+    assert taken == pytest.approx([cached] * 4, rel=1e-3)
+    assert of_host == 2 * (1 << 30)
+
+
+def test_virtual_tables_stay_in_rows_whatever_torchrec_would_choose():
+    plan, _, _ = _on_hosts(_stored(**VIRTUAL))
+    assert plan.plan["stored"]["v"].sharding_type == "row_wise"
+
+
+def test_tables_on_ssd_are_delegated_with_their_caches(caplog):
+    caches = KeyValueParams(max_l1_cache_size=10, l2_cache_size=1)
+    plan, taken, of_host = _on_hosts(_stored(), compute_kernels=["key_value"], key_value_params=caches)
+    held = set(plan.plan["stored"]["v"].ranks)
+    assert "stored.v (compute_kernels=['key_value'])" in caplog.text
+    assert {rank for rank, its in enumerate(taken) if its >= 10 << 20} == held
+    assert of_host == max(len(held & {0, 1}), len(held & {2, 3})) * (1 << 30)
+
+
+def test_delegated_tables_in_host_memory_leave_less_of_it():
+    _, _, of_host = _on_hosts(_stored(), sharding_types=["table_row_wise"], compute_kernels=["fused_uvm"])
+    assert of_host == STORED * WIDE * 4
+
+
+class _Triton(EmbeddingBagCollectionSharder):
+    """A sharder whose tables may be served by the kernels in Triton."""
+
+    def compute_kernels(self, sharding_type, compute_device_type):
+        return [*super().compute_kernels(sharding_type, compute_device_type), "fused_triton"]
+
+
+def test_triton_kernels_are_delegated_where_sharders_have_them(caplog):
+    plan, taken, _ = _on_hosts(_stored(), [_Triton()], **TRITON)
+    table = plan.plan["stored"]["v"]
+    assert table.compute_kernel == "fused_triton"
+    assert "compute_kernels=['fused_triton']" in caplog.text
+    assert taken[table.ranks[0]] >= STORED * WIDE * 4
+
+
+def test_ids_of_managed_collision_take_memory():
+    tables = bags("z", rows=1000, dim=WIDE)
+    remapped = HashZchManagedCollisionModule(1000, CPU, total_num_buckets=4)
+    held = sum(buffer.numel() * buffer.element_size() for buffer in remapped.buffers())
+    collection = ManagedCollisionCollection({"z": remapped}, tables.embedding_bag_configs())
+    model = nn.ModuleDict({"z": ManagedCollisionEmbeddingBagCollection(tables, collection), "bags": _bags("a")})
+    plan, taken, _ = _on_hosts(model)
+    assert plan.plan["z"]["z"].sharding_type == "row_wise"
+    assert held > 0
+    assert all(its >= (1000 * WIDE * 4 + held) // 4 for its in taken)

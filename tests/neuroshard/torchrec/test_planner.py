@@ -6,74 +6,52 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-from torchrec.distributed.planner import ParameterConstraints, Topology
-from torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
+from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import BoundsCheckMode, ShardingPlanner
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import InfeasibleError, MissingPackageError, UserError
-from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
-from tests.kit.torchrec_models import META, bag
+from tests.kit.torchrec_models import AllOnLast, bags, places, planner, shaped_bags, topology
 
-SHARDERS = [EmbeddingBagCollectionSharder()]
-
-
-def _collection(*shapes):
-    return EmbeddingBagCollection([bag(f"t{i}", *shape) for i, shape in enumerate(shapes)], device=META)
-
-
-class _TwoCollections(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = _collection((100, 16), (50, 8)), _collection((1000, 32))
-
-
-def _planner(devices=2, cap=1 << 20, device="cpu", **settings):
-    topology = Topology(devices, device, ddr_cap=cap, hbm_cap=cap, local_world_size=2, created_by_factory=True)
-    settings = {"models": linear_models(devices), "batch_size": 256 // devices} | settings
-    return NeuroShardPlanner(topology=topology, **settings)
+SMALL = bags("t", rows=10, dim=4)
+TWO = nn.ModuleDict({"one": shaped_bags({"t0": (100, 16), "t1": (50, 8)}), "other": bags("t0", rows=1000, dim=32)})
 
 
 def test_it_is_a_planner_and_covers_all_collections():
-    planner = _planner()
-    assert isinstance(planner, ShardingPlanner)
-    plan = planner.plan(_TwoCollections(), SHARDERS)
+    ours = planner(batch_size=128)
+    assert isinstance(ours, ShardingPlanner)
+    plan = ours.plan(TWO)
     assert {path: sorted(names) for path, names in plan.plan.items()} == {"one": ["t0", "t1"], "other": ["t0"]}
-    ours = planner.search(_TwoCollections(), SHARDERS)
-    assert [table.name for table in ours.task.tables] == ["one.t0", "t1", "other.t0"]
-    assert ours.task.batch_size == 256
-    assert ours.violations == ()
+    found = ours.search(TWO)
+    assert [table.name for table in found.task.tables] == ["one.t0", "t1", "other.t0"]
+    assert found.task.batch_size == 256
+    assert found.violations == ()
 
 
 def test_a_model_without_tables_needs_no_plan():
-    assert _planner().plan(nn.Linear(2, 2)).plan == {}
+    assert planner().plan(nn.Linear(2, 2)).plan == {}
 
 
 def test_gpus_are_numbered_within_their_host():
-    plan = _planner(4, device="cuda").plan(_collection(*[(100, 64)] * 4), SHARDERS)
-    places = {str(p.sharding_spec.shards[0].placement) for p in plan.plan[""].values()}
-    assert places == {"rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"}
+    plan = planner(4, "cuda", on_host=2, batch_size=64).plan(bags(*"abcd", dim=64))
+    found = {str(p.sharding_spec.shards[0].placement) for p in plan.plan[""].values()}
+    assert found == {"rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"}
 
 
 def test_pods_are_domains_of_fast_links():
-    topology = Topology(8, "cuda", hbm_cap=1 << 20, local_world_size=2, pod_size=2, created_by_factory=True)
-    whole = {f"t{i}": ParameterConstraints(sharding_types=["table_wise"]) for i in range(8)}
-    planner = NeuroShardPlanner(topology=topology, models="roofline:b200", batch_size=64, constraints=whole)
-    task = planner.search(_collection((100, 16)), SHARDERS).task
-    assert (task.topology.host_size, task.topology.domain_size) == (2, 4)
-    places = {
-        str(shard.placement)
-        for one in planner.plan(_collection(*[(100, 64)] * 8), SHARDERS).plan[""].values()
-        for shard in one.sharding_spec.shards
-    }
-    assert places <= {f"rank:{rank}/cuda:{rank % 2}" for rank in range(8)}
+    whole = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in "abcdefgh"}
+    pods = topology(8, "cuda", on_host=2, pod_size=2)
+    ours = planner(topology=pods, models="roofline:b200", batch_size=64, constraints=whole)
+    plan = ours.plan(bags(*whole, dim=64))
+    assert (ours.last_plan.task.topology.host_size, ours.last_plan.task.topology.domain_size) == (2, 4)
+    shards = (shard for sharding in plan.plan[""].values() for shard in sharding.sharding_spec.shards)
+    assert {str(shard.placement) for shard in shards} <= {f"rank:{rank}/cuda:{rank % 2}" for rank in range(8)}
 
 
 @pytest.mark.parametrize(
@@ -83,41 +61,29 @@ def test_pods_are_domains_of_fast_links():
 def test_other_precisions_of_exchanges_than_the_models_count_are_said_once(models, coded, warned, caplog):
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
     registry = get_qcomm_codecs_registry(config) if coded else None
-    sharders = [EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)]
-    topology = Topology(2, "cuda", hbm_cap=1 << 20, created_by_factory=True)
-    NeuroShardPlanner(topology=topology, models=models, batch_size=64).plan(_collection((100, 16)), sharders)
+    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)
+    planner(device="cuda", models=models).plan(bags("a"), [sharder])
     assert caplog.text.count("byte(s) of an element forward, and costs count 4; give models=NAME+fp16") == warned
     assert "full precision" not in caplog.text
 
 
-def test_memory_is_what_the_reservation_leaves():
-    task = _planner(device="cuda").search(_collection((10, 4)), SHARDERS).task
-    assert task.topology.device_memory == (int(0.85 * (1 << 20)),) * 2
-    kept = FixedAbsoluteStorageReservation(1000)
-    task = _planner(device="cuda", storage_reservation=kept).search(_collection((10, 4)), SHARDERS).task
-    assert task.topology.device_memory == ((1 << 20) - 1000,) * 2
-
-
 @pytest.mark.parametrize(
-    ("fused", "counted"),
+    ("fused", "on_weights", "counted"),
     [
-        (None, "sgd"),
-        ({"optimizer": "exact_sgd"}, "sgd"),
-        ({"optimizer": "exact_row_wise_adagrad"}, "rowwise_adagrad"),
-        ({"optimizer": "lamb"}, "adam"),
+        (None, None, "sgd"),
+        ({"optimizer": "exact_sgd"}, None, "sgd"),
+        ({"optimizer": "exact_row_wise_adagrad"}, None, "rowwise_adagrad"),
+        ({"optimizer": "lamb"}, None, "adam"),
+        (None, torch.optim.Adam, "adam"),
     ],
 )
-def test_optimizer_state_counts(fused, counted):
-    sharders = [EmbeddingBagCollectionSharder(fused_params=fused)]
-    assert _planner().search(_collection((10, 4)), sharders).task.memory == MemoryUse(counted, batches_in_flight=1)
-
-
-def test_the_optimizer_on_the_weights_counts_more_than_the_sharders():
-    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-
-    collection = _collection((10, 4))
-    apply_optimizer_in_backward(torch.optim.Adam, collection.parameters(), {"lr": 0.1})
-    assert _planner().search(collection, SHARDERS).task.memory.optimizer == "adam"
+def test_optimizer_state_counts(fused, on_weights, counted):
+    """What is set on the weights counts more than the sharders'."""
+    collection = bags("a")
+    if on_weights:
+        apply_optimizer_in_backward(on_weights, collection.parameters(), {"lr": 0.1})
+    task = planner().search(collection, [EmbeddingBagCollectionSharder(fused_params=fused)]).task
+    assert task.memory == MemoryUse(counted, batches_in_flight=1)
 
 
 def test_constraints_of_both_kinds_hold():
@@ -126,8 +92,8 @@ def test_constraints_of_both_kinds_hold():
         "t1": ParameterConstraints(sharding_types=["table_wise"]),
     }
     rules = Constraints((TableRule("t1", devices=(1,)),))
-    planner = _planner(4, constraints=constraints, rules=rules)
-    plan = planner.plan(_collection((100, 128), (100, 64)), SHARDERS).plan[""]
+    ours = planner(4, on_host=2, batch_size=64, constraints=constraints, rules=rules)
+    plan = ours.plan(shaped_bags({"t0": (100, 128), "t1": (100, 64)})).plan[""]
     assert plan["t1"].ranks == [1]
     assert plan["t0"].bounds_check_mode == BoundsCheckMode.IGNORE
     assert len(plan["t0"].ranks) > 1
@@ -146,61 +112,114 @@ def test_constraints_of_both_kinds_hold():
 def test_tables_are_copied_only_where_sharding_types_and_kernels_allow_it(types, kernels, found, caplog):
     """Six small tables on eight devices: copies cost least."""
     given = ParameterConstraints(sharding_types=types, compute_kernels=kernels)
-    constraints = {f"t{i}": given for i in range(6)} if types else {}
-    planner = _planner(8, 1 << 32, "cuda", models="roofline:h100", batch_size=8192, constraints=constraints)
-    plan = planner.plan(_collection(*[(1000, 128)] * 6), SHARDERS).plan[""]
-    kinds = {parameter.sharding_type for parameter in plan.values()}
+    constraints = dict.fromkeys("abcdef", given) if types else {}
+    settings = {"models": "roofline:h100", "batch_size": 8192, "constraints": constraints}
+    plan = planner(8, "cuda", 1 << 32, on_host=2, **settings).plan(bags(*"abcdef", rows=1000, dim=128))
+    kinds = {kind for kind, _ in places(plan).values()}
     assert kinds == {"data_parallel"} if found == "data_parallel" else kinds <= {"table_wise", "column_wise"}
     assert ("6 table(s) in copies" in caplog.text) is (found == "data_parallel")
 
 
 def test_mistakes_are_one_line():
     with pytest.raises(InfeasibleError, match="give each"):
-        _planner(cap=1000).plan(_collection((1000, 64)), SHARDERS)
+        planner(cap=1000).plan(bags("a", rows=1000, dim=64))
     with pytest.raises(UserError, match="no process group"):
         NeuroShardPlanner()
     with pytest.raises(UserError, match="no process group"):
-        _planner().collective_plan(_collection((10, 4)), SHARDERS)
+        planner().collective_plan(SMALL)
     with pytest.raises(UserError, match="no cost models for compute device 'mtia'"):
-        NeuroShardPlanner(Topology(2, "mtia", created_by_factory=True))
-
-
-class _AllOnOne(Searcher):
-    """Somebody's own method."""
-
-    def find(self, task, simulator):
-        return Found(assemble(task, [(index, table.dim, 1) for index, table in enumerate(task.tables)]))
+        NeuroShardPlanner(topology(device="mtia"))
 
 
 def test_any_searcher_may_be_handed_over():
-    plan = _planner(searcher=_AllOnOne()).search(_TwoCollections(), SHARDERS)
+    plan = planner(searcher=AllOnLast()).search(TWO)
     assert {p.device for p in plan.placements} == {1}
-    by_name = _planner(searcher="dim_greedy").search(_TwoCollections(), SHARDERS)
+    by_name = planner(searcher="dim_greedy").search(TWO)
     assert {p.device for p in by_name.placements} == {0, 1}
-    assert _planner(max_splits=0, improvement={"shakes": 0}).search(_TwoCollections(), SHARDERS).violations == ()
-    with pytest.raises(
-        UserError, match="beam_width=2 goes with a searcher's name only; give it to the _AllOnOne itself"
-    ):
-        _planner(searcher=_AllOnOne(), beam_width=2)
-    with pytest.raises(UserError, match="searcher=3 must be the name of a search method, or a Searcher"):
-        _planner(searcher=3)
+    assert planner(max_splits=0, improvement={"shakes": 0}).search(TWO).violations == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {"searcher": AllOnLast(), "beam_width": 2},
+            "beam_width=2 goes with a searcher's name only; give it to the AllOnLast itself",
+        ),
+        ({"searcher": 3}, "searcher=3 must be the name of a search method, or a Searcher"),
+        ({"keep": "plan.json", "plan_loader": object()}, "keep= and plan_loader="),
+        ({"timeout_seconds": 0}, "above 0"),
+        ({"pipeline": "fast"}, "unknown pipeline 'fast'"),
+        ({"verify": "mirored", "models": "cpu"}, "did you mean 'mirrored'"),
+        ({"verify": "mirrored"}, "models by their name or path"),
+        ({"verify": "mirrored", "models": "cpu", "passes": 1}, "passes"),
+        ({"verify": "mirrored", "models": "cpu", "finalists": 0}, "finalists"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(settings, why):
+    with pytest.raises(UserError, match=why):
+        planner(**settings)
 
 
 def test_the_process_group_gives_the_topology(group):
-    planner = NeuroShardPlanner()
-    plan = planner.collective_plan(_collection((100, 16)))
-    assert plan.plan[""]["t0"].ranks == [0]
-    assert planner.last_plan.task.topology.num_devices == 1
+    ours = NeuroShardPlanner()
+    assert ours.collective_plan(bags("a")).plan[""]["a"].ranks == [0]
+    assert ours.last_plan.task.topology.num_devices == 1
     added = {"framework.input", "framework.kernels", "framework.outputs"}
-    assert added <= {part.name for part in planner.last_cost.parts}  # of cpu+torchrec
-    refused = {"t0": ParameterConstraints(pooling_factors=[1.0, 2.0])}
+    assert added <= {part.name for part in ours.last_cost.parts}  # of cpu+torchrec
+    refused = {"t": ParameterConstraints(pooling_factors=[1.0, 2.0])}
     with pytest.raises(UserError, match="need one number for each"):
-        NeuroShardPlanner(constraints=refused).collective_plan(_collection((10, 4)))
+        NeuroShardPlanner(constraints=refused).collective_plan(SMALL)
 
 
 def test_gpus_without_models_of_their_own_are_warned_about(caplog):
-    NeuroShardPlanner(Topology(2, "cuda", created_by_factory=True))
+    NeuroShardPlanner(topology(device="cuda"))
     assert "datasheet (roofline:h100)" in caplog.text
+
+
+ROWS, DIM, LOOKUPS, BATCH_SIZE = 1000, 64, 50.0, 128
+
+
+def _in_pipeline(pipeline, cap=1 << 24, **settings):
+    """The planner of a job with a pipeline, and our plan for its one table."""
+    said = {"t": ParameterConstraints(sharding_types=["column_wise"], pooling_factors=[LOOKUPS])}
+    given = {"models": "roofline:h100", "batch_size": BATCH_SIZE, "constraints": said, "storage_reservation": None}
+    gpus = topology(device="cuda", cap=cap, ddr_cap=1)
+    ours = planner(topology=gpus, pipeline=pipeline, **given | settings)
+    return ours, ours.search(bags("t", rows=ROWS, dim=DIM))
+
+
+@pytest.mark.parametrize("pipeline", [None, "none", "sparse_dist", "prefetch", "semi_sync"])
+def test_only_without_a_pipeline_costs_count_the_exchange_of_indices(pipeline):
+    cost = _in_pipeline(pipeline)[0].last_cost
+    assert cost.ms("input").max() > 0
+    assert ("input" in {part.name for part in cost.parts if part.counts}) is (pipeline == "none")
+
+
+def test_models_without_that_exchange_leave_it_out_and_say_so(caplog):
+    _, plan = _in_pipeline("none", models=linear_models(2))
+    assert "costs leave it out" in caplog.text
+    assert plan.task.memory.pipeline == "none"
+
+
+def test_memory_of_a_pipeline_replaces_that_of_a_batch():
+    def use(pipeline, memory=None):
+        return _in_pipeline(pipeline, memory=memory)[1].task.memory
+
+    assert use(None) == MemoryUse("sgd", 1)
+    assert use("prefetch").in_flight == MemoryUse(pipeline="prefetch").in_flight
+    assert use("sparse_dist") == MemoryUse("sgd", 1, "sparse_dist")
+    assert use("sparse_dist", MemoryUse("adam", 1)) == MemoryUse("adam", 1, "sparse_dist")
+
+
+def test_a_plan_that_would_run_out_of_memory_in_a_pipeline_is_none():
+    """Half of 256 KB of weights on each device; 104 KB of indices and lengths on both, for each permuted batch."""
+    weights, outputs, batch = ROWS * DIM * 4 // 2, 2 * 4 * 2 * BATCH_SIZE * DIM, 8 * 2 * BATCH_SIZE * (LOOKUPS + 1)
+    room, more = (int((weights + outputs + batches * batch) / 0.85) for batches in (2, 6))
+    assert _in_pipeline(None, cap=room)[1].fits
+    with pytest.raises(InfeasibleError):
+        _in_pipeline("sparse_dist", cap=room)
+    assert _in_pipeline("sparse_dist", cap=more)[1].fits
 
 
 def test_without_torchrec_everything_else_works_and_the_error_says_what_to_install():

@@ -32,29 +32,29 @@ def _model():
     return nn.ModuleDict({"s": sequences("s", rows=ROWS, dim=DIM), "bags": bags(*"abc", rows=ROWS, dim=DIM)})
 
 
-def _planner(**settings):
-    reservation = FixedPercentageStorageReservation(0.1)
-    return planner(4, "cuda", 1 << 30, on_host=2, storage_reservation=reservation, **settings)
+def _planned(model=None, **settings):
+    """The planner, its plan, and what a report was told of it."""
+    listening, reservation = _Listening(), FixedPercentageStorageReservation(0.1)
+    given = {"stats": listening, "storage_reservation": reservation} | settings
+    ours = planner(4, "cuda", 1 << 30, on_host=2, **given)
+    plan = ours.plan(model or _model())
+    return ours, plan, *listening.told
 
 
 def test_reports_are_told_of_the_whole_model():
-    listening = _Listening()
     constraints = {"a": ParameterConstraints(min_partition=8), "s": ParameterConstraints(sharding_types=["table_wise"])}
-    ours = _planner(stats=listening, constraints=constraints)
-    plan = ours.plan(_model())
-    (told,) = listening.told
+    ours, plan, told = _planned(constraints=constraints)
     assert told["sharding_plan"] is plan
     assert (told["batch_size"], told["topology"].world_size, set(told["constraints"])) == (4, 4, {"a", "s"})
     options = {option.fqn: option for option in told["best_plan"]}
     assert set(options) == {"bags.a", "bags.b", "bags.c", "s.s"}
+    device_ms = [0.0] * 4
     for fqn, option in options.items():
         path, name = fqn.split(".")
         assert [shard.rank for shard in option.shards] == plan.plan[path][name].ranks
         assert all(shard.storage.hbm >= ROWS * shard.size[1] * 4 for shard in option.shards)
         assert all(shard.perf.total > 0 for shard in option.shards)
-    device_ms = [0.0] * 4
-    for fqn, option in options.items():
-        for shard in option.shards if fqn != "s.s" else ():
+        for shard in option.shards if path == "bags" else ():
             device_ms[shard.rank] += shard.perf.total
     held = {placed.device for placed in ours.last_plan.placements}
     assert device_ms == pytest.approx([ms if d in held else 0 for d, ms in enumerate(ours.last_cost.device_ms)])
@@ -62,10 +62,8 @@ def test_reports_are_told_of_the_whole_model():
 
 def test_compute_stands_where_torchrec_has_it():
     """Backward compute is twice forward compute, and the sum is what was predicted."""
-    listening = _Listening()
-    ours = _planner(models="roofline:h100", stats=listening)
-    ours.plan(_model())
-    perfs = [shard.perf for option in listening.told[0]["best_plan"] for shard in option.shards]
+    ours, _, told = _planned(models="roofline:h100")
+    perfs = [shard.perf for option in told["best_plan"] for shard in option.shards]
     assert all(perf.bwd_compute == pytest.approx(2 * perf.fwd_compute) for perf in perfs)
     assert sum(perf.input_dist_comms for perf in perfs) > 0
     held = {placed.device for placed in ours.last_plan.placements}
@@ -75,30 +73,31 @@ def test_compute_stands_where_torchrec_has_it():
 
 def test_sequence_tables_are_told_what_they_give_out():
     """Communication of a device is shared out by the columns that samples get, not by those of the tables."""
-    listening = _Listening()
     constraints = {n: ParameterConstraints(sharding_types=["table_wise"]) for n in "abcs"}
     constraints["s"].pooling_factors = [20.0]
     rules = Constraints((TableRule("*", devices=(0,)),))
-    ours = _planner(models="roofline:h100", stats=listening, constraints=constraints, rules=rules)
-    ours.plan(_model())
-    (told,) = listening.told
+    ours, _, told = _planned(models="roofline:h100", constraints=constraints, rules=rules)
     comms = {option.name: option.shards[0].perf.fwd_comms for option in told["best_plan"]}
     assert comms["s"] == pytest.approx(20 * comms["a"])
     assert sum(comms.values()) == pytest.approx(ours.last_cost.forward[0])
     assert [option.is_pooled for option in told["best_plan"]] == [option.name != "s" for option in told["best_plan"]]
 
 
+MEASURED = [Table(name, ROWS, DIM, 2.5, (*(0.0,) * 16, 1.0), 4, 16) for name in "abc"]
+
+
 @pytest.mark.parametrize("types", [None, ["table_wise", "column_wise", "data_parallel", "row_wise"]])
-def test_torchrecs_own_report_prints_our_plans(caplog, types):
+def test_torchrecs_own_report_prints_our_plans_and_profiled_lookups(caplog, types):
     caplog.set_level(logging.INFO)
     constraints = {name: ParameterConstraints(sharding_types=types) for name in "abc"} if types else {}
-    ours = _planner(models="roofline:h100", stats=[EmbeddingStats()], constraints=constraints)
-    ours.plan(_model())
+    given = {"models": "roofline:h100", "constraints": constraints}
+    _planned(stats=[EmbeddingStats()], tables=MEASURED, **given)
     assert "--- Planner Statistics ---" in caplog.text
-    assert "bags.b" in caplog.text
+    (line,) = [line for line in caplog.text.splitlines() if " bags.b " in line]
+    assert " 2.5 " in line
     assert re.search(r"planned here: imbalance 1\.\d\d .*, memory 10% to 10% full .* by roofline:h100", caplog.text)
     caplog.clear()
-    _planner(models="roofline:h100", constraints=constraints).plan(_model())
+    _planned(stats=None, **given)
     assert "--- Planner Statistics ---" not in caplog.text
     assert "4 tables on 4 devices" in caplog.text
 
@@ -106,31 +105,22 @@ def test_torchrecs_own_report_prints_our_plans(caplog, types):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (None, ([1.25, 1.25], 2.5)),
-        ({"pooling_factors": [3.0, 1.0]}, ([1.875, 0.625], 2.5)),
-        ({"pooling_factors": [3.0, 1.0], "num_poolings": [2.0, 1.0]}, ([15 / 14, 5 / 14], 2.5)),
-        ({"pooling_factors": [3.0], "num_poolings": [2.0, 1.0]}, ([2.5 / 3, 2.5 / 3], 2.5)),
-        ({"pooling_factors": [3.0], "num_poolings": [2.0], "batch_sizes": [4]}, ([1.25], 2.5)),
+        ({}, [1.25, 1.25]),
+        ({"pooling_factors": [3.0, 1.0]}, [1.875, 0.625]),
+        ({"pooling_factors": [3.0, 1.0], "num_poolings": [2.0, 1.0]}, [15 / 14, 5 / 14]),
+        ({"pooling_factors": [3.0], "num_poolings": [2.0, 1.0]}, [2.5 / 3, 2.5 / 3]),
+        ({"pooling_factors": [3.0], "num_poolings": [2.0], "batch_sizes": [4]}, [1.25]),
     ],
 )
 def test_reports_are_told_the_lookups_that_were_planned_with(given, told):
     """What constraints say is scaled to what was measured; reports multiply it by the constraints' poolings."""
-    model, listening = bags("a", rows=ROWS, dim=DIM, features=("f", "g")), _Listening()
-    constraints = {} if given is None else {"a": ParameterConstraints(**given)}
-    measured = Table("a", ROWS, DIM, 2.5, (*(0.0,) * 16, 1.0), 4, 16)
-    _planner(stats=listening, constraints=constraints, tables=[measured]).plan(model)
-    (option,) = listening.told[0]["best_plan"]
-    poolings = (given or {}).get("num_poolings") or [1.0] * len(option.input_lengths)
-    assert option.input_lengths == pytest.approx(told[0])
-    assert sum(map(mul, option.input_lengths, poolings)) == pytest.approx(told[1])
-
-
-def test_torchrecs_report_prints_profiled_lookups(caplog):
-    caplog.set_level(logging.INFO, "torchrec.distributed.planner.stats")
-    tables = [Table(name, ROWS, DIM, 2.5, (*(0.0,) * 16, 1.0), 4, 16) for name in "abc"]
-    _planner(models="roofline:h100", stats=EmbeddingStats(), tables=tables).plan(_model())
-    (line,) = [line for line in caplog.text.splitlines() if " bags.a " in line]
-    assert " 2.5 " in line
+    model = bags("a", rows=ROWS, dim=DIM, features=("f", "g"))
+    constraints = {"a": ParameterConstraints(**given)} if given else {}
+    _, _, reported = _planned(model, constraints=constraints, tables=MEASURED[:1])
+    (option,) = reported["best_plan"]
+    poolings = given.get("num_poolings") or [1.0] * len(option.input_lengths)
+    assert option.input_lengths == pytest.approx(told)
+    assert sum(map(mul, option.input_lengths, poolings)) == pytest.approx(2.5)
 
 
 def _all_on(rank):
@@ -144,33 +134,35 @@ def _all_on(rank):
     return moved
 
 
+def _ranks_of_bags(told):
+    return {shard.rank for option in told["best_plan"] for shard in option.shards if option.path == "bags"}
+
+
 def test_callbacks_have_the_last_word():
-    listening = _Listening()
-    ours = _planner(stats=listening, callbacks=[_all_on(0), _all_on(3)])
-    plan = ours.plan(_model())
+    ours, plan, told = _planned(callbacks=[_all_on(0), _all_on(3)])
     assert {tuple(parameter.ranks) for parameter in plan.plan["bags"].values()} == {(3,)}
     assert {placed.device for placed in ours.last_plan.placements} == {3}
     assert ours.last_cost.compute[3] == ours.last_cost.compute.max()
     assert list(plan.plan["s"]) == ["s"]
-    assert {shard.rank for o in listening.told[0]["best_plan"] for shard in o.shards if o.path == "bags"} == {3}
+    assert _ranks_of_bags(told) == {3}
 
 
-def test_a_kept_plan_is_reported_and_not_called_back_again(tmp_path):
-    path, listening, moved = tmp_path / "plan.json", _Listening(), _all_on(3)
-    first = _planner(keep=path, callbacks=[moved]).plan(_model())
-    calls = []
+def test_a_kept_plan_is_reported_and_not_called_back_again(path):
+    moved, calls = _all_on(3), []
+    _, first, _ = _planned(keep=path, callbacks=[moved])
 
     def counted(options):
         calls.append(options)
         return moved(options)
 
     counted.__qualname__ = moved.__qualname__
-    again = _planner(keep=path, stats=listening, callbacks=[counted])
-    assert again.plan(_model()).plan == first.plan
+    _, again, told = _planned(keep=path, callbacks=[counted])
+    assert again == first
     assert calls == []
-    assert {tuple(s.rank for s in o.shards) for o in listening.told[0]["best_plan"] if o.path == "bags"} == {(3,)}
-    _planner(keep=path).plan(_model())
-    assert {tuple(p.ranks) for p in _planner(keep=path).plan(_model()).plan["bags"].values()} != {(3,)}
+    assert _ranks_of_bags(told) == {3}
+    _planned(keep=path)
+    _, _, told = _planned(keep=path)
+    assert _ranks_of_bags(told) != {3}
 
 
 def test_callbacks_that_break_tables_are_said():
@@ -180,4 +172,15 @@ def test_callbacks_that_break_tables_are_said():
         return options
 
     with pytest.raises(UserError, match="covered by no shard"):
-        _planner(callbacks=[broken]).plan(_model())
+        _planned(callbacks=[broken])
+
+
+@pytest.mark.parametrize(
+    ("rule", "widths"),
+    [(TableRule("*", min_shards=3), [4, 4, 8]), (TableRule("*", min_shards=2, equal_widths=True), [8, 8])],
+)
+def test_a_warning_names_tables_that_sharded_weights_do_not_load_into(rule, widths, caplog):
+    ours = planner(3, rules=Constraints(rules=(rule,)))
+    ours.plan(bags("a"))
+    assert sorted(placed.shard.dim for placed in ours.last_plan.placements) == widths
+    assert ("1 table(s) in shards of unequal width (a); rules=" in caplog.text) is (len(set(widths)) > 1)

@@ -1,4 +1,4 @@
-"""Statistics of a model's tables from TorchRec's tensors, beside those from plain lookups."""
+"""Statistics of a model's tables from TorchRec's tensors, beside those from plain lookups; and in place of guesses."""
 
 from dataclasses import dataclass, replace
 
@@ -6,61 +6,42 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
-from torchrec.distributed.planner import Topology
+from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
+from torchrec.distributed.planner import ParameterConstraints
 from torchrec.types import DataType
 
 import neuroshard as ns
 from neuroshard.plumbing.errors import UserError
-from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.torchrec import NeuroShardPlanner, find_tables, profile
-from neuroshard.torchrec.known_tables import known_tables, warn_of_guesses, with_statistics
-from tests.kit.torchrec_models import META, bag
+from neuroshard.torchrec import profile
+from tests.kit.torchrec_models import META, bags, planner, sequence, shaped_bags
+from tests.kit.training import drawn_lookups
 
-ROWS = {"user": 40, "item": 300}
+SHAPES = {"user": (40, 8), "item": (300, 8)}
 FEATURES = {"user": ("user_id",), "item": ("seen", "bought")}
+MODEL = shaped_bags(SHAPES, FEATURES)
+NARROW = bags("a", "b", rows=100, dim=8, data_type=DataType.FP16)
+REUSE = (*(0.0,) * 16, 1.0)
 
 
-def _collection(*names, rows=ROWS, data_type=DataType.FP32):
-    configs = [bag(name, rows[name], 8, FEATURES[name], data_type=data_type) for name in names]
-    return EmbeddingBagCollection(configs, device=META)
-
-
-MODEL = _collection("user", "item")
-
-
-def _lengths_and_values(samples, seed):
-    """Of every feature."""
-    rng, found = np.random.default_rng(seed), {}
-    for table, features in FEATURES.items():
-        for feature in features:
-            lengths = rng.integers(0, 4, size=samples)
-            found[feature] = (lengths, rng.integers(0, ROWS[table], size=lengths.sum()))
-    return found
+def _drawn(samples, seed):
+    """Lookups by features."""
+    rows = {feature: SHAPES[table][0] for table, features in FEATURES.items() for feature in features}
+    return drawn_lookups(rows, samples, seed, step=0).to_dict()
 
 
 def _tensor(drawn, *features):
     """A KeyedJaggedTensor of some of the features, in this order."""
-    lengths, values = (np.concatenate([drawn[feature][part] for feature in features]) for part in (0, 1))
-    return KeyedJaggedTensor.from_lengths_sync(
-        list(features), torch.from_numpy(values), torch.from_numpy(lengths).to(torch.int32)
-    )
+    return KeyedJaggedTensor.from_jt_dict({feature: drawn[feature] for feature in features})
 
 
 def _plain(batches, size):
     """The same lookups by `ns.tables_from_batches`: of every sample those of one feature after those of the other."""
-    shapes = [ns.TableShape(name, rows, 8) for name, rows in ROWS.items()]
-    given = [
-        {
-            table: (
-                np.concatenate([drawn[feature][1] for feature in features]),
-                # The first sample has all lookups of the batch: samples are counted, not what each has.
-                np.array([0] + [sum(len(drawn[feature][1]) for feature in features)] * len(drawn["seen"][0])),
-            )
-            for table, features in FEATURES.items()
-        }
-        for drawn in batches
-    ]
+    shapes = [ns.TableShape(name, *shape) for name, shape in SHAPES.items()]
+    given = []
+    for drawn in batches:
+        values = {table: torch.cat([drawn[one].values() for one in its]).numpy() for table, its in FEATURES.items()}
+        # The first sample has all lookups of the batch: samples are counted, not what each has.
+        given.append({table: (its, np.array([0] + [len(its)] * 16)) for table, its in values.items()})
     return ns.tables_from_batches(shapes, given, size)
 
 
@@ -72,29 +53,26 @@ def _statistics(found):
     ]
 
 
-DRAWN = [_lengths_and_values(16, seed) for seed in range(6)]
+DRAWN = [_drawn(16, seed) for seed in range(6)]
 KEYS = ("bought", "user_id", "seen")
 BATCHES = [_tensor(drawn, *KEYS) for drawn in DRAWN]
 
 
-def test_tensors_say_what_plain_lookups_do():
-    """Local batches of three devices make a global one; of shared tables, both features count."""
-    found, plain = profile(MODEL, BATCHES, world_size=3), _plain(DRAWN, 48)
+@pytest.mark.parametrize(
+    ("settings", "size", "batches"),
+    [({"world_size": 3}, 48, 2), ({"world_size": 1}, 16, 6), ({"global_batch_size": 16}, 16, 6)],
+)
+def test_tensors_say_what_plain_lookups_do(settings, size, batches):
+    """Local batches of several devices make a global one; of shared tables, both features count."""
+    found, plain = profile(MODEL, BATCHES, **settings), _plain(DRAWN, size)
     assert _statistics(found) == _statistics(plain)
-    assert {table.reuse_batch_size for table in found.tables} == {48}
-    assert (found.batch_size, found.batches, found.left_out) == (48, 2, 0)
+    assert {table.reuse_batch_size for table in found.tables} == {size}
+    assert (found.batch_size, found.batches, found.left_out) == (size, batches, 0)
     assert found.counted[1].lookups == {
-        feature: sum(len(drawn[feature][1]) for drawn in DRAWN) for feature in FEATURES["item"]
+        feature: sum(len(drawn[feature].values()) for drawn in DRAWN) for feature in FEATURES["item"]
     }
     assert [counted.rows_kept for counted in found.counted] == [counted.rows_kept for counted in plain.counted]
-    assert ns.Task(found.tables, ns.Topology(3, "1GiB"), batch_size=48).warnings == ()
-
-
-def test_batches_may_be_global_already():
-    found = profile(MODEL, BATCHES, global_batch_size=16)
-    assert _statistics(found) == _statistics(_plain(DRAWN, 16))
-    assert found.batches == 6
-    assert profile(MODEL, BATCHES[:1], world_size=1).batch_size == 16
+    assert ns.Task(found.tables, ns.Topology(size // 16, "1GiB"), batch_size=size).warnings == ()
 
 
 @dataclass
@@ -121,16 +99,11 @@ def test_tensors_are_taken_out_of_batches(made, features):
     assert profile(MODEL, batches, features, global_batch_size=32) == profile(MODEL, BATCHES, global_batch_size=32)
 
 
-class _TwoCollections(nn.Module):
-    """Of which both have a table of one name."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = _collection("user"), _collection("user", "item", data_type=DataType.FP16)
-
-
 def test_tables_are_named_as_plans_name_them():
-    found = profile(_TwoCollections(), BATCHES, world_size=2)
+    """Both collections have a table of one name."""
+    users, narrow = {"user": SHAPES["user"]}, {"data_type": DataType.FP16}
+    model = nn.ModuleDict({"one": shaped_bags(users, FEATURES), "other": shaped_bags(SHAPES, FEATURES, **narrow)})
+    found = profile(model, BATCHES, world_size=2)
     assert [table.name for table in found.tables] == ["one.user", "other.user", "item"]
     assert [table.bytes_per_element for table in found.tables] == [4, 2, 2]
     assert found.tables[0].reuse == found.tables[1].reuse
@@ -141,15 +114,17 @@ def test_the_process_group_knows_how_many_devices_there_are(group):
 
 
 def test_tables_without_lookups_are_warned_about():
-    drawn = DRAWN[0] | {"user_id": (np.zeros(16, dtype=np.int64), np.zeros(0, dtype=np.int64))}
+    none = JaggedTensor(torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(16, dtype=torch.int64))
+    drawn = DRAWN[0] | {"user_id": none}
     with pytest.warns(UserWarning, match="such as 'user', are never looked up") as seen:
         assert profile(MODEL, [_tensor(drawn, *KEYS)], world_size=1).tables[0].pooling_factor == 1 / 16
     assert seen[0].filename == __file__
 
 
 def _with(feature, value):
-    lengths, values = DRAWN[0][feature]
-    return _tensor(DRAWN[0] | {feature: (lengths, np.full_like(values, value))}, *KEYS)
+    its = DRAWN[0][feature]
+    changed = JaggedTensor(torch.full_like(its.values(), value), lengths=its.lengths())
+    return _tensor(DRAWN[0] | {feature: changed}, *KEYS)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +136,7 @@ def _with(feature, value):
         (torch.ones(3), "a batch holds a Tensor, not KeyedJaggedTensors alone; give features="),
         ([BATCHES[0], BATCHES[1]], "two tensors of a batch have the key 'bought'"),
         (
-            [_tensor(DRAWN[0], "user_id"), _tensor(_lengths_and_values(5, 0), "seen", "bought")],
+            [_tensor(DRAWN[0], "user_id"), _tensor(_drawn(5, 0), "seen", "bought")],
             "batch 1, table 'item', feature 'seen': 5 samples, but 16 of table 'user'",
         ),
         (
@@ -193,52 +168,74 @@ def test_wrong_arguments_are_named(arguments, message):
         profile(*arguments)
 
 
-def _guessed():
-    return tuple(found.table(found.name, 16, 2) for found in find_tables(MODEL))
+def _planned(known, constraints=None, model=NARROW, **settings):
+    """The tables of the task that a model's plan is for."""
+    ours = planner(constraints=constraints, tables=known, **settings)
+    ours.plan(model)
+    return ours.last_plan.task.tables
 
 
-def _known(guessed, known):
-    return with_statistics(guessed, known_tables(known, 32))
+def test_plans_are_for_what_was_counted(tmp_path):
+    """Of pooled tables and of sequence tables alike."""
+    configs = [sequence(name, *shape, FEATURES[name]) for name, shape in SHAPES.items()]
+    followed = EmbeddingCollection(configs, device=META)
+    pooled, sequences = (profile(model, BATCHES, world_size=2) for model in (MODEL, followed))
+    assert [table.pooled for table in (*pooled.tables, *sequences.tables)] == [True, True, False, False]
+    assert _statistics(pooled) == _statistics(sequences)
+    path = tmp_path / "tables.parquet"
+    for model, found in ((MODEL, pooled), (followed, sequences)):
+        found.save(path)
+        asked = {"model": model, "models": "roofline:h100", "batch_size": 16}
+        assert all(_planned(known, **asked) == found.tables for known in (found, found.tables, path))
+        assert _planned(None, **asked) != found.tables
 
 
-def test_measured_statistics_replace_guessed_ones(tmp_path, caplog):
-    found = profile(MODEL, BATCHES, world_size=2)
-    assert _known(_guessed(), found) == found.tables
-    assert _known(_guessed(), found.tables) == found.tables
-    found.save(tmp_path / "tables.parquet")
-    assert _known(_guessed(), tmp_path / "tables.parquet") == found.tables
-    assert _known(_guessed(), None) == _guessed()
-    assert caplog.text == ""
-    assert _guessed() != found.tables
+def _table(name="b", rows=100, dim=8):
+    return ns.Table(name, rows, dim, 7.5, REUSE, 4, 8, row_lookups=(0.25, 0.75))
 
 
-def test_what_else_the_model_knows_of_a_table_stays():
-    guessed = tuple(replace(table, bytes_per_element=2) for table in _guessed())
-    found = _known(guessed, profile(MODEL, BATCHES, world_size=2))
-    assert {table.bytes_per_element for table in found} == {2}
-    assert {table.reuse_batch_size for table in found} == {32}
+def test_known_tables_count_by_their_names():
+    guessed, known = _planned([_table()], {"b": ParameterConstraints(pooling_factors=[2.0])})
+    assert guessed.pooling_factor == 1.0
+    assert known == replace(_table(), bytes_per_element=2)  # what the weights are is the model's to say
+    assert known.reuse_batch_size == 8
 
 
-def test_tables_that_one_side_lacks_are_warned_about(caplog):
-    other = ns.Table("elsewhere", 5, 4, 1.0, zipf_reuse(5, 9))
-    found = profile(MODEL, BATCHES, world_size=2).tables
-    assert _known(_guessed(), [other, found[0]]) == (found[0], _guessed()[1])
-    warn_of_guesses(dict.fromkeys(ROWS, False), known_tables([other, found[0]], 32))
-    assert "statistics are given for a table 'elsewhere' that is not planned here" in caplog.text
-    assert "no statistics of 1 of 2 tables, such as 'item': guessed" in caplog.text
+ASSUMED = "one lookup a sample and feature is assumed of {} of 2 tables, of which nothing is known ({}): give tables="
+NONE_OF_A, NONE = ASSUMED.format(1, "a"), ASSUMED.format(2, "a, b") + "neuroshard.torchrec.profile(model, batches)"
+SAID = ParameterConstraints(pooling_factors=[2.0])
 
 
-def test_sequence_tables_are_counted_and_planned_with_what_was(tmp_path):
-    configs = [
-        EmbeddingConfig(name=name, num_embeddings=rows, embedding_dim=8, feature_names=list(FEATURES[name]))
-        for name, rows in ROWS.items()
-    ]
-    model = EmbeddingCollection(configs, device=META)
-    found, plain = profile(model, BATCHES, world_size=3), profile(MODEL, BATCHES, world_size=3)
-    assert [table.pooled for table in found.tables] == [False, False]
-    assert _statistics(found) == _statistics(plain)
-    found.save(tmp_path / "tables.parquet")
-    for tables in (found, tmp_path / "tables.parquet"):
-        topology = Topology(3, "cpu", ddr_cap=1 << 20, local_world_size=3, created_by_factory=True)
-        task = NeuroShardPlanner(topology, 16, "roofline:h100", tables=tables).search(model).task
-        assert task.tables == found.tables
+@pytest.mark.parametrize(
+    ("known", "given", "warnings"),
+    [
+        (None, {}, [NONE]),
+        (None, {"b": SAID}, [NONE_OF_A]),
+        (None, {"b": ParameterConstraints(min_partition=4)}, [NONE]),
+        (None, {name: ParameterConstraints(pooling_factors=[1.0]) for name in "ab"}, []),
+        (None, {name: ParameterConstraints(num_poolings=[3.0], min_partition=4) for name in "ab"}, []),
+        ([_table()], {"a": SAID}, ["no statistics of 1 of 2 tables, such as 'a': guessed"]),
+        ([_table(), _table("elsewhere")], {"b": SAID}, ["table 'elsewhere' that is not planned here", NONE_OF_A]),
+        ([_table("a"), _table("b")], {}, []),
+    ],
+)
+def test_lookups_that_nobody_named_are_said_once(known, given, warnings, caplog, path):
+    _planned(known, given, keep=path)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(warnings)
+    assert all(part in text for part, text in zip(warnings, said, strict=True))
+
+
+def test_tables_may_stand_in_a_file(tmp_path):
+    path = tmp_path / "tables.csv"
+    path.write_text("name,rows,dim,pooling_factor\na,100,8,3.5\n")
+    assert [table.pooling_factor for table in _planned(path)] == [3.5, 1.0]
+    assert [table.pooling_factor for table in _planned(str(path))] == [3.5, 1.0]
+    assert _planned(path)[0].reuse_batch_size == 8
+
+
+def test_other_shapes_are_a_mistake():
+    with pytest.raises(UserError, match="'b' are those of 101 rows and 8 columns, the model's has 100 and 8"):
+        _planned([_table(rows=101)])
+    with pytest.raises(UserError, match="two tables are named 'b'"):
+        _planned([_table(), _table()])

@@ -1,29 +1,37 @@
-"""DistributedModelParallel on our plans computes what the unsharded module computes; real gloo processes."""
+"""DistributedModelParallel on our plans trains as the unsharded model does, and keeps weights; real gloo processes."""
+
+from copy import deepcopy
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import distributed as dist
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.modules.feature_processor_ import PositionWeightedModule
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
-from tests.kit.processes import on_gloo, shard_of
-from tests.kit.torchrec_models import bag
+from tests.kit import training
+from tests.kit.processes import of_all, on_gloo
+from tests.kit.torchrec_models import CPU, META, bag, bags, planner, sequence, shaped_bags
 
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
-FEATURES = {"a": ["f_a"], "b": ["f_b", "g_b"], "c": ["f_c"]}  # two features share b
-NAMES = [name for names in FEATURES.values() for name in names]
-BATCH_SIZE, LEARNING_RATE = 8, 0.5
+READ_BY = {"a": ["f_a"], "b": ["f_b", "g_b"], "c": ["f_c"]}  # two features share b
+FEATURES = {feature: SHAPES[name][0] for name, features in READ_BY.items() for feature in features}
+SAMPLES, RATE = 8, 0.5
 
 # (table, dim, device) for 2 devices; on 4, the same with two devices left empty, and one plan over all.
 PLANS = {
@@ -34,6 +42,11 @@ PLANS = {
 }
 HOMES = (Home(Tier.CACHED, 0.5), Home(Tier.HOST), Home(Tier.CACHED, 0.1))  # FBGEMM keeps no caches on CPU
 WIDE = {"over all four": [(0, 16, 3), (1, 8, 0), (1, 24, 2), (2, 4, 0), (2, 12, 1), (2, 40, 2), (2, 8, 3)]}
+
+
+def _task(world_size):
+    tables = tuple(Table(name, *shape, 2.0, ONCE) for name, shape in SHAPES.items())
+    return Task(tables, Topology(world_size, 1 << 30, devices_per_host=2), SAMPLES * world_size)
 
 
 def _formed(task):
@@ -59,88 +72,172 @@ def _formed_on_hosts(task):
     }
 
 
-def _collection(device="cpu"):
-    configs = [bag(name, *shape, FEATURES[name]) for name, shape in SHAPES.items()]
-    return EmbeddingBagCollection(configs, device=torch.device(device))
-
-
-def _weights():
-    generator = torch.Generator().manual_seed(1)
-    return {name: torch.randn(rows, dim, generator=generator) for name, (rows, dim) in SHAPES.items()}
-
-
-def _batch(rank):
-    generator = torch.Generator().manual_seed(100 + rank)
-    lengths = torch.randint(0, 5, (len(NAMES) * BATCH_SIZE,), generator=generator)
-    counts = lengths.view(len(NAMES), -1).sum(dim=1).tolist()
-    rows = [SHAPES[table][0] for table, names in FEATURES.items() for _ in names]
-    values = [torch.randint(most, (n,), generator=generator) for n, most in zip(counts, rows, strict=True)]
-    return KeyedJaggedTensor(keys=NAMES, values=torch.cat(values), lengths=lengths)
-
-
 def _loss(output):
-    """Every element counts differently."""
-    pooled = [output[name] for name in NAMES]  # a sharded module orders its features as it likes
-    return sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).sum() for part in pooled)
+    """A sharded module orders its features as it likes."""
+    return training.uneven_loss(output[feature] for feature in FEATURES)
 
 
 def _train(rank, world_size, plan):
     """Compare one step of the sharded module with one of the whole module."""
-    fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LEARNING_RATE}
-    sharded = DistributedModelParallel(
-        _collection("meta"),
-        device=torch.device("cpu"),
-        plan=to_sharding_plan(plan, compute_device="cpu"),
-        sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
-    )
-    whole, weights = _collection(), _weights()
-    for name, table in whole.embedding_bags.items():
-        table.weight.data.copy_(weights[name])
-    state = {name.split(".")[-2]: tensor for name, tensor in sharded.state_dict().items()}
-    copies = {name: tensor for name, tensor in state.items() if plan.forms[list(SHAPES).index(name)] is Form.COPIES}
-    shards = [(name, shard) for name in state.keys() - copies for shard in state[name].local_shards()]
-    for name, shard in shards:
-        shard.tensor.copy_(shard_of(weights[name], shard))
-    for name, tensor in copies.items():
-        tensor.copy_(weights[name])
+    exported, sharder = to_sharding_plan(plan, compute_device="cpu"), EmbeddingBagCollectionSharder(training.sgd(RATE))
+    job, whole = training.sharded(shaped_bags(SHAPES, READ_BY), exported, [sharder]), shaped_bags(SHAPES, READ_BY, CPU)
+    weights = training.drawn_weights(SHAPES)
+    for model in (job, whole):
+        training.set_weights(model, weights)
+    batches = [training.drawn_lookups(FEATURES, SAMPLES, other, step=1) for other in range(world_size)]
 
-    output, expected = sharded(_batch(rank)), whole(_batch(rank))
-    given = {name: output[name] + 0 for name in NAMES}  # waits for it
+    output, expected = job(batches[rank]), whole(batches[rank])
+    given = {name: output[name] + 0 for name in FEATURES}  # waits for it
     close = {"rtol": 1e-5, "atol": 1e-5} if Form.ROWS in plan.forms else {"rtol": 0, "atol": 0}  # sums in other orders
-    for name in NAMES:
+    for name in FEATURES:
         torch.testing.assert_close(given[name], expected[name], **close)
     _loss(output).backward()
-    for other in range(world_size):  # gradients are averaged over the ranks
-        (_loss(whole(_batch(other))) / world_size).backward()
-    for name, shard in shards:
-        weight = whole.embedding_bags[name].weight
-        after = weight.detach() - LEARNING_RATE * weight.grad
-        assert not torch.equal(shard.tensor, shard_of(weights[name], shard))
-        torch.testing.assert_close(shard.tensor, shard_of(after, shard))
-    trained = {name.split(".")[-2]: parameter for name, parameter in sharded.named_parameters()}
-    for name in copies:  # their optimizer is the user's own: what it is given is everybody's gradient
-        torch.testing.assert_close(trained[name].grad, whole.embedding_bags[name].weight.grad)
-        assert trained[name].grad.abs().max() > 0
-    assert len(shards) + len(copies) == sum(placed.device == rank for placed in plan.placements)
+    tables = training.tables_of(whole, SHAPES)
+    training.descend(tables, [_loss(whole(batch)) for batch in batches], RATE)
+    copies = {name for name, form in zip(SHAPES, plan.forms, strict=True) if form is Form.COPIES}
+    cut = SHAPES.keys() - copies
+    assert not any(torch.equal(shard, weights[name][window]) for name, window, shard in training.held(job, cut))
+    shards = training.check_held(job, {name: tables[name] for name in cut})
+    copied = training.tables_of(job, copies)
+    for name, copy in copied.items():  # their optimizer is the user's own: what it is given is everybody's gradient
+        torch.testing.assert_close(copy.grad, tables[name].grad)
+        assert copy.grad.abs().max() > 0
+    assert shards + len(copied) == sum(placed.device == rank for placed in plan.placements)
     dist.barrier()
-
-
-def _train_all(rank, world_size, plans):
-    for name, plan in plans.items():
-        try:
-            _train(rank, world_size, plan)
-        except Exception as error:
-            error.add_note(f"plan: {name}")
-            raise
 
 
 @pytest.mark.parametrize(("world_size", "placed"), [pytest.param(2, PLANS, marks=pytest.mark.slow), (4, PLANS | WIDE)])
 def test_sharded_training_computes_what_the_whole_module_does(world_size, placed):
-    tables = tuple(Table(name, rows, dim, 2.0, ONCE) for name, (rows, dim) in SHAPES.items())
-    task = Task(tables, Topology(world_size, 1 << 30, devices_per_host=2), BATCH_SIZE * world_size)
+    task = _task(world_size)
     plans = {name: assemble(task, places) for name, places in placed.items()}
     formed = _formed(task) | (_formed_on_hosts(task) if world_size == 4 else {})
     plans |= {name: Plan(task, tuple(places)) for name, places in formed.items()}
     rows = Plan(task, (*formed["rows"][:-world_size], *in_columns(task, [(2, 20, 1), (2, 44, 0)])))
     plans["behind caches and in host memory"] = rehomed(rows, task, HOMES)
-    on_gloo(world_size, _train_all, world_size, plans, local_world_size=2)
+    cases = {name: (world_size, plan) for name, plan in plans.items()}
+    on_gloo(world_size, of_all, _train, cases, local_world_size=2)
+
+
+KINDS = {"pooled": ("a", "b"), "weighted": ("w",), "sequences": ("whole", "halved", "rows")}
+NAMES = [name for names in KINDS.values() for name in names]
+TWICE = ("b", "halved")  # which two features read
+KINDS_ROWS, KINDS_DIM, KINDS_SAMPLES, STEPS = 41, 8, 4, 3
+SERVED = {"whole": "table_wise", "halved": "column_wise", "rows": "row_wise"}
+
+
+def _read_by(name):
+    return [f"f_{name}", f"g_{name}"] if name in TWICE else [f"f_{name}"]
+
+
+class _EveryKind(nn.Module):
+    """A collection of each kind, and a loss over all that they look up."""
+
+    def __init__(self, device):
+        super().__init__()
+        configs = {
+            kind: [(sequence if kind == "sequences" else bag)(it, KINDS_ROWS, KINDS_DIM, _read_by(it)) for it in names]
+            for kind, names in KINDS.items()
+        }
+        weighted = EmbeddingBagCollection(configs["weighted"], is_weighted=True, device=device)
+        processors = {"f_w": PositionWeightedModule(4, device=device)}
+        self.pooled = EmbeddingBagCollection(configs["pooled"], device=device)
+        self.weighted = FeatureProcessedEmbeddingBagCollection(weighted, processors)
+        self.sequences = EmbeddingCollection(configs["sequences"], device=device)
+
+    def forward(self, batches):
+        parts = []
+        for kind, names in KINDS.items():
+            found = getattr(self, kind)(batches[kind])
+            parts += [(kind, found[feature]) for name in names for feature in _read_by(name)]
+        return training.uneven_loss(part.values() if kind == "sequences" else part for kind, part in parts)
+
+
+def _batches(rank, step):
+    found = {}
+    for number, (kind, names) in enumerate(KINDS.items()):
+        rows = {feature: KINDS_ROWS for name in names for feature in _read_by(name)}
+        found[kind] = training.drawn_lookups(rows, KINDS_SAMPLES, rank, len(KINDS) * step + number)
+    return found
+
+
+def _planner_of_every_kind(world_size, keep):
+    """One that lays out a sequence table in every form."""
+    alone = {"whole": "table_wise", "rows": "row_wise", "a": "row_wise"}
+    constraints = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in alone.items()}
+    rules = Constraints((TableRule("halved", min_shards=2, forms=("columns",)),))
+    given = {"models": "roofline:h100", "constraints": constraints, "rules": rules, "keep": keep}
+    return planner(world_size, cap=1 << 24, on_host=2, batch_size=KINDS_SAMPLES, **given)
+
+
+def _planned(rank, world_size, keep, model, sharders):
+    """The plan, kept and read again."""
+    ours = _planner_of_every_kind(world_size, keep / f"{rank}.json")
+    plan = ours.collective_plan(model, sharders)
+    dist.barrier()
+    assert [path.name for path in keep.iterdir()] == ["0.json"]
+    again = _planner_of_every_kind(world_size, keep / f"{rank}.json")
+    assert again.collective_plan(model, sharders) == plan
+    assert again.last_plan == ours.last_plan
+    assert {path: set(names) for path, names in plan.plan.items()} == {kind: set(its) for kind, its in KINDS.items()}
+    assert {name: sharding.sharding_type for name, sharding in plan.plan["sequences"].items()} == SERVED
+    assert plan.plan["pooled"]["a"].sharding_type == "row_wise"  # TorchRec's own planner has no rows of bags on CPUs
+    assert [table.name for table in ours.last_plan.task.tables] == NAMES  # on every rank
+    assert ours.last_plan.violations == ()
+    assert ours.last_cost.total_ms == ours.last_plan.prediction.cost_ms
+    return plan
+
+
+def _train_every_kind(rank, world_size, keep):
+    fused = training.sgd(0.01)
+    pooled = EmbeddingBagCollectionSharder(fused)
+    sharders = [pooled, FeatureProcessedEmbeddingBagCollectionSharder(pooled), EmbeddingCollectionSharder(fused)]
+    model, whole = _EveryKind(META), _EveryKind(CPU)
+    job = training.sharded(model, _planned(rank, world_size, keep, model, sharders), sharders)
+    weights = training.drawn_weights(dict.fromkeys(NAMES, (KINDS_ROWS, KINDS_DIM)))
+    for model in (whole, job):
+        training.set_weights(model, weights)
+        (position,) = [p for name, p in model.named_parameters() if "position_weight" in name]
+        position.data.copy_(torch.linspace(0.5, 2, 4))  # they are not trained: by whom is the user's choice
+    tables, untrained = training.tables_of(whole, NAMES), deepcopy(whole)
+    for step in range(STEPS):
+        batches = [_batches(other, step) for other in range(world_size)]
+        loss, expected = job(batches[rank]), whole(batches[rank])
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        training.descend(tables, [whole(batch) for batch in batches], 0.01)
+    assert not torch.allclose(untrained(batches[rank]), expected)
+    assert training.check_held(job, tables)
+    assert not any(torch.equal(shard, weights[name][window]) for name, window, shard in training.held(job, NAMES))
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_model_with_every_kind_of_tables_trains_as_the_whole_model_does(world_size, tmp_path):
+    on_gloo(world_size, _train_every_kind, world_size, tmp_path, local_world_size=2)
+
+
+def _job_of_one_table(widths):
+    task = Task((Table("a", 20, 16, 1.0, ONCE),), Topology(2, 1 << 30), 8)
+    plan = assemble(task, [(0, width, device) for device, width in enumerate(widths)])
+    exported = to_sharding_plan(plan, compute_device="cpu")
+    return training.sharded(bags("a", rows=20, device=CPU), exported, [EmbeddingBagCollectionSharder()])
+
+
+def _load(rank, *widths):
+    """A job's weights load into another one on the same plan as they are sharded, or whole."""
+    weights = torch.arange(20 * 16, dtype=torch.float32).view(20, 16)
+    saved, job = _job_of_one_table(widths), _job_of_one_table(widths)
+    state = saved.state_dict()
+    if widths == (4, 12) and rank == 1:  # rank 0's shard is the first one, as wide as TorchRec takes all to be
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            job.load_state_dict(state)
+    else:
+        job.load_state_dict(state)
+        pairs = zip(training.held(saved, ["a"]), training.held(job, ["a"]), strict=True)
+        assert all(torch.equal(one, other) for (*_, one), (*_, other) in pairs)
+    job.load_state_dict(dict.fromkeys(state, weights))
+    ((_, window, shard),) = training.held(job, ["a"])
+    assert torch.equal(shard, weights[window])
+
+
+def test_weights_load_into_shards_of_one_width_and_whole_ones_into_any():
+    on_gloo(2, of_all, _load, {"one width": (8, 8), "two widths": (4, 12)})

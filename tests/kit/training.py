@@ -1,0 +1,93 @@
+"""TorchRec's models that train in tests, sharded and whole: what they look up, their weights, and where these lie."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.types import ShardingPlan
+
+from tests.kit.torchrec_models import CPU
+
+Window = tuple[slice, slice]  # rows and columns of a table
+
+
+def sgd(rate: float) -> dict[str, Any]:
+    """What sharders are given for tables to be trained as `descend` does it."""
+    return {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": rate}
+
+
+def sharded(model: nn.Module, plan: ShardingPlan, sharders: Sequence[Any]) -> DistributedModelParallel:
+    """Shard a model over the CPUs of the process group."""
+    return DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+
+
+def drawn_lookups(rows: Mapping[str, int], samples: int, rank: int, step: int) -> KeyedJaggedTensor:
+    """Draw up to four lookups for each sample and feature, by the rows of its table; others on every rank and step."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    lengths = torch.randint(0, 5, (len(rows), samples), generator=generator)
+    counts = lengths.sum(dim=1).tolist()
+    values = [torch.randint(most, (n,), generator=generator) for most, n in zip(rows.values(), counts, strict=True)]
+    return KeyedJaggedTensor(keys=[*rows], values=torch.cat(values), lengths=lengths.flatten())
+
+
+def drawn_weights(shapes: Mapping[str, tuple[int, int]]) -> dict[str, torch.Tensor]:
+    """Draw the weights of tables by their rows and columns: the same ones in all processes."""
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(*shape, generator=generator) / 10 for name, shape in shapes.items()}
+
+
+def uneven_loss(parts: Iterable[torch.Tensor]) -> Any:
+    """Make a loss for which every element counts differently."""
+    return sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).square().sum() for part in parts)
+
+
+def tables_of(model: nn.Module, names: Collection[str]) -> dict[str, nn.Parameter]:
+    """The parameters of a model that are weights of tables of these names, by name."""
+    found = ((name.split(".")[-2], parameter) for name, parameter in model.named_parameters())
+    return {table: parameter for table, parameter in found if table in names}
+
+
+def held(model: nn.Module, names: Collection[str]) -> Iterator[tuple[str, Window, torch.Tensor]]:
+    """The table, rows and columns, and weights of each shard that lies here; of copies and whole models too."""
+    for name, tensor in model.state_dict().items():
+        if (table := name.split(".")[-2]) in names:
+            for (row, column), shard in _shards(tensor):
+                rows, columns = shard.shape
+                yield table, (slice(row, row + rows), slice(column, column + columns)), shard
+
+
+def _shards(tensor: Any) -> Iterable[tuple[Sequence[int], torch.Tensor]]:
+    """The first row and column of each, and its weights."""
+    if hasattr(tensor, "to_local"):  # as DMPCollection has them
+        local = tensor.to_local()
+        return zip(local.local_offsets(), local.local_shards(), strict=False)
+    if hasattr(tensor, "local_shards"):
+        return [(shard.metadata.shard_offsets, shard.tensor) for shard in tensor.local_shards()]
+    return [((0, 0), tensor)]
+
+
+def set_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give a model, sharded or whole, the weights of its tables."""
+    for name, window, shard in held(model, weights):
+        shard.copy_(weights[name][window])
+
+
+def descend(tables: Mapping[str, nn.Parameter], losses: Sequence[torch.Tensor], rate: float) -> None:
+    """Take a step of plain SGD with whole tables: ranks that shard a model average their gradients."""
+    for weights in tables.values():
+        weights.grad = None
+    (sum(losses) / len(losses)).backward()
+    for weights in tables.values():
+        weights.data -= rate * weights.grad
+
+
+def check_held(model: nn.Module, expected: Mapping[str, torch.Tensor]) -> int:
+    """Check that what lies here of these tables holds what is expected of them; the number of shards."""
+    shards = list(held(model, expected))
+    for name, window, shard in shards:
+        torch.testing.assert_close(shard, expected[name].detach()[window])
+    return len(shards)

@@ -1,0 +1,195 @@
+"""Plans that are measured before a job gets them, and plans that change: what moves is little, and is said."""
+
+import logging
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import pytest
+from torchrec.distributed.planner import ParameterConstraints
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.searching.searcher import Found
+from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.tasks.memory import MemoryUse
+from tests.kit.torchrec_models import bags, planner
+
+SCRIPT = """
+import logging
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.planner import Topology
+from neuroshard.torchrec import NeuroShardPlanner
+
+print("the job begins", flush=True)
+logging.basicConfig()
+logging.getLogger("neuroshard").setLevel(logging.INFO)
+kind = {"num_embeddings": 500, "embedding_dim": 16}
+tables = [EmbeddingBagConfig(name=name, feature_names=[name], **kind) for name in "abc"]
+model = EmbeddingBagCollection(tables, device=torch.device("meta"))
+planner = NeuroShardPlanner(Topology(2, "cpu"), batch_size=64, verify="mirrored", finalists=2, passes=2)
+print(len(planner.plan(model).plan[""]), "tables are planned")
+"""
+
+
+@dataclass(frozen=True)
+class _TakesTheLast:
+    """Takes the last finalist, and says so."""
+
+    finalists: int = 3
+
+    def decided(self, searcher, task, simulator):
+        """The last one of so many."""
+        found = searcher.find(task, simulator)
+        return replace(found, plan=searcher.finalists(found.plan, simulator, self.finalists)[-1], remark="the last one")
+
+
+class _TakesNone:
+    def decided(self, searcher, task, simulator) -> Found:
+        """Fail the test."""
+        raise AssertionError("nothing is to be measured")
+
+
+def test_the_verifiers_plan_is_taken(caplog):
+    caplog.set_level(logging.INFO, "neuroshard")
+    model, verified, predicted = bags("a", "b", "c", "d"), planner(verify=_TakesTheLast()), planner()
+    taken = verified.search(model)
+    assert taken.placements != predicted.search(model).placements
+    assert "the last one" in caplog.text
+    assert verified.last_cost.total_ms >= predicted.last_cost.total_ms
+
+
+def test_a_kept_plan_is_not_measured_again(path):
+    model = bags("a", "b", "c", "d")
+    first, again = (planner(verify=_TakesTheLast(), keep=path) for _ in range(2))
+    assert first.plan(model) == again.plan(model)
+    assert again.last_plan == first.last_plan
+    kept = path.read_bytes()
+    planner(verify=_TakesTheLast(finalists=1), keep=path).plan(model)
+    assert path.read_bytes() != kept
+
+
+def test_what_is_changed_after_a_plan_is_not_measured():
+    model = bags("a", "b")
+    before = planner().search(model)
+    assert planner(verify=_TakesNone()).replan(bags("a", "b", "c"), previous=before).plan.task.tables[2].name == "c"
+
+
+@pytest.mark.parametrize("verify", ["torchrec", "mirrored"])
+@pytest.mark.parametrize("pipeline", ["none", "sparse_dist", "semi_sync", None])
+def test_steps_are_measured_with_the_exchange_of_indices_where_costs_count_it(verify, pipeline):
+    finder = planner(verify=verify, models="cpu", pipeline=pipeline)._finder
+    assert finder.verifier.means.protocol.pipeline == ("none" if pipeline == "none" else "sparse_dist")
+    assert finder.simulator.count_input == (pipeline == "none")
+
+
+def test_kernels_and_exchanges_have_no_pipeline():
+    assert planner(verify="hardware", models="cpu", pipeline="none")._finder.verifier.means == InParts()
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_not_run_again_by_what_measures(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["the job begins", "3 tables are planned"]
+    assert "INFO:neuroshard.torchrec.finder:measured" in done.stderr
+
+
+SIZE = 100 * 16 * 4  # bytes of each table
+
+
+def _unshaken(devices=2, cap=1 << 20, **settings):
+    return planner(devices, cap=cap, memory=MemoryUse(), improvement={"shakes": 0}, **settings)
+
+
+def _devices(plan):
+    return {name: sorted(parameter.ranks) for name, parameter in plan.plan[""].items()}
+
+
+def test_nothing_moves_where_nothing_may(path):
+    ours = _unshaken()
+    before = ours.search(bags("a", "b", "c", "d"))
+    where = _devices(ours.plan(bags("a", "b", "c", "d")))
+    changed = ours.replan(bags("b", "c", "d", "new"), previous=before, max_moved_bytes=0)
+    after = _devices(changed.sharding_plan)
+    assert {name: after[name] for name in ("b", "c", "d")} == {name: where[name] for name in ("b", "c", "d")}
+    assert changed.moved_bytes == 0
+    assert changed.plan == ours.last_plan
+    told = {change.table: change for change in changed.changes}
+    assert set(told) == {"a", "new"}
+    assert (told["a"].after, told["new"].before, told["new"].size_bytes) == ((), (), SIZE)
+    assert str(changed).startswith("0 bytes moved\ntable new: new, 6.25 KiB on device ")
+    before.save(path)
+    same = ours.replan(bags("b", "c", "d", "new"), previous=path, max_moved_bytes=0)
+    assert same.plan == changed.plan
+
+
+def test_what_is_found_is_kept(path):
+    ours = _unshaken(keep=path)
+    before = ours.plan(bags("a", "b"))
+    changed = ours.replan(bags("a", "b", "c"), previous=path, max_moved_bytes=0)
+    again = _unshaken(keep=path)
+    assert again.plan(bags("a", "b", "c")) == changed.sharding_plan
+    assert again.last_plan == changed.plan
+    assert _devices(before).items() <= _devices(changed.sharding_plan).items()
+
+
+def test_every_rank_gets_it(group):
+    ours = _unshaken(1)
+    before = ours.search(bags("a", "b"))
+    changed = ours.collective_replan(bags("b", "c"), previous=before)
+    assert {change.table for change in changed.changes} == {"a", "c"}
+    assert ours.last_plan == changed.plan
+    with pytest.raises(UserError, match="no plan at"):
+        ours.collective_replan(bags("a"), previous="nowhere.json")
+
+
+def test_what_may_move_moves_to_cost_less():
+    crowded = {name: ParameterConstraints(pooling_factors=[9.0]) for name in ("a", "b", "c", "d")}
+    before = _unshaken(searcher="neuroshard", max_splits=0).search(bags("a", "b", "c", "d"))
+    ours = _unshaken(4, constraints=crowded)
+    costs = []
+    for limit in (0, SIZE, "1MiB"):
+        changed = ours.replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=limit)
+        assert changed.moved_bytes <= (1 << 20 if limit == "1MiB" else limit)
+        costs.append(ours.last_cost.total_ms)
+    assert costs[0] >= costs[1] > costs[2]
+
+
+def test_what_must_move_is_counted_before_what_may():
+    """Of two devices, one goes away."""
+    before = _unshaken().search(bags("a", "b", "c", "d"))
+    gone = sum(placed.shard.dim * 100 * 4 for placed in before.placements if placed.device == 1)
+    with pytest.raises(UserError, match=f"max_moved_bytes=10: {gone} bytes are moved at least"):
+        _unshaken(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=10)
+    changed = _unshaken(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=gone)
+    assert changed.moved_bytes == gone
+    assert set(map(tuple, _devices(changed.sharding_plan).values())) == {(0,)}
+
+
+def test_what_has_no_room_is_moved():
+    """Of two devices with two tables each, which now hold one and a half, to four."""
+    before = _unshaken(max_splits=0).search(bags("a", "b", "c", "d"))
+    changed = _unshaken(4, SIZE * 3 // 2).replan(bags("a", "b", "c", "d"), previous=before)
+    assert changed.plan.violations == ()
+    assert 0 < changed.moved_bytes <= 4 * SIZE
+
+
+def test_a_plan_that_cannot_stay_is_made_from_nothing(caplog):
+    before = _unshaken(rules=Constraints((TableRule("a", min_shards=2),))).search(bags("a", "b"))
+    whole = {"a": ParameterConstraints(sharding_types=["table_wise"])}
+    changed = _unshaken(constraints=whole).replan(bags("a", "b"), previous=before)
+    assert "the previous plan can't stay" in caplog.text
+    assert len(changed.sharding_plan.plan[""]["a"].ranks) == 1
+
+
+def test_settings_are_the_searchers():
+    ours = _unshaken()
+    before = ours.search(bags("a", "b"))
+    with pytest.raises(UserError, match="nonsense"):
+        ours.replan(bags("a", "b"), previous=before, nonsense=1)
+    with pytest.raises(UserError, match="no plan at"):
+        ours.replan(bags("a", "b"), previous="nowhere.json")

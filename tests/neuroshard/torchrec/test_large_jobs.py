@@ -1,0 +1,125 @@
+"""Jobs as large as real ones, planned whole; DistributedModelParallel builds ranks of them without their memory."""
+
+import math
+from contextlib import nullcontext
+from copy import deepcopy
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.remote_device import _remote_device
+from torchrec import EmbeddingCollection
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.types import ShardingPlan
+from torchrec.types import DataType
+
+from neuroshard.hardware.mirror import mirrored_world
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tables.sources.dlrm_like import dlrm_like
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.torchrec import from_sharding_plan
+from neuroshard.words.form import Form
+from neuroshard.words.placement import Tier
+from tests.kit.torchrec_models import META, planned, sequence, shaped_bags, topology
+
+GB, HOST = 10**9, 8
+
+
+def _planned(collection, sharder, devices, batch_size, ranks, **settings):
+    """Our plan and TorchRec's for a collection alone, and the (table, shape) of what each of some ranks holds of it."""
+    gpus = topology(devices, "cuda", 80 * GB, HOST, ddr_cap=250 * GB)
+    given = {"models": "roofline:h100", "batch_size": batch_size // devices, "storage_reservation": None}
+    planner, whole = planned(collection, [sharder], topology=gpus, **given, **settings)
+    ours, plan = planner.last_plan, whole.plan[""]
+    assert ours.violations == ()
+    assert ours.task.batch_size == batch_size
+    shapes = {name: tuple(weights.shape) for name, weights in sharder.shardable_parameters(collection).items()}
+    assert shapes == {table.name: (table.rows, table.dim) for table in ours.task.tables}
+    assert plan.keys() == shapes.keys()
+    assert {sharding.sharding_type for sharding in plan.values()} <= set(sharder.sharding_types("cuda"))
+    held = [_built(collection, sharder, whole, rank, devices) for rank in ranks]
+    assert held == [_expected(ours, rank) for rank in ranks]
+    return ours, plan, held
+
+
+def _built(collection, sharder, plan, rank, devices):
+    """(table, shape) of what a rank of DistributedModelParallel holds."""
+    with mirrored_world(rank, devices, HOST, lambda *_: nullcontext()):
+        assert dist.get_world_size() == devices
+        made = DistributedModelParallel(
+            collection, device=META, plan=_on_meta(plan), sharders=[sharder], init_data_parallel=False
+        )
+        found = [(name.split(".")[-2], held) for name, held in made.named_parameters() if held.numel()]
+        sharded = [held for name, held in found if plan.plan[""][name].sharding_type != "data_parallel"]
+        assert sharded
+        assert all(held.device == META for held in sharded)  # copies are small, and are made at once
+        return sorted((name, tuple(held.shape)) for name, held in found)
+
+
+def _on_meta(plan):
+    """The same plan where shards lie nowhere: TorchRec compares their devices with the weights'."""
+    plan = deepcopy(plan)
+    for sharding in (its for module in plan.plan.values() for its in module.values()):
+        for shard in sharding.sharding_spec.shards if sharding.sharding_spec else ():
+            shard.placement = _remote_device(f"rank:{shard.placement.rank()}/meta")
+    return plan
+
+
+def _expected(plan, rank):
+    """(table, shape) of what our plan has on a device, shards of columns side by side."""
+    names = [table.name for table in plan.task.tables]
+    return sorted(
+        (names[placed.shard.table], (placed.shard.rows, placed.shard.dim))
+        for placed in plan.placements
+        if placed.device == rank
+    )
+
+
+def _said(tables):
+    """What a job with sparse-dist says of tables, by the lookups of each of their features."""
+    constraints = {name: ParameterConstraints(pooling_factors=lookups) for name, (*_, lookups) in tables.items()}
+    return {"constraints": constraints, "pipeline": "sparse_dist"}
+
+
+def test_a_terabyte_of_sequence_tables_on_one_host():
+    """As large as MLPerf's DLRMv3: a terabyte of items, read by histories and candidates; 8 GPUs of 80 GB."""
+    tables = {"item": (GB, [1024.0, 64.0]), "user": (10_000_000, [1.0]), "category": (128, [1024.0])}
+    configs = [
+        sequence(name, rows, 512, [f"{name}_{number}" for number in range(len(lookups))], data_type=DataType.FP16)
+        for name, (rows, lookups) in tables.items()
+    ]
+    collection, sharder = EmbeddingCollection(configs, device=META), EmbeddingCollectionSharder()
+    ours, plan, held = _planned(collection, sharder, 8, 256, (0, 5), **_said(tables))
+    assert [table.size_bytes for table in ours.task.tables] == [1024 * GB, 10_240_000_000, 131_072]
+    assert ours.forms[0] is Form.ROWS
+    assert {placed.home.tier for placed in ours.by_table[0]} <= {Tier.CACHED, Tier.HOST}
+    assert plan["item"].compute_kernel in ("fused_uvm", "fused_uvm_caching")
+    assert all(("item", (GB // 8, 512)) in its for its in held)
+
+
+def test_a_production_shape_on_64_gpus():
+    """66 tables of 18 G parameters, a few of which hold nearly all."""
+    large = {f"large{i}": (20_000_000, 128, [20.0]) for i in range(6)}
+    middle = {f"middle{i}": (1_000_000, 128, [4.0 + i]) for i in range(20)}
+    small = {f"small{i}": (50 * 2 ** (i // 4), 64, [1.0]) for i in range(40)}
+    tables = large | middle | small
+    collection = shaped_bags({name: (rows, dim) for name, (rows, dim, _) in tables.items()})
+    ours, plan, _ = _planned(collection, EmbeddingBagCollectionSharder(), 64, 294_912, (0, 37), **_said(tables))
+    assert len(ours.task.tables) == len(plan) == 66
+    assert sum(table.rows * table.dim for table in ours.task.tables) == pytest.approx(18e9, rel=0.02)
+
+
+def test_a_table_that_fits_on_no_device_lies_in_rows_on_all():
+    """Five billion rows beside ordinary tables, counted by their statistics."""
+    rows, batch_size = 5_000_000_000, 65_536
+    huge = Table("huge", rows, 32, 1.0, zipf_reuse(rows, batch_size, 1.05))
+    tables = [huge, *dlrm_like(num_tables=36, seed=1, batch_size=batch_size)]
+    known = {"tables": tables, "memory": MemoryUse("rowwise_adagrad", batches_in_flight=1)}
+    collection = shaped_bags({table.name: (table.rows, table.dim) for table in tables})
+    ours, plan, held = _planned(collection, EmbeddingBagCollectionSharder(), 16, batch_size, (0, 9), **known)
+    assert ours.forms[0] is Form.ROWS
+    assert all([shape for name, shape in its if name == "huge"] == [(math.ceil(rows / 16), 32)] for its in held)
+    assert sorted(from_sharding_plan(ours.task, ShardingPlan({"": plan})).placements) == sorted(ours.placements)
