@@ -124,9 +124,7 @@ def test_mistakes_are_named():
         TaskBatch.of([toy_task(4), toy_task(5)], "test")
     split = Constraints((TableRule("t0", min_shards=2),))
     with pytest.raises(InfeasibleError, match="test never splits a table"):
-        TaskBatch.of([Task(task([1, 2]).tables, Topology(2, 1 << 30), 64, constraints=split)], "test")
-    from neuroshard.models import CostModels
-
-    opaque = CostModels(OpaqueCompute(), *[linear_models(2).forward] * 2, None)
+        TaskBatch.of([replace(task([1, 2]), constraints=split)], "test")
+    opaque = replace(linear_models(2), compute=OpaqueCompute(), batch_size=None)
     with pytest.raises(UserError, match="compute model that sums"):
         SimulatorCosts(Simulator(opaque))
