@@ -9,6 +9,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import Plan
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.items import Items
@@ -32,6 +33,14 @@ def sizes_of(task: Task) -> Sizes:
 def catalog_of(task: Task, simulator: Simulator) -> Catalog:
     """Return the catalog of a task of which nothing lies on devices yet."""
     return Catalog.checked(Base.empty(task), simulator)
+
+
+def found(searcher: Searcher, task: Task, simulator: Simulator = H100) -> Plan:
+    """Return the plan that a searcher finds, which is of the very task and keeps all of its limits."""
+    plan = searcher.find(task, simulator).plan
+    assert plan.task == task
+    assert plan.violations == ()
+    return plan
 
 
 def best_ms(task: Task, layouts: Iterable[Iterable[Sequence[Placement]]], simulator: Simulator = H100) -> float:

@@ -25,7 +25,7 @@ from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task, linear_models, random_form_models, sequence_task, toy_task
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
-from tests.kit.searches import H100, best_ms, ms_of, uncertain
+from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
 from tests.kit.tasks import hot_table
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
@@ -39,13 +39,6 @@ ON_HOSTS = Topology(16, "80GiB", devices_per_host=8)
 def _criteo(num_devices=8, constraints=None, count=26):
     topology = replace(ON_HOSTS, num_devices=num_devices)
     return Task(criteo()[:count], topology, BATCH, constraints=constraints or Constraints())
-
-
-def _found(task, searcher=ALL, simulator=H100):
-    """The plan, which keeps all limits."""
-    plan = searcher.find(task, simulator).plan
-    assert plan.violations == ()
-    return plan
 
 
 def _tiny(seed, memory_share=4.0):
@@ -79,16 +72,16 @@ def _layouts(task):
     ("task_of", "tasks", "forms"), [(_tiny, 12, {*Form}), (_tiny_sequences, 8, {Form.COLUMNS, Form.ROWS})]
 )
 def test_plans_of_tiny_tasks_are_near_the_best_of_all_forms(task_of, tasks, forms):
-    gaps, gains, found = [], [], set()
+    gaps, gains, seen = [], [], set()
     for task in map(task_of, range(tasks)):
-        plan = _found(task)
+        plan = found(ALL, task)
         gaps.append(ms_of(plan) / best_ms(task, _layouts(task)) - 1)
-        gains.append(1 - ms_of(plan) / ms_of(_found(task, ALONE)))
-        found |= set(plan.forms)
+        gains.append(1 - ms_of(plan) / ms_of(found(ALONE, task)))
+        seen |= set(plan.forms)
     assert max(gaps) < 0.03
     assert min(gains) >= 0
     assert max(gains) > 0.1
-    assert found == forms
+    assert seen == forms
 
 
 @pytest.mark.parametrize("share", [0.52, 0.7])
@@ -102,13 +95,13 @@ def test_plans_keep_to_little_memory(share):
             with pytest.raises(InfeasibleError):
                 ALL.find(task, H100)
         else:
-            best_found += ms_of(_found(task)) < least_ms * 1.03
+            best_found += ms_of(found(ALL, task)) < least_ms * 1.03
     assert best_found >= 6
 
 
 def test_small_tables_of_the_mlperf_workload_are_copied():
     task = _criteo(8)
-    plan, alone = _found(task), _found(task, ALONE)
+    plan, alone = found(ALL, task), found(ALONE, task)
     assert ms_of(plan) < 0.92 * ms_of(alone)
     copied = [table.rows for table, form in zip(task.tables, plan.forms, strict=True) if form is Form.COPIES]
     assert len(copied) >= 5
@@ -154,7 +147,7 @@ def test_a_table_that_no_cut_of_columns_fits_lies_in_rows(table, topology, memor
     task = Task((table, *criteo()[:3]), topology, BATCH, memory)
     with pytest.raises(InfeasibleError, match=refused):
         ALONE.find(task, H100)
-    plan = _found(task)
+    plan = found(ALL, task)
     assert plan.forms[0] is Form.ROWS
     exported = to_sharding_plan(plan, "ebc").plan["ebc"][table.name]
     assert exported.sharding_type == "row_wise"
@@ -167,52 +160,49 @@ def test_tables_that_pack_in_no_columns_lie_in_rows():
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
     with pytest.raises(InfeasibleError):
         ALONE.find(task, H100)
-    assert Form.ROWS in _found(task).forms
-
-
-def test_what_fits_in_no_form_is_refused_as_columns_are():
-    task = Task((hot_table("huge", 5_000_000_000, 32, 1),), Topology(2, "80GiB"), BATCH)
-    with pytest.raises(InfeasibleError, match="GiB"):
-        ALL.find(task, H100)
+    assert Form.ROWS in found(ALL, task).forms
 
 
 def _forms(task):
-    return dict(zip((table.name for table in task.tables), _found(task).forms, strict=True))
+    return dict(zip((table.name for table in task.tables), found(ALL, task).forms, strict=True))
 
 
 def test_constraints_of_every_kind_are_kept():
     kept = 0
     for seed in range(12):
         with suppress(InfeasibleError):
-            _found(constrained_task(seed))
+            found(ALL, constrained_task(seed))
             kept += 1
     assert kept > 6
 
 
+TOGETHER = Constraints(together=(("criteo_8", "criteo_12"),))
+
+
 @pytest.mark.parametrize(
-    ("constraints", "names"),
+    ("constraints", "forms"),
     [
-        (Constraints((TableRule("criteo_5", devices=(1, 2)),)), ["criteo_5"]),
-        (Constraints((TableRule("criteo_16", min_shards=2),)), ["criteo_16"]),
-        (Constraints(pinned=(PinnedShard("criteo_7", 64, (3,)),)), ["criteo_7"]),
-        (Constraints(apart=(("criteo_15", "criteo_13"),)), ["criteo_15", "criteo_13"]),
+        (Constraints(), dict.fromkeys(("criteo_5", "criteo_7", "criteo_13", "criteo_15", "criteo_16"), Form.COPIES)),
+        (Constraints((TableRule("criteo_5", devices=(1, 2)),)), {"criteo_5": Form.COLUMNS}),
+        (Constraints((TableRule("criteo_16", min_shards=2),)), {"criteo_16": Form.COLUMNS}),
+        (Constraints(pinned=(PinnedShard("criteo_7", 64, (3,)),)), {"criteo_7": Form.COLUMNS}),
+        (
+            Constraints(apart=(("criteo_15", "criteo_13"),)),
+            {"criteo_13": Form.COLUMNS, "criteo_15": Form.COLUMNS},
+        ),
+        (TOGETHER, {"criteo_8": Form.COPIES, "criteo_12": Form.COPIES}),
+        (
+            replace(TOGETHER, rules=(TableRule("criteo_8", forms=("columns",)),)),
+            {"criteo_8": Form.COLUMNS, "criteo_12": Form.COLUMNS},
+        ),
+        *((Constraints((TableRule("criteo_1", forms=(form,)),)), {"criteo_1": form}) for form in Form),
     ],
 )
-def test_tables_bound_to_others_or_to_devices_stay_in_columns(constraints, names):
-    """All of these are copied where nothing is said of them."""
-    free, bound = _forms(_criteo()), _forms(_criteo(constraints=constraints))
-    assert {free[name] for name in names} == {Form.COPIES}
-    assert {bound[name] for name in names} == {Form.COLUMNS}
-    assert Form.COPIES in bound.values()
-
-
-def test_tables_kept_together_are_copied_together():
-    """Or stay in columns together, where one of them may not be copied."""
-    group = ("criteo_8", "criteo_12")
-    together = Constraints(together=(group,))
-    assert {_forms(_criteo(constraints=together))[name] for name in group} == {Form.COPIES}
-    held = replace(together, rules=(TableRule("criteo_8", forms=("columns",)),))
-    assert {_forms(_criteo(constraints=held))[name] for name in group} == {Form.COLUMNS}
+def test_constraints_say_in_which_forms_tables_lie(constraints, forms):
+    """Small ones are copied where nothing is said of them, and where rules leave them their form."""
+    chosen = _forms(_criteo(constraints=constraints))
+    assert {name: chosen[name] for name in forms} == forms
+    assert Form.COPIES in chosen.values()
 
 
 def _tight(memory_bytes, num_devices, shapes, together=()):
@@ -233,17 +223,14 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
 def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
     """Which find no place, or a dear one: what lies in rows and copies alone is tried all the same."""
     simulator = Simulator(ns.CostModels.load("cpu"))
-    plan = _found(task, replace(ALL, choice=None), simulator)
+    plan = found(replace(ALL, choice=None), task, simulator)
     assert ms_of(plan, simulator) < best_ms(task, _layouts(task), simulator) * 1.03
 
 
 @pytest.mark.parametrize("form", Form)
-def test_rules_on_forms_hold(form):
-    rule = TableRule("criteo_1", forms=(form,))
-    assert _forms(_criteo(constraints=Constraints((rule,))))["criteo_1"] is form
+def test_rules_on_forms_hold_of_all_tables(form):
     everything = Constraints((TableRule("*", forms=(form,)),))
-    task = replace(_criteo(count=2), constraints=everything)
-    assert set(_forms(task).values()) == {form}
+    assert set(_forms(_criteo(count=2, constraints=everything)).values()) == {form}
 
 
 def test_a_form_that_a_table_cannot_have_is_refused():
@@ -352,10 +339,10 @@ def test_gains_within_the_margins_are_not_taken():
     """Margins of all of a cost: no gain is believed; of nothing: every one."""
     task = _criteo()
     for relative, forms in ((1.0, {Form.COLUMNS}), (0.0, {*Form})):
-        found = ALL.find(task, uncertain(H100, relative))
-        assert set(found.plan.forms) == forms
-        assert (found.declined is not None) == (relative == 1.0)
-        assert found.declined is None or found.declined.task == task
+        its = ALL.find(task, uncertain(H100, relative))
+        assert set(its.plan.forms) == forms
+        assert (its.declined is not None) == (relative == 1.0)
+        assert its.declined is None or its.declined.task == task
 
 
 def test_without_tries_tables_lie_in_columns_where_they_fit():

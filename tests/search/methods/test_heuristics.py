@@ -10,7 +10,7 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, sequence_task, toy_task
 from neuroshard.words.form import Form
-from tests.kit.searches import H100
+from tests.kit.searches import H100, found
 from tests.kit.tasks import plain_task
 
 NAMES = ("random", *(f"{score}_greedy" for score in SCORES))
@@ -64,9 +64,7 @@ def test_rules_limit_halving(rule):
 def test_tables_have_as_many_shards_as_rules_ask_for(max_halvings):
     task = _task([64, 16, 16], constraints=Constraints((TableRule("t0", min_shards=3),)))
     for searcher in (Greedy("size", max_halvings), Random(0, max_halvings)):
-        plan = searcher.find(task, SIMULATOR).plan
-        assert plan.violations == ()
-        assert _widths(plan, 0) == [20, 20, 24]
+        assert _widths(found(searcher, task, SIMULATOR), 0) == [20, 20, 24]
 
 
 def test_sequence_tables_have_two_equal_halves_at_most():
@@ -75,8 +73,7 @@ def test_sequence_tables_have_two_equal_halves_at_most():
         Task(loose.tables, Topology(4, int(loose.tables[0].size_bytes * share)), loose.batch_size)
         for share in (0.6, 0.3)
     )
-    halved = Greedy("size").find(roomy, H100).plan
-    assert halved.violations == ()
+    halved = found(Greedy("size"), roomy)
     assert halved.forms == (Form.COLUMNS,)
     first, second = _widths(halved, 0)
     assert first == second

@@ -27,7 +27,7 @@ from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
-from tests.kit.searches import H100, ms_of
+from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import plain_tables
 
 BATCH = 4096
@@ -56,10 +56,7 @@ def _task(share, count=8, devices=4, host_share=2.0, devices_per_host=None, **fi
 
 
 def _found(share, searcher=QUICKLY, simulator=H100, **fields):
-    """The plan, which keeps all limits, for devices with room for a share of the tables."""
-    plan = searcher.find(_task(share, **fields), simulator).plan
-    assert plan.violations == ()
-    return plan
+    return found(searcher, _task(share, **fields), simulator)
 
 
 def _tiers(plan):
@@ -99,7 +96,7 @@ def test_plans_of_tiny_tasks_are_near_the_best():
         every = [rehomed(plan, task, chosen) for plan in whole for chosen in product(homes, repeat=3)]
         fitting = [plan for plan in every if plan.fits]
         best = min(cost.total_ms for cost in H100.costs(task, fitting))
-        gaps.append(ms_of(QUICKLY.find(task, H100).plan) / best - 1)
+        gaps.append(ms_of(found(QUICKLY, task)) / best - 1)
     assert np.mean(gaps) < 0.02
     assert max(gaps) < 0.1
 
@@ -154,10 +151,8 @@ def test_every_host_has_room_for_its_own():
 def test_running_jobs_keep_their_memories():
     plan = _found(0.4, replace(QUICKLY, forms=("columns",)))
     worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
-    moved = Replan(worse, improvement=Improvement(shakes=5)).find(plan.task, H100).plan
+    moved = found(Replan(worse, improvement=Improvement(shakes=5)), plan.task)
     assert moved.homes == plan.homes
-    assert moved.task == plan.task
-    assert moved.violations == ()
     assert ms_of(moved) <= ms_of(worse)
 
 
@@ -172,9 +167,9 @@ def test_memories_stay_where_a_table_goes():
 
 def test_plans_are_explained_and_have_finalists():
     plan = _found(0.4)
-    found = explain(plan, H100)
+    explained = explain(plan, H100)
     homes = {plan.task.tables[table].name: home for table, home in enumerate(plan.homes)}
-    assert {share.table.name: share.placed.home for share in found.shards} == homes
+    assert {share.table.name: share.placed.home for share in explained.shards} == homes
     finalists = QUICKLY.finalists(plan, H100, 4)
     assert finalists[0] is plan
     assert {one.homes for one in finalists} == {plan.homes}
@@ -191,14 +186,6 @@ def _in_gib(sizes_gib, host_gib, rules=ON_HOSTS, **constraints):
     return Task(tables, topology, 4096, constraints=Constraints(rules, **constraints))
 
 
-def _checked(searcher, task):
-    """The plan, which keeps all limits of the very task."""
-    plan = searcher.find(task, H100).plan
-    assert plan.task == task
-    assert plan.violations == ()
-    return plan
-
-
 @EVERY
 def test_random_tasks_have_plans_that_overfill_no_host(searcher):
     for seed in range(5):
@@ -210,25 +197,25 @@ def test_random_tasks_have_plans_that_overfill_no_host(searcher):
             rules = [
                 TableRule(f"t{i}", tiers=("host",) if rng.random() < 0.7 else ("cached",)) for i in range(len(sizes))
             ]
-        _checked(searcher, _in_gib(sizes.tolist(), sizes.sum() / 2 * share, tuple(rules)))
+        found(searcher, _in_gib(sizes.tolist(), sizes.sum() / 2 * share, tuple(rules)))
 
 
 @EVERY
 def test_whole_tables_fill_hosts_where_they_can(searcher):
-    assert max(_checked(searcher, _in_gib([20, 60, 10, 10, 30, 20], 83)).host_bytes) > 70 * GIB
+    assert max(found(searcher, _in_gib([20, 60, 10, 10, 30, 20], 83)).host_bytes) > 70 * GIB
 
 
 @EVERY
 def test_tables_that_no_host_has_room_for_are_divided(searcher):
     for sizes, host_gib in (([60, 60, 60], 91), ([100], 51), ([70, 70, 10], 76)):
-        _checked(searcher, _in_gib(sizes, host_gib))
+        found(searcher, _in_gib(sizes, host_gib))
 
 
 def test_what_is_given_to_hosts_fits_and_keeps_the_rules():
     pinned = (PinnedShard("t0", 32, (5, 6)),)
     rules = (TableRule("*", tiers=("host",)), TableRule("t1", devices=(0, 1, 2)), TableRule("t2", equal_widths=True))
-    _checked(Greedy("size"), _in_gib([20, 30, 50], 62, rules, pinned=pinned))
-    _checked(Greedy("size"), _in_gib([20, 30, 50], 51, together=(("t0", "t1"),)))
+    found(Greedy("size"), _in_gib([20, 30, 50], 62, rules, pinned=pinned))
+    found(Greedy("size"), _in_gib([20, 30, 50], 51, together=(("t0", "t1"),)))
     assert given_to_hosts(_in_gib([20, 30, 50], 101)) is None  # one host holds all
     assert given_to_hosts(_in_gib([20, 30, 50], 40)) is None  # both together don't
     assert given_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # nothing lies there
@@ -242,7 +229,7 @@ def test_the_host_memory_that_is_named_suffices():
     assert enough < 91 * GIB
     given = replace(task, topology=replace(task.topology, host_memory_bytes=enough))
     for searcher in SEARCHERS:
-        _checked(searcher, given)
+        found(searcher, given)
     whole = _in_gib([60, 60, 60], 80, (TableRule("*", tiers=("host",), max_shards=1),))
     assert least_host_bytes(whole) == pytest.approx(120 * GIB, rel=0.01)
 
@@ -270,7 +257,7 @@ def test_nobodys_plan_is_handed_out_with_violations():
 
 def test_running_jobs_keep_within_hosts():
     task = _in_gib([60, 60, 60], 91)
-    start = _checked(Greedy("size"), task)
+    start = found(Greedy("size"), task)
     turned = tuple(replace(p, device=p.device // 4 * 4 + 3 - p.device % 4) for p in start.placements)
     for most in (None, 10 * GIB):
-        _checked(Replan(replace(start, placements=turned), max_moved_bytes=most, improvement=FEW_STEPS), task)
+        found(Replan(replace(start, placements=turned), max_moved_bytes=most, improvement=FEW_STEPS), task)

@@ -17,7 +17,7 @@ from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.torchrec.estimators import TaskStorageEstimator
 from neuroshard.words.form import Form
-from tests.kit.searches import H100, ms_of
+from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import plain_tables, plain_task
 
 EVERY_FORM = TorchRecSearch((1, 2), forms=("columns", "rows", "copies"))
@@ -28,8 +28,7 @@ def test_it_splits_what_does_not_fit_whole():
     task = replace(task, tables=tuple(replace(table, name=f"odd name. {table.name}") for table in task.tables))
     with pytest.raises(InfeasibleError):
         TorchRecSearch(split_factors=(1,)).find(task, simulator)
-    plan = TorchRecSearch(split_factors=(1, 2)).find(task, simulator).plan
-    assert plan.violations == ()
+    plan = found(TorchRecSearch(split_factors=(1, 2)), task, simulator)
     assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) == [32, 32]
 
 
@@ -66,9 +65,7 @@ def test_it_uses_all_of_torchrecs_types_where_asked_to():
     task = plain_task(8, [40_000, 10, 10, 10], devices=4, memory_bytes=40_000 * 4 * 3)
     with pytest.raises(InfeasibleError):
         TorchRecSearch((1, 2)).find(task, H100)
-    plan = EVERY_FORM.find(task, H100).plan
-    assert plan.violations == ()
-    assert plan.forms[0] is Form.ROWS
+    assert found(EVERY_FORM, task).forms[0] is Form.ROWS
     small_ones = Constraints((TableRule("t[1-3]", forms=("columns",)),))
     kept = EVERY_FORM.find(replace(task, constraints=small_ones), H100).plan
     assert set(kept.forms[1:]) == {Form.COLUMNS}
@@ -79,9 +76,7 @@ def test_its_rows_may_lie_on_one_host():
     rules = Constraints((TableRule("*", forms=("rows",)),))
     topology = Topology(4, 1 << 30, devices_per_host=2)
     task = Task(plain_tables([16] * 6, 100_000, 20.0), topology, 256, constraints=rules)
-    plan = TorchRecSearch((1,), forms=("columns", "rows")).find(task, H100).plan
-    assert plan.violations == ()
-    assert set(plan.forms) == {Form.ROWS}
+    assert set(found(TorchRecSearch((1,), forms=("columns", "rows")), task).forms) == {Form.ROWS}
 
 
 def test_what_it_counts_of_memory_is_what_the_task_counts():
