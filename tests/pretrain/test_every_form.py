@@ -6,13 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, Plan, Simulator, Task, Topology, UserError
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models import CostModels
 from neuroshard.models.parts import compute_part
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
@@ -27,7 +24,6 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.devices import MADE_UP, measured_comm
 from neuroshard.words.collective import Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.models import CostModels
+from neuroshard import CostModels, Home, Tier, UserError
 from neuroshard.models.host_tiers import HostTiers
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import ComputeSample
 from neuroshard.records.splits import split_tables
@@ -18,7 +17,6 @@ from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing.devices import MADE_UP
 from neuroshard.words.form import IN_COLUMNS, Call, Form
-from neuroshard.words.placement import Home, Tier
 from tests.kit.made_up import BRIEF_SETS, collected, measured
 
 DEVICE = MADE_UP["gpu"]

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, UserError
 from neuroshard.cost.loads import LoadSets
-from neuroshard.models import CostModels
 from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.stages.pretrain.fit import Fit, margins_of

@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, Plan, UserError
 from neuroshard.lab.plan_costs import PlanRecords, measure_plans
 from neuroshard.lab.recorder import meters_of
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models import CostModels
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory
 from neuroshard.stages.pretrain.fit_additive import Ensemble
 from neuroshard.stages.pretrain.measurements import Measured

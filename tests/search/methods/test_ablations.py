@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from neuroshard import Simulator, UserError
 from neuroshard.models import ReluHead
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.ablations import NoCommunication, OtherModels, SingleTableCosts, WithModels
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard import InfeasibleError, MemoryUse, Simulator, Task, Topology, UserError
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
@@ -20,8 +19,6 @@ from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import allowed_forms
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task, linear_models, random_form_models, sequence_task, toy_task
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form

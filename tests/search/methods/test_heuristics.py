@@ -3,11 +3,8 @@
 import pytest
 
 import neuroshard as ns
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard import Constraints, InfeasibleError, Simulator, TableRule, Task, Topology
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, sequence_task, toy_task
 from neuroshard.words.form import Form
 from tests.kit.searches import H100, found

@@ -5,16 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import Constraints, Plan, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.layouts import in_columns, in_rows
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import target_named
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.toys import random_by_collective, random_form_models
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.collective import Collective

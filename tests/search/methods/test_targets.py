@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
+from neuroshard import Plan, TableRule, UserError
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import constrained
-from neuroshard.tasks.constraints import TableRule
 from neuroshard.testing import linear_models, sequence_task, toy_task
 from neuroshard.words.form import Form
 from tests.kit.exhaustive import checked_plan, tiny_task

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard import Constraints, Found, InfeasibleError, PinnedShard, Searcher, Simulator, TableRule, Task, Topology
 from neuroshard.layouts import in_columns, in_rows
-from neuroshard.models.simulator import Simulator
 from neuroshard.plans.hosts import given_to_hosts, least_host_bytes
 from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import to_bytes
-from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -23,8 +21,6 @@ from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 from tests.kit.searches import H100, found, ms_of

@@ -6,14 +6,9 @@ from types import SimpleNamespace
 import pytest
 from torchrec.distributed.planner.types import Shard as PlannerShard
 
+from neuroshard import Constraints, InfeasibleError, MemoryUse, Plan, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.torchrec.estimators import TaskStorageEstimator
 from neuroshard.words.form import Form

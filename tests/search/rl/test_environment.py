@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.models.simulator import Simulator
+from neuroshard import Constraints, InfeasibleError, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.plans.plan import assemble
-from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_models, toy_task
 from tests.search.rl.toys import task
 

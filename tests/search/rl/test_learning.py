@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
+from neuroshard import InfeasibleError, Simulator, UserError
 from neuroshard.hardware import Hardware
 from neuroshard.layouts import in_columns
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.learned import PolicySearch

@@ -5,19 +5,14 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from neuroshard import Constraints, InfeasibleError, MemoryUse, Plan, Simulator, Task, Topology
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls, leaders
 from neuroshard.stages.search.space.sizes import DeviceLoads
-from neuroshard.tasks.constraints import Constraints
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_form_models, toy_task
 from neuroshard.words.form import FORMS, Form
 from tests.kit.searches import H100, catalog_of

@@ -5,18 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.app.searching import search
+from neuroshard import Constraints, Simulator, TableRule, Topology, UserError, search
 from neuroshard.cost.loads import Loads
 from neuroshard.models import CostModels, FreeComm
 from neuroshard.models.interface import Outline, device_waits, waits
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.bound import Prices, least_left_ms, longest_waits, lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.draw import TaskDraw, drawn
-from neuroshard.tasks.task import Topology
 from neuroshard.testing import (
     LinearCompute,
     OpaqueCompute,

@@ -15,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize
 
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard import InfeasibleError, MemoryUse, Plan, Simulator, Table, Task, Topology, UserError
 from neuroshard.plumbing.schema import readable_bytes_up, to_bytes
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
@@ -28,10 +26,7 @@ from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.exact import keeps, pack_exactly
 from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls
 from neuroshard.stages.search.space.packing import pack, packed, smallest_factor
-from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE, constrained_task, linear_models, toy_task
 from neuroshard.words.form import Form
 from tests.kit.exhaustive import TinyTask, checked_plan, tiny_task

@@ -5,21 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import Constraints, CostModels, Plan, Simulator, Table, Task, Topology, zipf_reuse
 from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_loads
-from neuroshard.models import CostModels
 from neuroshard.models.parts import Framework
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.form_estimates import FormEstimates, dearest
 from neuroshard.stages.search.space.forms import Changes, Forms, Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import DeviceLoads
-from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.tasks.constraints import Constraints
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task
 from neuroshard.testing.toys import random_by_form
 from neuroshard.words.form import CALLS, FORMS, Form

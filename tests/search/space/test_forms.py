@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuroshard import Constraints, PinnedShard, TableRule, Task, Topology
 from neuroshard.stages.search.space.forms import (
     Changes,
     Forms,
@@ -17,8 +18,6 @@ from neuroshard.stages.search.space.forms import (
     ranked_changes,
     total_by_form,
 )
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_form_models
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from tests.kit.tasks import plain_tables

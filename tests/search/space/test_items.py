@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.app.searching import search
+from neuroshard import Constraints, MemoryUse, PinnedShard, Simulator, TableRule, Task, Topology, UserError, search
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment
@@ -20,9 +18,6 @@ from neuroshard.stages.search.space.base import device_memory
 from neuroshard.stages.search.space.items import keeps_limits, may_lie, open_devices
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, may_put, put
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 from tests.kit.searches import items_of, sizes_of
 from tests.kit.tasks import plain_task
