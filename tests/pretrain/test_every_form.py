@@ -147,14 +147,6 @@ def test_fewer_forms_are_fitted_where_they_are_named(data):
         _pretrain(data, "wrong", calls=("row",), **BRIEF_SETS)
 
 
-def test_a_form_that_is_named_must_have_been_measured(tmp_path):
-    directory = _write(tmp_path / "data", 300, 400)
-    columns = [m for m in directory.compute().read() if m.sample.form is not Form.ROWS]
-    directory.compute().write(0, columns)
-    with pytest.raises(UserError, match="no compute samples in rows for the train split"):
-        _pretrain(tmp_path / "data", "wrong", calls=("rows",), **BRIEF_SETS)
-
-
 def test_fitting_further_goes_on_from_every_part(data):
     _pretrain(data, "first", **BRIEF_SETS)
     unmoved = {
@@ -224,14 +216,14 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     assert not any(line.startswith("pooling factor") for line in told)
 
 
-def test_sequence_tables_are_left_out_where_only_others_are_named(tmp_path):
+def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
     _write(tmp_path / "data", 300, 200, forms=("columns",), pooled=(True, False))
-    _pretrain(tmp_path / "data", "pooled", calls=(), **BRIEF_SETS)
-    assert CostModels.load(tmp_path / "pooled").compute.calls == {Call(Form.COLUMNS)}
-    _pretrain(tmp_path / "data", "both", **BRIEF_SETS)
-    assert CostModels.load(tmp_path / "both").compute.calls == {Call(Form.COLUMNS), Call(Form.COLUMNS, False)}
-    with pytest.raises(UserError, match="no compute samples of sequence tables in rows for the train split"):
-        _pretrain(tmp_path / "data", "wrong", calls=("sequence_rows",), **BRIEF_SETS)
+    for out, calls, known in (("pooled", (), {IN_COLUMNS}), ("both", None, {IN_COLUMNS, Call(Form.COLUMNS, False)})):
+        _pretrain(tmp_path / "data", out, calls=calls, **BRIEF_SETS)
+        assert CostModels.load(tmp_path / out).compute.calls == known
+    for call, its in (("rows", "in rows"), ("sequence_rows", "of sequence tables in rows")):
+        with pytest.raises(UserError, match=f"no compute samples {its} for the train split"):
+            _pretrain(tmp_path / "data", "wrong", calls=(call,), **BRIEF_SETS)
 
 
 def test_parts_have_names():
