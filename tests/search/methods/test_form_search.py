@@ -7,8 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-import neuroshard as ns
-from neuroshard import InfeasibleError, MemoryUse, Simulator, Task, Topology, UserError
+from neuroshard import CostModels, InfeasibleError, MemoryUse, Simulator, Task, Topology, UserError, search
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.stages.search.local.improvement import Improvement
@@ -219,7 +218,7 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
 )
 def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
     """Which find no place, or a dear one: what lies in rows and copies alone is tried all the same."""
-    simulator = Simulator(ns.CostModels.load("cpu"))
+    simulator = Simulator(CostModels.load("cpu"))
     plan = found(replace(ALL, choice=None), task, simulator)
     assert ms_of(plan, simulator) < best_ms(task, _layouts(task), simulator) * 1.03
 
@@ -350,7 +349,7 @@ def test_without_tries_tables_lie_in_columns_where_they_fit():
 def test_forms_are_chosen_by_a_setting():
     task = _tiny(5)
     for forms in (["columns"], ["columns", "rows"], ["columns", "copies"]):
-        plan = ns.search(task, H100, forms=forms, improvement={"shakes": 5})
+        plan = search(task, H100, forms=forms, improvement={"shakes": 5})
         assert set(plan.forms) <= {Form(form) for form in forms}
     with pytest.raises(UserError, match=r"forms=\['rows'\] must have columns among them"):
         NeuroShard(forms=("rows",))

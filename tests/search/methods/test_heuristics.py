@@ -2,8 +2,7 @@
 
 import pytest
 
-import neuroshard as ns
-from neuroshard import Constraints, InfeasibleError, Simulator, TableRule, Task, Topology
+from neuroshard import Constraints, InfeasibleError, Simulator, TableRule, Task, Topology, search
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.testing import linear_models, sequence_task, toy_task
 from neuroshard.words.form import Form
@@ -26,12 +25,12 @@ def _widths(plan, table):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_larger_than_a_device_is_halved(name):
     task = _task([128, 16, 16, 16, 8], 76)
-    plan = ns.search(task, SIMULATOR, name)
+    plan = search(task, SIMULATOR, name)
     assert plan.violations == ()
     assert _widths(plan, 0) in ([64, 64], [32, 32, 64])  # a half of what another table left no room for
     assert all(len(_widths(plan, table)) == 1 for table in range(1, 5))
     with pytest.raises(InfeasibleError, match="table 't0' needs 500 KiB"):
-        ns.search(task, SIMULATOR, name, max_halvings=0)
+        search(task, SIMULATOR, name, max_halvings=0)
 
 
 def test_no_more_halvings_than_there_may_be():

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-import neuroshard as ns
-from neuroshard import Plan, TableRule, UserError
+from neuroshard import Plan, Simulator, TableRule, UserError, export_plan, search
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import constrained
 from neuroshard.testing import linear_models, sequence_task, toy_task
@@ -22,7 +21,7 @@ def _hot_task():
 
 
 def _searched(target):
-    plan = ns.search(_hot_task(), ns.Simulator(linear_models(3)), target=target)
+    plan = search(_hot_task(), Simulator(linear_models(3)), target=target)
     return plan, sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0)
 
 
@@ -34,10 +33,10 @@ def test_a_target_gets_the_best_of_what_it_has_words_for():
     assert costs == sorted(costs)
     for name, plan, others in (("hugectr", equal, [free]), ("sok", whole, [free, equal])):
         assert plan.violations == ()
-        ns.export_plan(plan, name)
+        export_plan(plan, name)
         for other in others:
             with pytest.raises(UserError, match="table 'hot'"):
-                ns.export_plan(other, name)
+                export_plan(other, name)
 
 
 def test_large_tables_for_sok_lie_in_rows():
@@ -45,23 +44,23 @@ def test_large_tables_for_sok_lie_in_rows():
     task = _hot_task()
     large = replace(task.tables[0], rows=10_000)
     task = replace(task, tables=(large, *task.tables[1:]), topology=replace(task.topology, memory_bytes=1_500_000))
-    plan = ns.search(task, H100, target="sok")
+    plan = search(task, H100, target="sok")
     assert plan.forms[0] is Form.ROWS
-    assert ns.export_plan(plan, "sok").content["variables"][0]["mode"] == "distributed"
+    assert export_plan(plan, "sok").content["variables"][0]["mode"] == "distributed"
 
 
 @pytest.mark.parametrize("target", ["sok", "hugectr"])
 def test_sequence_tables_lie_in_rows(target):
     task = sequence_task(6, 3)
-    plan = ns.search(task, H100, target=target)
+    plan = search(task, H100, target=target)
     assert plan.violations == ()
     forms = {table.pooled: form for table, form in zip(task.tables, plan.forms, strict=True)}
     assert forms[False] is Form.ROWS
-    ns.export_plan(plan, target)
+    export_plan(plan, target)
 
 
 def test_torchrec_has_words_for_everything():
-    assert ns.search(_hot_task(), H100, target="torchrec") == ns.search(_hot_task(), H100)
+    assert search(_hot_task(), H100, target="torchrec") == search(_hot_task(), H100)
 
 
 @pytest.mark.parametrize("tasks", [50, pytest.param(150, marks=pytest.mark.slow)])
