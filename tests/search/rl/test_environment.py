@@ -30,6 +30,15 @@ def _random_walk(environment, seed):
     return state
 
 
+def _played(one, *actions):
+    """The environment of a task, and its state after these actions."""
+    environment = _environment([one])
+    state = environment.reset()
+    for action in actions:
+        state = environment.step(state, environment.legal(state), torch.tensor([action]))
+    return environment, state
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_final_costs_are_the_simulators(seed):
     tasks = [toy_task(9, 3, seed=seed), toy_task(9, 3, seed=seed + 50)]
@@ -50,11 +59,10 @@ def test_eight_bytes_too_few_are_too_few_beyond_what_float64_tells_apart():
     big = replace(big, rows=(1 << 40) - 1, dim=65532, bytes_per_element=2)
     free = Task((big, small), Topology(2, (1 << 59) - 1), 256)
     one = replace(free, topology=Topology(2, (big.size_bytes - 8, big.size_bytes + small.size_bytes - 8)))
-    environment = _environment([one])
-    state = environment.reset()
+    environment, state = _played(one)
     assert environment.order[0].tolist() == [0, 1]
     assert environment.legal(state).tolist() == [[False, True]]
-    state = environment.step(state, environment.legal(state), torch.tensor([1]))
+    environment, state = _played(one, 1)
     assert state.free_bytes.tolist() == [[big.size_bytes - 8, small.size_bytes - 8]]
     assert environment.legal(state).tolist() == [[True, False]]
 
@@ -64,10 +72,7 @@ def test_every_sequence_of_actions_is_its_own_plan():
     one = task([6, 3, 2])
     found = {}
     for actions in product(range(2), repeat=3):
-        environment = _environment([one])
-        state = environment.reset()
-        for action in actions:
-            state = environment.step(state, environment.legal(state), torch.tensor([action]))
+        environment, state = _played(one, *actions)
         (plan,) = environment.plans(state)
         assert plan == assemble(one, [(index, 8, device) for index, device in enumerate(actions)])
         found[actions] = float(environment.total_ms(state))
@@ -81,15 +86,12 @@ def test_items_come_in_descending_cost():
 
 def test_memory_makes_actions_illegal():
     one = task([3, 2, 1], memory_bytes=2 * 1000 * 8 * 4)
-    environment = _environment([one])
-    state = environment.reset()
-    for _ in range(2):
-        assert environment.legal(state).tolist() == [[True, True]]
-        state = environment.step(state, environment.legal(state), torch.tensor([0]))
-    assert environment.legal(state).tolist() == [[False, True]]
-    dead = environment.step(state, environment.legal(state), torch.tensor([0]))
+    for actions, legal in (((), [True, True]), ((0,), [True, True]), ((0, 0), [False, True])):
+        environment, state = _played(one, *actions)
+        assert environment.legal(state).tolist() == [legal]
+    environment, dead = _played(one, 0, 0, 0)
     assert environment.plans(dead) == [None]
-    alive = environment.step(state, environment.legal(state), torch.tensor([1]))
+    environment, alive = _played(one, 0, 0, 1)
     assert environment.plans(alive)[0].fits
 
 
@@ -108,11 +110,7 @@ def test_constraints_make_actions_illegal(seed):
 def test_what_is_seen_does_not_depend_on_the_scale():
     """Tables ten times as expensive look the same, beside what a device has to do on average."""
     cheap, dear = task([1000, 2000, 4000]), task([10_000, 20_000, 40_000])
-    seen = []
-    for one in (cheap, dear):
-        environment = _environment([one])
-        state = environment.step(environment.reset(), torch.ones(1, 2, dtype=torch.bool), torch.tensor([0]))
-        seen.append(environment.observe(state)[..., 0])
+    seen = [environment.observe(state)[..., 0] for environment, state in (_played(cheap, 0), _played(dear, 0))]
     torch.testing.assert_close(seen[0], seen[1], rtol=1e-2, atol=1e-3)
 
 
