@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import Constraints, CostModels, Plan, Simulator, Table, Task, Topology, zipf_reuse
+from neuroshard import Constraints, CostModels, Plan, Simulator, Task, Topology
 from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_loads
 from neuroshard.models.parts import Framework
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -18,6 +18,7 @@ from neuroshard.testing import constrained_task
 from neuroshard.testing.toys import random_by_form
 from neuroshard.words.form import CALLS, FORMS, Form
 from tests.kit.searches import H100, catalog_of, ms_of
+from tests.kit.tasks import hot_table
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
 BATCH = 65536
@@ -30,9 +31,8 @@ IN_STEPS = replace(H100.models, framework=Framework(0.8, WORK, {"mean lookups in
 def _task(count=12, num_devices=4, memory_bytes="80GiB"):
     rng = np.random.default_rng(0)
     tables = tuple(
-        Table(f"t{i}", int(rng.integers(1, 1e4)) * 8, int(rng.choice([16, 64, 128])), lookups, reuse)
+        hot_table(f"t{i}", int(rng.integers(1, 1e4)) * 8, int(rng.choice([16, 64, 128])), rng.uniform(1, 30))
         for i in range(count)
-        if (lookups := float(rng.uniform(1, 30))) and (reuse := zipf_reuse(10_000, BATCH * lookups, 1.05))
     )
     return Task(tables, Topology(num_devices, memory_bytes, devices_per_host=2), BATCH)
 
