@@ -16,17 +16,14 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
+from neuroshard import CostModels, Simulator, Task, Topology, UserError
 from neuroshard.app.listing import show_models
-from neuroshard.models import CostModels
 from neuroshard.models.calibration import Calibration, with_exchanges, with_kernels
 from neuroshard.models.published_points import ExchangePoint, KernelPoint
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.pretrain.calibrate import Calibrate
 from neuroshard.stages.pretrain.traces import read_traces
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.placement import ON_DEVICE, Home
 from tests.kit.traces import gpu_events
 

@@ -1,7 +1,7 @@
 """What is collected while a made-up machine changes its speed: by its references it comes nearer to the truth."""
 
 from dataclasses import replace
-from itertools import count
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -14,22 +14,14 @@ from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit_additive import Regression
-from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pretrain import Pretrain
-from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import toy_tables
-from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
+from neuroshard.testing.devices import MADE_UP
+from tests.kit.made_up import BRIEF_SETS, drifting
 
-BRIEF = TrainingSettings(3, 32, 1e-3, "cosine", "absolute_relative", 3)
-SPEEDS = (1.0, 0.75, 1.3)
-
-
-class Drifting(MadeUpHardware):
-    """Takes now more, now less time, for four batches each."""
-
-    def compute_meter(self, warn):
-        return SlowerBy(super().compute_meter(warn), (SPEEDS[batch // 4 % 3] for batch in count()))
+TRUTH = MADE_UP["cpu"].compute
+SPEEDS = np.repeat((1.0, 0.75, 1.3), 4)  # four batches each
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +29,11 @@ def data(tmp_path_factory):
     """Data directories by their share of references, collected on the same machine, which repeats."""
     out = tmp_path_factory.mktemp("data")
     comm = CommAugmentation(num_devices=(2,), max_dim=16, min_tables=2, max_tables=6, max_start_ms=2.0)
-    run = Collect(
-        toy_tables(40), Drifting(), ComputeAugmentation(max_dim=64, max_tables=6), comm, (4096,), "", 0, 360, 64
-    )
-    run = replace(run, num_second_pass=24, max_noise=None)
+    compute = ComputeAugmentation(max_dim=64, max_tables=6)
     for share in (0.0, 0.25):
-        replace(run, out=str(out / str(share)), references=share).run()
+        hardware, data = drifting(cycle(SPEEDS)), str(out / str(share))
+        run = Collect(toy_tables(40), hardware, compute, comm, (4096,), data, 0, 360, 64)
+        replace(run, num_second_pass=24, max_noise=None, references=share).run()
     return out
 
 
@@ -50,14 +41,14 @@ def _measured(data, share):
     return Measured.of([DataDirectory(data / str(share))], None)
 
 
-def _off(ms, of, compute):
+def _off(ms, of):
     """(n,) logarithms of times, but for a factor that all have in common, beside the true ones."""
-    logs = np.log(ms / compute.predict(loads_of([m.sample for m in of])))
+    logs = np.log(ms / TRUTH.predict(loads_of([m.sample for m in of])))
     return logs - np.median(logs)
 
 
 def _of_measurements(its):
-    return _off(np.array([m.repeats.times_ms.mean() for m in its.train]), its.train, Drifting().made_up.compute)
+    return _off(np.array([m.repeats.times_ms.mean() for m in its.train]), its.train)
 
 
 def test_measurements_are_nearer_to_the_truth(data):
@@ -86,10 +77,10 @@ def test_models_are_nearer_to_the_truth_and_their_card_says_the_speeds(data, tmp
     off = {}
     for share in (0.25, 0.0):
         out = tmp_path / str(share)
-        Pretrain(str(data / str(share)), str(out), Regression(), SetCommunication((8,), BRIEF)).run()
+        Pretrain(str(data / str(share)), str(out), **BRIEF_SETS | {"compute_model": Regression()}).run()
         test = _measured(data, share).columns.known
         predicted = CostModels.load(out).compute.predict(loads_of([m.sample for m in test]))
-        off[share] = np.abs(_off(predicted, test, Drifting().made_up.compute)).mean()
+        off[share] = np.abs(_off(predicted, test)).mean()
         training = load_bundle(out)[1].training
         assert ("slowness" in training) == (share > 0)
     assert off[0.25] < off[0.0]

@@ -6,14 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, Plan, Simulator, Task, Topology, UserError
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models import CostModels
 from neuroshard.models.parts import compute_part
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
-from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -27,25 +24,21 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
+from neuroshard.testing.devices import MADE_UP, measured_comm
 from neuroshard.words.collective import Collective, name_of
-from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form
+from tests.kit.made_up import BRIEF, BRIEF_SETS, MACHINE, begun, collected
 
 pytestmark = pytest.mark.xdist_group("forms")  # its tests share models that take long to fit
 DEVICE = MADE_UP["cpu"]
 TABLES = tuple(table for table in dlrm_like(num_tables=120, batch_size=4096) if table.rows >= 64)
 FEW_EPOCHS = TrainingSettings(80, 64, 3e-3, "cosine", "absolute_relative", 80)
-BRIEF = replace(FEW_EPOCHS, epochs=2)
+STILL = replace(BRIEF, epochs=1, learning_rate=1e-12)
 SETS = {
     "compute_model": Additive((32,), training=FEW_EPOCHS, corrections=4),
     "comm_model": SetCommunication((32,), FEW_EPOCHS, parts=2),
 }
-BRIEF_SETS = {
-    "compute_model": Additive((8,), training=BRIEF, corrections=2),
-    "comm_model": SetCommunication((8,), BRIEF, parts=2),
-}
+FEWER = SetCommunication((32,), replace(FEW_EPOCHS, epochs=40), parts=2)
 ALL_PARTS = {
     "compute", "compute.rows", "compute.copies", "input",
     "forward", "forward.reduce_scatter", "forward.host_reduce_scatter", "forward.host_all_to_all",
@@ -61,22 +54,22 @@ def _write(path, calls, exchanges, **changes):
     swapped = CommAugmentation(max_start_ms=DEVICE.max_start_ms, collectives=tuple(name_of(one) for one in Collective))
     compute = [drawn.draw(split, 4096, rng) for _ in range(calls)]
     comm = [swapped.draw(4, 4096, rng, 2) for _ in range(exchanges)]
-    directory = DataDirectory(path)
-    directory.begin(Manifest(Fingerprint("cpu", "none", 2, 1 << 30).to_json(), {}, {}, 0), TABLES)
-    directory.compute().write(0, measured_compute(DEVICE, compute, 0.03, rng))
-    directory.comm().write(0, measured_comm(DEVICE, comm, 0.03, rng))
+    return collected(path, TABLES, compute, comm, rng)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("forms") / "data"
-    _write(path, 900, 900)
-    return path
+    return _write(tmp_path_factory.mktemp("forms") / "data", 900, 900).path
 
 
 @pytest.fixture(scope="module")
 def fitted(data):
     return _pretrain(data, "bundle", **SETS)
+
+
+@pytest.fixture(scope="module")
+def models(data, fitted):
+    return CostModels.load(data.parent / "bundle")
 
 
 def _pretrain(data, out, **changes):
@@ -103,9 +96,8 @@ def test_every_part_has_a_model_that_learns_its_costs(data, fitted):
 
 
 @pytest.mark.parametrize("devices_per_host", [None, 2])
-def test_plans_in_every_form_cost_about_what_they_truly_do(data, fitted, devices_per_host):
+def test_plans_in_every_form_cost_about_what_they_truly_do(models, devices_per_host):
     plan = _mixed(devices_per_host)
-    models = CostModels.load(data.parent / "bundle")
     assert models.forms == set(Form)
     found, true = (Simulator(one, count_input=True).cost(plan.task, plan) for one in (models, DEVICE.truth))
     assert found.total_ms == pytest.approx(true.total_ms, rel=0.25)
@@ -114,8 +106,8 @@ def test_plans_in_every_form_cost_about_what_they_truly_do(data, fitted, devices
     assert found.margin_ms > 0
 
 
-def test_what_lies_outside_of_what_was_measured_is_told_by_part(data, fitted):
-    models, task = CostModels.load(data.parent / "bundle"), _mixed(None).task
+def test_what_lies_outside_of_what_was_measured_is_told_by_part(models):
+    task = _mixed(None).task
     huge = replace(task, tables=(replace(task.tables[2], rows=500_000_000),))
     other = Plan(huge, tuple(in_copies(huge, 0)))
     told = [line for line in Simulator(models).warnings(other) if line.startswith(("compute.copies", "backward.all"))]
@@ -123,22 +115,21 @@ def test_what_lies_outside_of_what_was_measured_is_told_by_part(data, fitted):
     assert any("backward.all_reduce: bytes from a device" in line for line in told)
 
 
-def test_hosts_that_were_not_measured_are_told(data, fitted):
-    simulator = Simulator(CostModels.load(data.parent / "bundle"))
+def test_hosts_that_were_not_measured_are_told(models):
+    simulator = Simulator(models)
     assert any(line.startswith("exchanges: hosts: ") for line in simulator.warnings(_mixed(None)))
     assert not any("hosts" in line for line in simulator.warnings(_mixed(2)))
 
 
-def test_exchanges_are_known_as_lopsided_as_they_were_measured(fitted, data):
-    ranges = CostModels.load(data.parent / "bundle").ranges
-    (known,) = (one for one in ranges.others["exchanges"] if "of 4 devices" in one.name)
+def test_exchanges_are_known_as_lopsided_as_they_were_measured(models):
+    (known,) = (one for one in models.ranges.others["exchanges"] if "of 4 devices" in one.name)
     assert known.least == 1.0
     assert 1.5 < known.most <= 4.0
 
 
-def test_backward_waits_do_not_shorten_what_was_measured_without_any(data, fitted):
+def test_backward_waits_do_not_shorten_what_was_measured_without_any(models):
     """Behind another exchange devices start an all-gather at different times, of which no sample tells."""
-    models, plan = CostModels.load(data.parent / "bundle"), _mixed(None)
+    plan = _mixed(None)
     gather = models.backward.exchanges[Collective.REDUCE_SCATTER]
     alone, wait_ms = plan.traffic.alone(Collective.REDUCE_SCATTER), np.array([[0.0, 3.0, 1.0, 2.0]])
     assert (gather.transfer_ms(alone, wait_ms) == gather.transfer_ms(alone, 0 * wait_ms)).all()
@@ -156,20 +147,11 @@ def test_fewer_forms_are_fitted_where_they_are_named(data):
         _pretrain(data, "wrong", calls=("row",), **BRIEF_SETS)
 
 
-def test_a_form_that_is_named_must_have_been_measured(tmp_path):
-    _write(tmp_path / "data", 300, 400)
-    columns = [m for m in DataDirectory(tmp_path / "data").compute().read() if m.sample.form is not Form.ROWS]
-    DataDirectory(tmp_path / "data").compute().write(0, columns)
-    with pytest.raises(UserError, match="no compute samples in rows for the train split"):
-        _pretrain(tmp_path / "data", "wrong", calls=("rows",), **BRIEF_SETS)
-
-
 def test_fitting_further_goes_on_from_every_part(data):
     _pretrain(data, "first", **BRIEF_SETS)
-    still = replace(BRIEF, epochs=1, learning_rate=1e-12)
     unmoved = {
-        "compute_model": Additive(training_further=still),
-        "comm_model": SetCommunication(training_further=still),
+        "compute_model": Additive(training_further=STILL),
+        "comm_model": SetCommunication(training_further=STILL),
     }
     _pretrain(data, "further", init=str(data.parent / "first"), least_calls=8, keep_worse=True, **unmoved)
     before, after = (CostModels.load(data.parent / name) for name in ("first", "further"))
@@ -183,8 +165,7 @@ def test_fitting_further_goes_on_from_every_part(data):
 
 def test_rows_begin_where_columns_ended(data):
     """The kernel is the same; copies have another, and begin from nothing."""
-    still = replace(BRIEF, epochs=1, learning_rate=1e-12)
-    networks = {"compute_model": Additive((8,), training=still), "comm_model": SetCommunication((8,), still)}
+    networks = {"compute_model": Additive((8,), training=STILL), "comm_model": SetCommunication((8,), STILL)}
     _pretrain(data, "still", **networks)
     model, loads = CostModels.load(data.parent / "still").compute, Loads.of(TABLES[:20], 4096)
     columns, rows, copies = (model.of_call(Call(form)).embed(loads) for form in Form)
@@ -207,8 +188,7 @@ def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
 def sequences(tmp_path_factory):
     path = tmp_path_factory.mktemp("sequences") / "data"
     _write(path, 600, 300, forms=("columns", "columns", "rows"), pooled=(True, False), max_output_bytes=256 << 20)
-    fewer = SetCommunication((32,), replace(FEW_EPOCHS, epochs=40), parts=2)
-    _pretrain(path, "bundle", **SETS | {"comm_model": fewer})
+    _pretrain(path, "bundle", **SETS | {"comm_model": FEWER})
     return CostModels.load(path.parent / "bundle")
 
 
@@ -236,14 +216,14 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     assert not any(line.startswith("pooling factor") for line in told)
 
 
-def test_sequence_tables_are_left_out_where_only_others_are_named(tmp_path):
+def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
     _write(tmp_path / "data", 300, 200, forms=("columns",), pooled=(True, False))
-    _pretrain(tmp_path / "data", "pooled", calls=(), **BRIEF_SETS)
-    assert CostModels.load(tmp_path / "pooled").compute.calls == {Call(Form.COLUMNS)}
-    _pretrain(tmp_path / "data", "both", **BRIEF_SETS)
-    assert CostModels.load(tmp_path / "both").compute.calls == {Call(Form.COLUMNS), Call(Form.COLUMNS, False)}
-    with pytest.raises(UserError, match="no compute samples of sequence tables in rows for the train split"):
-        _pretrain(tmp_path / "data", "wrong", calls=("sequence_rows",), **BRIEF_SETS)
+    for out, calls, known in (("pooled", (), {IN_COLUMNS}), ("both", None, {IN_COLUMNS, Call(Form.COLUMNS, False)})):
+        _pretrain(tmp_path / "data", out, calls=calls, **BRIEF_SETS)
+        assert CostModels.load(tmp_path / out).compute.calls == known
+    for call, its in (("rows", "in rows"), ("sequence_rows", "of sequence tables in rows")):
+        with pytest.raises(UserError, match=f"no compute samples {its} for the train split"):
+            _pretrain(tmp_path / "data", "wrong", calls=(call,), **BRIEF_SETS)
 
 
 def test_parts_have_names():
@@ -258,8 +238,7 @@ def _linked(path, devices_per_host, seed, calls):
     """Kernel calls, and all-to-alls of 4 devices, three times as slow where they are on two hosts."""
     rng = np.random.default_rng(seed)
     comm = [CommAugmentation(max_start_ms=DEVICE.max_start_ms).draw(4, 4096, rng, devices_per_host) for _ in range(400)]
-    directory = DataDirectory(path)
-    directory.begin(Manifest(Fingerprint("cpu", "none", 2, 1 << 30).to_json(), {}, {}, seed), TABLES)
+    directory = begun(path, TABLES)
     measured = measured_comm(DEVICE, comm, 0.03, rng)
     if devices_per_host is not None:
         measured = [replace(m, repeats=replace(m.repeats, times_ms=3 * m.repeats.times_ms)) for m in measured]
@@ -274,9 +253,7 @@ def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
     _linked(tmp_path / "one", None, 1, calls)
     _linked(tmp_path / "two", 2, 2, [])
     directories = tuple(str(tmp_path / name) for name in ("one", "two"))
-    comm = SetCommunication((32,), replace(FEW_EPOCHS, epochs=40), parts=2)
-    networks = {"compute_model": BRIEF_SETS["compute_model"], "comm_model": comm}
-    Pretrain(data=directories, out=str(tmp_path / "bundle"), **networks).run()
+    Pretrain(data=directories, out=str(tmp_path / "bundle"), **BRIEF_SETS | {"comm_model": FEWER}).run()
     models = CostModels.load(tmp_path / "bundle")
     dims = np.array([[256, 128, 256, 192]])
     inside, across = (
@@ -286,19 +263,16 @@ def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
     assert (inside == models.backward.predict(Traffic.of_columns(dims, 4096), np.zeros((1, 4)))).all()
 
 
-def test_a_table_is_not_both_trained_on_and_tested_with(data, tmp_path):
-    other = DataDirectory(tmp_path / "other")
-    its = DataDirectory(data)
-    other.begin(its.manifest(), list(its.tables().values()))
-    calls = its.compute().read()
-    other.compute().write(0, [replace(m, split="train") for m in calls])
-    with pytest.raises(UserError, match=r"is in the (test|valid|train) and in the (test|valid|train) split"):
-        Pretrain(data=(str(data), str(tmp_path / "other")), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
-
-
-def test_directories_of_different_machines_are_refused(data, tmp_path):
-    DataDirectory(tmp_path / "other").begin(
-        Manifest(Fingerprint("cpu", "another", 2, 1 << 30).to_json(), {}, {}, 0), TABLES
-    )
-    with pytest.raises(UserError, match="was measured on other hardware"):
-        Pretrain(data=(str(data), str(tmp_path / "other")), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        (MACHINE, r"is in the (test|valid|train) and in the (test|valid|train) split"),
+        (replace(MACHINE, device="another"), "was measured on other hardware"),
+    ],
+    ids=["tables both trained on and tested with", "another machine"],
+)
+def test_directories_that_do_not_go_together_are_refused(data, tmp_path, machine, said):
+    other = begun(tmp_path / "other", TABLES, machine)
+    other.compute().write(0, [replace(m, split="train") for m in DataDirectory(data).compute().read()])
+    with pytest.raises(UserError, match=said):
+        Pretrain(data=(str(data), str(other.path)), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()

@@ -8,21 +8,17 @@ import pytest
 from neuroshard.models import load_bundle
 from neuroshard.models.parts import Framework, counts_of_sets, terms_of
 from neuroshard.models.simulator import Simulator
-from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.samples import LOCAL_PHASES, Measurement, Repeats
+from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.pretrain.fit_additive import Regression
 from neuroshard.stages.pretrain.fit_framework import fit_framework, predicted_framework
-from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.pretrain import Pretrain
-from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import linear_models, random_form_models
-from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
-from neuroshard.words.fingerprint import Fingerprint
+from tests.kit.made_up import BRIEF_SETS, collected, measured
 
 TRUTH = Framework(
     0.7,
@@ -49,17 +45,12 @@ def _measured(count, first=0, models=MODELS):
         sample, split = AUGMENTATION.draw(SPLIT, np.random.default_rng(number))
         loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
         called = Simulator(models).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
-        kernels_ms = called.ms[0, sample.rank].sum()
+        kernels_ms = TRUTH.factor * called.ms[0, sample.rank].sum()
         took = [float(terms_of(called, part.name)[0, sample.rank] @ part.slopes) for part in TRUTH.parts]
-        times_ms = np.zeros((2, len(LOCAL_PHASES)))
-        phases = dict(zip(LOCAL_PHASES, range(len(LOCAL_PHASES)), strict=True))
-        times_ms[:, phases["input"]] = took[0]
-        times_ms[:, phases["lookups"]] = TRUTH.factor * kernels_ms / 3
-        times_ms[:, phases["backward"]] = TRUTH.factor * kernels_ms * 2 / 3
-        times_ms[:, phases["optimizer of copies"]] = took[1]
-        times_ms[:, phases["outputs"]] = times_ms[:, phases["gradients"]] = took[2] / 2
-        times_ms[:, phases["dense"]] = 100.0
-        found.append(Measurement(sample, number, split, 0, Repeats(times_ms, np.zeros(2))))
+        by_phase = {"input": took[0], "optimizer of copies": took[1], "outputs": took[2] / 2, "gradients": took[2] / 2}
+        by_phase |= {"lookups": kernels_ms / 3, "backward": kernels_ms * 2 / 3, "dense": 100.0}
+        times_ms = [by_phase.get(phase, 0.0) for phase in LOCAL_PHASES]
+        found.append(measured(sample, number, times_ms, split, repeats=2))
     return found
 
 
@@ -110,23 +101,18 @@ def test_whole_steps_are_predicted_by_the_cost():
     sample = _measured(1)[0].sample
     cost = Simulator(replace(MODELS, framework=TRUTH).in_torchrec()).cost(sample.plan.task, sample.plan)
     local_ms = sum(cost.ms(part.name) for part in TRUTH.parts) + cost.compute
-    measured = _measured(1)[0].repeats.times_ms[0].sum() - 100.0
-    assert local_ms[sample.rank] == pytest.approx(measured)
+    assert local_ms[sample.rank] == pytest.approx(_measured(1)[0].repeats.times_ms[0].sum() - 100.0)
 
 
 def test_pretrain_learns_it_where_it_was_measured(tmp_path):
-    calls, exchanges = (ComputeAugmentation(max_tables=5, max_bytes=1 << 28), CommAugmentation(num_devices=(4,)))
-    rng, device = np.random.default_rng(0), MADE_UP["cpu"]
-    directory = DataDirectory(tmp_path / "data")
-    directory.begin(Manifest(Fingerprint("cpu", "none", 2, 1 << 30).to_json(), {}, {}, 0), TABLES)
-    drawn = [calls.draw(SPLIT, 1024, rng) for _ in range(80)]
-    directory.compute().write(0, measured_compute(device, drawn, 0.0, rng))
-    directory.comm().write(0, measured_comm(device, [exchanges.draw(4, 1024, rng, None) for _ in range(60)], 0.0, rng))
+    rng = np.random.default_rng(0)
+    calls = [ComputeAugmentation(max_tables=5, max_bytes=1 << 28).draw(SPLIT, 1024, rng) for _ in range(80)]
+    exchanges = [CommAugmentation(num_devices=(4,)).draw(4, 1024, rng, None) for _ in range(60)]
+    directory = collected(tmp_path / "data", TABLES, calls, exchanges, rng)
     steps = _measured(60, models=linear_models())
     directory.local().write(0, steps)
-    brief = TrainingSettings(2, 64, 3e-3, "cosine", "absolute_relative", 2)
-    run = Pretrain(str(directory.path), str(tmp_path / "models"), Regression(), SetCommunication((8,), brief, parts=2))
-    result = run.run()
+    fitters = BRIEF_SETS | {"compute_model": Regression()}
+    result = Pretrain(str(directory.path), str(tmp_path / "models"), **fitters).run()
     models, card = load_bundle(tmp_path / "models")
     names = [part.name for part in TRUTH.parts]
     assert {*names} <= {*result.metrics} == {"compute", "forward", "backward", *card.metrics.others}

@@ -5,33 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.models import CostModels
+from neuroshard import CostModels, Home, Tier, UserError
 from neuroshard.models.host_tiers import HostTiers
-from neuroshard.plumbing.errors import UserError
-from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.sample_loads import loads_of
-from neuroshard.records.samples import ComputeSample, Measurement, Repeats
+from neuroshard.records.samples import ComputeSample
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.fit_additive import Additive
 from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
-from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.pretrain import Pretrain
-from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
-from neuroshard.words.fingerprint import Fingerprint
+from neuroshard.testing.devices import MADE_UP
 from neuroshard.words.form import IN_COLUMNS, Call, Form
-from neuroshard.words.placement import Home, Tier
+from tests.kit.made_up import BRIEF_SETS, collected, measured
 
 DEVICE = MADE_UP["gpu"]
 TABLES = dlrm_like(num_tables=120, batch_size=4096)
-BRIEF = TrainingSettings(2, 64, 3e-3, "cosine", "absolute_relative", 2)
-NETWORKS = {
-    "compute_model": Additive((8,), training=BRIEF, corrections=2),
-    "comm_model": SetCommunication((8,), BRIEF, parts=2),
-}
 TRUTH = HostTiers(0.4, 25.0, 2.0, 0.15)
 
 
@@ -40,17 +29,14 @@ def _write(path):
     rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
     compute = [ComputeAugmentation(max_tables=6, max_bytes=1 << 30).draw(split, 4096, rng) for _ in range(200)]
     comm = [CommAugmentation(max_start_ms=DEVICE.max_start_ms).draw(4, 4096, rng) for _ in range(100)]
-    directory = DataDirectory(path)
-    directory.begin(Manifest(Fingerprint("cuda", "none", 2, 1 << 30).to_json(), {}, {}, 0), TABLES)
-    directory.compute().write(0, measured_compute(DEVICE, compute, 0.03, rng))
-    directory.comm().write(0, measured_comm(DEVICE, comm, 0.03, rng))
+    return collected(path, TABLES, compute, comm, rng, DEVICE)
 
 
 def _measured(samples, noise, seed=0, first=0):
     rng = np.random.default_rng(seed)
     cost = TRUTH.predict(loads_of(samples)) * rng.lognormal(0, noise, len(samples))
     return [
-        Measurement(sample, first + i, ("train", "valid", "test")[i % 3], 0, Repeats(np.full(3, ms), np.arange(3.0)))
+        measured(sample, first + i, ms, ("train", "valid", "test")[i % 3], repeats=3)
         for i, (sample, ms) in enumerate(zip(samples, cost, strict=True))
     ]
 
@@ -82,15 +68,14 @@ def test_without_a_cache_there_is_no_care_to_be_fitted():
 
 def test_a_run_fits_them_to_what_was_measured(tmp_path):
     """Beside networks of columns; with metrics, and refused where a tier that is named wasn't measured."""
-    _write(tmp_path / "data")
-    directory = DataDirectory(tmp_path / "data")
+    directory = _write(tmp_path / "data")
     drawn = _drawn(("cached", "cached", "host"), 240, tables=TABLES)
     its = [
         replace(one, split=split)
         for one, (_, split) in zip(_measured([s for s, _ in drawn], 0.03, first=200), drawn, strict=True)
     ]
     directory.compute().write(1, its)
-    result = Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **NETWORKS).run()
+    result = Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **BRIEF_SETS).run()
     models = CostModels.load(tmp_path / "bundle")
     behind, in_host = Call(Form.COLUMNS, tier=Tier.CACHED), Call(Form.COLUMNS, tier=Tier.HOST)
     assert models.compute.calls == {IN_COLUMNS, behind, in_host}
@@ -98,13 +83,12 @@ def test_a_run_fits_them_to_what_was_measured(tmp_path):
     for part in ("compute.cached_columns", "compute.host_columns"):
         assert result.metrics[part].test.mape < 0.1
     with pytest.raises(UserError, match="no compute samples of sequence tables in tier host for the train split"):
-        Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **NETWORKS, calls=("host_sequence_columns",)).run()
+        Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **BRIEF_SETS, calls=("host_sequence_columns",)).run()
 
 
 def test_a_datasheet_s_link_is_taken_where_nothing_was_measured(tmp_path):
     _write(tmp_path / "data")
-    run = Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **NETWORKS, host_tiers="roofline:h100")
-    run.run()
+    Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **BRIEF_SETS, host_tiers="roofline:h100").run()
     found = CostModels.load(tmp_path / "bundle").compute
     on_device, behind = (ComputeSample(TABLES[:3], 4096, home=home) for home in (Home(), Home(Tier.CACHED, 1.0)))
     lookups = sum(4096 * table.pooling_factor for table in TABLES[:3])

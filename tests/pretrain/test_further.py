@@ -5,29 +5,31 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, UserError
 from neuroshard.cost.loads import LoadSets
-from neuroshard.models import CostModels
 from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records.sample_loads import loads_of, traffic_of
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.stages.pretrain.fit import Fit, margins_of
-from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble, Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.stages.pretrain.pieces import at_speed, nearest, pieces_of
 from neuroshard.stages.pretrain.training import TrainingSettings
-from neuroshard.testing import toy_tables
-from neuroshard.testing.toys import (
+from neuroshard.testing import (
     random_ensemble,
     random_form_models,
     random_models,
     random_regression,
     random_set_comm,
+    toy_tables,
 )
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Call, Form
+from tests.kit.made_up import measured
+from tests.kit.searches import H100
 
 TABLES = toy_tables(40)
 BRIEF = TrainingSettings(20, 16, 1e-3, "cosine", "absolute_relative", 20)
@@ -38,13 +40,12 @@ def _start():
     return CostModels(random_ensemble(), random_set_comm(0), random_set_comm(1), None, margins=MARGINS, name="toys")
 
 
-def _calls(model, count, bend=lambda ms: ms):
-    rng = np.random.default_rng(0)
-    samples = [ComputeSample(tuple(TABLES[i] for i in rng.permutation(40)[: 1 + n % 6]), 256) for n in range(count)]
-    times = model.predict(loads_of(samples)) if count else []
-    return [
-        _measured(sample, n, np.array([bend(ms)])) for n, (sample, ms) in enumerate(zip(samples, times, strict=True))
-    ]
+def _calls(model, count, bend=lambda ms: ms, form=Form.COLUMNS):
+    rng, sizes = np.random.default_rng(0), [1 + n % 6 for n in range(count)]
+    tables = [tuple(TABLES[i] for i in rng.permutation(40)[:size]) for size in sizes]
+    samples = [ComputeSample(some, 256, form) for some in tables]
+    times = model.predict(loads_of(samples))
+    return [_measured(sample, n, bend(ms)) for n, (sample, ms) in enumerate(zip(samples, times, strict=True))]
 
 
 def _exchanges(models, count, factor=1.0):
@@ -56,12 +57,12 @@ def _exchanges(models, count, factor=1.0):
         traffic, wait = traffic_of([sample]), starts.max() - starts
         forward = wait + models.forward.transfer_ms(traffic, wait[None])[0] * factor
         backward = models.backward.transfer_ms(traffic, 0 * wait[None])[0] * factor
-        found.append(_measured(sample, n, np.stack([forward, backward])[None]))
+        found.append(_measured(sample, n, [forward, backward]))
     return found
 
 
-def _measured(sample, number, times):
-    return Measurement(sample, number, "valid" if number % 5 == 4 else "train", 0, Repeats(times, np.zeros(1)))
+def _measured(sample, number, times_ms):
+    return measured(sample, number, times_ms, "valid" if number % 5 == 4 else "train")
 
 
 def _fit(training=BRIEF, **settings):
@@ -70,13 +71,18 @@ def _fit(training=BRIEF, **settings):
 
 
 def _further(start, calls, exchanges, fit=None):
-    measured = Measured.split(calls, exchanges)
-    models = (fit or _fit())(measured, start)
-    return replace(models, margins=margins_of(models, measured, start))
+    seen = Measured.split(calls, exchanges)
+    models = (fit or _fit())(seen, start)
+    return replace(models, margins=margins_of(models, seen, start))
 
 
 LONGER = TrainingSettings(80, 16, 1e-2, "cosine", "absolute_relative", 80)
 SPEED_ONLY = 1000  # calls: however many samples there are, they tell the speed and nothing else
+
+
+def _without_leads(models):
+    flat = [replace(model, lead=np.zeros_like(model.lead)) for model in (models.forward, models.backward)]
+    return replace(models, forward=flat[0], backward=flat[1])
 
 
 def _relative(model, other, calls):
@@ -96,9 +102,7 @@ def test_a_handful_of_samples_tells_the_speed():
 
 
 def test_speed_of_transfers_leaves_waiting_out():
-    start = _start()
-    without_leads = [replace(model, lead=np.zeros_like(model.lead)) for model in (start.forward, start.backward)]
-    start = replace(start, forward=without_leads[0], backward=without_leads[1])
+    start = _without_leads(_start())
     fitted = _further(start, [], _exchanges(start, 6, factor=0.5))
     assert fitted.forward.scale_ms == pytest.approx(start.forward.scale_ms / 2, rel=1e-4)
     assert fitted.backward.scale_ms == pytest.approx(start.backward.scale_ms / 2, rel=1e-4)
@@ -121,18 +125,17 @@ def test_shape_is_learned_from_more():
 def test_calls_too_few_for_more_than_their_speed_leave_exchanges_to_be_learned(monkeypatch):
     start, fitted = _start(), []
     monkeypatch.setattr(Fit, "_fitted", lambda _, part, known, __: fitted.append(part.name) or known)
-    measured = Measured.split(_calls(start.compute, 50), _exchanges(start, 20))
+    seen = Measured.split(_calls(start.compute, 50), _exchanges(start, 20))
     for least, named in ((SPEED_ONLY, ["forward", "backward"]), (8, ["compute", "forward", "backward"])):
         fitted.clear()
-        _fit(least_calls=least)(measured, start)
+        _fit(least_calls=least)(seen, start)
         assert fitted == named
 
 
 def test_validation_samples_are_never_trained_on_and_set_the_margins():
     start = _start()
     calls = _calls(start.compute, 50)
-    factors = [10 if m.split == "valid" else 1 for m in calls]
-    wrong = [_measured(m.sample, m.sample_id, f * m.repeats.times_ms) for f, m in zip(factors, calls, strict=True)]
+    wrong = [replace(m, repeats=m.repeats.times(10.0 if m.split == "valid" else 1.0)) for m in calls]
     fitted = _further(start, wrong, [], _fit(least_calls=SPEED_ONLY))
     assert np.allclose(_relative(start.compute, fitted.compute, calls), 1, rtol=1e-4)
     valid = [m for m in wrong if m.split == "valid"]
@@ -169,11 +172,10 @@ def test_other_forms_and_collectives_are_scaled_like_columns():
     start = random_form_models()
     columns = start.compute.of_call(Call(Form.COLUMNS))
     pooled = CostModels(columns, *(m.exchanges[Collective.ALL_TO_ALL] for m in (start.forward, start.backward)), None)
-    flat = [replace(m, lead=np.zeros_like(m.lead)) for m in (pooled.forward, pooled.backward)]
-    pooled = replace(pooled, forward=flat[0], backward=flat[1])
+    pooled = _without_leads(pooled)
     both = [
         CommByCollective({**m.exchanges, Collective.ALL_TO_ALL: one}, m.serves)
-        for m, one in zip((start.forward, start.backward), flat, strict=True)
+        for m, one in ((start.forward, pooled.forward), (start.backward, pooled.backward))
     ]
     start = replace(start, forward=both[0], backward=both[1])
     calls, exchanges = _calls(columns, 8, lambda ms: 2 * ms), _exchanges(pooled, 8, factor=4.0)
@@ -209,16 +211,11 @@ def test_the_same_samples_give_the_same_models():
 def test_what_is_measured_has_its_own_speed():
     """From four samples on; with fewer it goes with columns, as what isn't measured does."""
     start = random_form_models()
-    columns, copies = (start.compute.of_call(Call(form)) for form in (Form.COLUMNS, Form.COPIES))
-    calls = _calls(columns, 8, lambda ms: 2 * ms)
-    samples = [replace(m.sample, form=Form.COPIES) for m in calls]
-    times = start.compute.predict(loads_of(samples))
-    copied = [
-        _measured(sample, n, np.array([5 * ms])) for n, (sample, ms) in enumerate(zip(samples, times, strict=True))
-    ]
-    one = LoadSets.of([TABLES[:5]], 256)
-    for measured, factor in ((copied, 5), (copied[:3], 2)):
-        fitted = _further(start, [*calls, *measured], [], _fit(least_calls=SPEED_ONLY))
+    copies, one = start.compute.of_call(Call(Form.COPIES)), LoadSets.of([TABLES[:5]], 256)
+    calls = _calls(start.compute, 8, lambda ms: 2 * ms)
+    copied = _calls(start.compute, 8, lambda ms: 5 * ms, Form.COPIES)
+    for some, factor in ((copied, 5), (copied[:3], 2)):
+        fitted = _further(start, [*calls, *some], [], _fit(least_calls=SPEED_ONLY))
         assert fitted.compute.of_call(Call(Form.COPIES)).predict(one) == pytest.approx(
             factor * copies.predict(one), rel=1e-4
         )
@@ -233,20 +230,24 @@ def test_the_nearest_machine_is_the_one_that_misses_least_whatever_its_speed():
     assert nearest([], parts) is None
 
 
+REGRESSION = replace(_start(), compute=random_regression())
+PAPER = Fit(PaperCompute(), PaperComm())
+HALF_PAPER = replace(random_models(), compute=random_ensemble())
+
+
 @pytest.mark.parametrize(
-    ("start", "message"),
+    ("fit", "start", "message"),
     [
-        (
-            CostModels.load("roofline:h100"),
-            "the compute model of roofline:h100 is RooflineCompute, and Ensemble goes on",
-        ),
-        (replace(random_models(), name="paper"), "the compute model of paper is NeuralCompute"),
-        (replace(random_models(), compute=random_ensemble()), "the forward model of the start is NeuralComm, and SetC"),
-        (replace(_start(), compute=random_regression()), "is RegressionCompute, and Ensemble goes on from"),
+        (_fit(), H100.models, "the compute model of roofline:h100 is RooflineCompute, and Ensemble goes on"),
+        (_fit(), replace(random_models(), name="paper"), "the compute model of paper is NeuralCompute"),
+        (_fit(), HALF_PAPER, "the forward model of the start is NeuralComm, and SetC"),
+        (_fit(), REGRESSION, "is RegressionCompute, and Ensemble goes on from"),
+        (Fit(Regression(), PaperComm()), REGRESSION, "is RegressionCompute, and Regression begins from nothing"),
+        (PAPER, _start(), "the compute model of toys is ComputeEnsemble, and PaperCompute begins"),
     ],
 )
-def test_models_that_cannot_be_fitted_further_are_refused(start, message):
+def test_models_that_cannot_be_fitted_further_are_refused(fit, start, message):
     with pytest.raises(UserError, match=message):
-        _fit().check(start)
+        fit.check(start)
     _fit().check(CostModels.load("cpu"))
     _fit().check(random_form_models())

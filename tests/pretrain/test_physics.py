@@ -1,41 +1,38 @@
 """Models of the default form keep physics whatever they are fitted to: here, measurements that break it."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 
 from neuroshard.cost.loads import LoadSets
-from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble, Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance, toy_tables
+from tests.kit.made_up import measured
 
 TRAINING = TrainingSettings(epochs=20, batch_size=32, learning_rate=1e-2, loss="absolute_relative")
 
 
-def _measured(samples, times):
-    made = [
-        Measurement(sample, i, "train", 0, Repeats(np.stack([time] * 2), np.zeros(2)))
-        for i, (sample, time) in enumerate(zip(samples, times, strict=True))
-    ]
+def _split(samples, times):
+    made = [measured(*one, repeats=2) for one in zip(samples, range(len(samples)), times, strict=True)]
     return SplitMeasurements(made[20:], made[:20], made[:20], made)
 
 
 def _breaking_physics():
     """Cheaper with every table, row, lookup and column."""
     samples = [ComputeSample(toy_tables(1 + i % 6, i), 64 << i % 4) for i in range(200)]
-    times = [np.array(1e4 / (sum(t.size_bytes * t.pooling_factor for t in s.tables) * s.batch_size)) for s in samples]
-    return _measured(samples, [1 + time / np.max(times) for time in times])
+    times = np.array([1 / (sum(t.size_bytes * t.pooling_factor for t in s.tables) * s.batch_size) for s in samples])
+    return _split(samples, 1 + times / times.max())
 
 
 @cache
 def _compute():
-    measured = _breaking_physics()
-    return Ensemble(Additive((16,), TRAINING, corrections=4), 2).fit(measured, None, 0, _silent)
+    return Ensemble(Additive((16,), TRAINING, corrections=4), 2).fit(_breaking_physics(), None, 0, _silent)
 
 
 @cache
@@ -55,7 +52,7 @@ def _comm(direction):
         samples.append(CommSample.of_columns(tuple(dims.tolist()), tuple(starts.tolist()), 256))
         transfer = 2000 / dims + (wait == 0) + wait
         times.append(np.stack([wait + transfer, transfer]))
-    return SetCommunication((16,), TRAINING, 4).fit(_measured(samples, times), direction, None, 0, _silent)
+    return SetCommunication((16,), TRAINING, 4).fit(_split(samples, times), direction, None, 0, _silent)
 
 
 def _silent(_epoch, _loss):
@@ -69,28 +66,24 @@ def test_what_no_sample_was_like_costs_what_it_moves():
         return 0.1 + sum(1e-6 * t.pooling_factor * t.features * batch_size * t.dim for t in tables)
 
     samples = [ComputeSample(toy_tables(1 + i % 4, i), 64 << i % 3) for i in range(200)]
-    measured = _measured(samples, [np.array(cost_ms(s.tables, s.batch_size)) for s in samples])
-    model = Additive((16,), TRAINING, corrections=2).fit(measured, None, 0, _silent)
+    split = _split(samples, [cost_ms(s.tables, s.batch_size) for s in samples])
+    model = Additive((16,), TRAINING, corrections=2).fit(split, None, 0, _silent)
     hottest = max((t for s in samples for t in s.tables), key=lambda t: t.pooling_factor)
     hot = replace(hottest, pooling_factor=20 * hottest.pooling_factor)
     assert model.predict(LoadSets.of([[hot]], 256))[0] == pytest.approx(cost_ms([hot], 256), rel=0.25)
 
 
 class TestFittedCompute(PhysicalComputeConformance):
-    def make(self):
-        return _compute()
-
-
-class TestFittedForward(PhysicalCommConformance):
-    def make(self):
-        return _comm(FORWARD)
-
-
-class TestFittedBackward(PhysicalCommConformance):
-    def make(self):
-        return _comm(BACKWARD)
+    make = staticmethod(_compute)
 
 
 class TestFittedRegression(PhysicalComputeConformance):
-    def make(self):
-        return _regression()
+    make = staticmethod(_regression)
+
+
+class TestFittedForward(PhysicalCommConformance):
+    make = partial(_comm, FORWARD)
+
+
+class TestFittedBackward(PhysicalCommConformance):
+    make = partial(_comm, BACKWARD)

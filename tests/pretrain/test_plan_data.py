@@ -5,46 +5,39 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, Plan, UserError
 from neuroshard.lab.plan_costs import PlanRecords, measure_plans
 from neuroshard.lab.recorder import meters_of
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models import CostModels
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory
-from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
-from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
+from neuroshard.stages.pretrain.fit_additive import Ensemble
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pretrain import Pretrain
-from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.testing import toy_task
-from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
+from neuroshard.testing.devices.made_up import MadeUpHardware
 from neuroshard.words.form import Form
+from tests.kit.made_up import BRIEF_SETS, drifting
 
 HARDWARE = MadeUpHardware(noise=0.01)
 TASKS = tuple(toy_task(12, num_devices=4, seed=seed) for seed in range(6))
-BRIEF = TrainingSettings(3, 32, 1e-3, "cosine", "absolute_relative", 3)
 
 
 def _searched(out, verify=None):
     return Search("roofline:h100", TASKS, Random(), "random", str(out), verify=verify).run()
 
 
-def _pretrained(data, out):
-    fitters = Ensemble(Additive((8,), BRIEF), 2), SetCommunication((8,), BRIEF)
-    return Pretrain(tuple(map(str, data)), str(out), *fitters).run()
-
-
 def test_what_a_verified_search_and_an_evaluation_measured_can_be_learned_from(tmp_path):
     _searched(tmp_path / "verified", Verify(HARDWARE, finalists=3, passes=3))
     _searched(tmp_path / "plain")
     Evaluate(str(tmp_path / "plain"), None, HARDWARE, None, 1, str(tmp_path / "evaluated")).run()
-    for data in (["verified"], ["evaluated"], ["evaluated", "verified"]):
-        result = _pretrained([tmp_path / name for name in data], tmp_path / f"models-{len(data)}-{data[0]}")
+    fitters = BRIEF_SETS | {"compute_model": Ensemble(BRIEF_SETS["compute_model"], 2)}
+    for names in (["verified"], ["evaluated"], ["evaluated", "verified"]):
+        data = tuple(str(tmp_path / name) for name in names)
+        result = Pretrain(data, str(tmp_path / f"models-{len(names)}-{names[0]}"), **fitters).run()
         assert {"compute", "forward", "backward"} <= result.metrics.keys()
         assert CostModels.load(result.path).hardware == HARDWARE.fingerprint
     calls = DataDirectory.at(tmp_path / "verified").compute().each()
@@ -80,23 +73,11 @@ def test_the_same_run_is_gone_on_with_on_the_same_hardware_only(tmp_path):
         PlanRecords.of_run(tmp_path, replace(HARDWARE, noise=0.5))
 
 
-class _Drifting(MadeUpHardware):
-    """Takes now more, now less time for a pass."""
-
-    def compute_meter(self, warn):
-        return SlowerBy(super().compute_meter(warn), FACTORS)
-
-
-FACTORS = iter(())
-
-
-def test_calls_count_as_if_measured_at_one_speed(tmp_path, monkeypatch):
+def test_calls_count_as_if_measured_at_one_speed(tmp_path):
     plans = [*_searched(tmp_path / "plain").saved.plans().values()]
-    drifting = _Drifting(noise=0.0)
     found = {}
     for name, factors in {"even": [1.0] * 6, "drifting": [0.8, 0.8, 1.25, 1.25, 1.0, 1.0]}.items():
-        monkeypatch.setitem(globals(), "FACTORS", iter(factors))
-        with meters_of(drifting, print) as meters:
+        with meters_of(drifting(iter(factors), noise=0.0), print) as meters:
             directory = _measured(tmp_path / name, plans, meters, 3)
         columns = Measured.of([directory], None).level.columns
         found[name] = {m.sample_id: m.repeats.times_ms.mean() for m in [*columns.known, *columns.test]}

@@ -2,13 +2,11 @@
 
 import errno
 import json
-import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels, load_bundle
@@ -17,7 +15,7 @@ from neuroshard.models.perceptron import perceptron
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing import files
 from neuroshard.plumbing.errors import UserError
-from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records import DataDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.pretrain.examples import CommTable, ComputeTable
@@ -30,13 +28,14 @@ from neuroshard.stages.pretrain.result import accuracy_of
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 from neuroshard.testing import LinearComm, LinearCompute, toy_tables
 from neuroshard.words.collective import Collective
-from neuroshard.words.fingerprint import Fingerprint, versions
+from neuroshard.words.fingerprint import versions
 from neuroshard.words.form import Form
+from tests.kit.commands import shown
+from tests.kit.made_up import MACHINE, begun, measured
 
 TABLES = toy_tables(200)
 SPLIT = split_tables(TABLES, 0)
 NAMES = ("train", "train", "train", "valid", "test")
-MACHINE = Fingerprint("cpu", "none", 2, 1 << 30)
 QUICK = TrainingSettings(epochs=80, batch_size=32, learning_rate=3e-3, schedule="cosine", loss="relative", patience=80)
 
 
@@ -49,8 +48,7 @@ def _compute(count, seed=0):
             group[j] for j in rng.choice(len(group), size=rng.integers(1, min(5, len(group)) + 1), replace=False)
         )
         cost = LinearCompute().predict(LoadSets.of([tables], 256))[0]
-        repeats = Repeats(np.full(3, cost), np.zeros(3))
-        made.append(Measurement(ComputeSample(tables, 256), i, NAMES[i % 5], 0, repeats))
+        made.append(measured(ComputeSample(tables, 256), i, cost, NAMES[i % 5], repeats=3))
     return made
 
 
@@ -60,60 +58,54 @@ def _comm(count, seed=0):
     made = []
     for i in range(count):
         dims, starts = rng.integers(10, 300, size=(1, 3)) * 4, rng.uniform(0, 10, size=(1, 3))
-        times = np.stack(
-            [
-                model.predict(Traffic.of_columns(dims, 256), starts)[0],
-                model.predict(Traffic.of_columns(dims, 256), 0 * starts)[0],
-            ]
-        )
+        times = [model.predict(Traffic.of_columns(dims, 256), delays)[0] for delays in (starts, 0 * starts)]
         sample = CommSample.of_columns(tuple(dims[0].tolist()), tuple(starts[0].tolist()), 256)
-        made.append(Measurement(sample, i, NAMES[i % 5], 0, Repeats(np.stack([times] * 3), np.zeros(3))))
+        made.append(measured(sample, i, times, NAMES[i % 5], repeats=3))
     return made
 
 
-def _measured(path):
-    directory = DataDirectory(path / "data")
-    directory.begin(Manifest(MACHINE.to_json(), {"torch": "2.0.0"}, {}, 0), TABLES)
-    again = [Measurement(m.sample, m.sample_id, m.split, m.seed, m.repeats, None, True) for m in _compute(10)]
+def _collected(path):
+    directory = begun(path / "data", TABLES, versions={"torch": "2.0.0"})
     failed = Measurement(_compute(1)[0].sample, 999, "train", 0, None, "MemoryError: too much")
     directory.compute().write(0, [*_compute(400), failed])
-    directory.compute().write(1, again)
+    directory.compute().write(1, [replace(m, second_pass=True) for m in _compute(10)])
     directory.comm().write(0, _comm(300))
     return path
 
 
 @pytest.fixture
 def data(tmp_path):
-    return _measured(tmp_path)
+    return _collected(tmp_path)
 
 
-PAPER = {"compute_model": PaperCompute("log", training=QUICK), "comm_model": PaperComm(training=QUICK)}
-SETS = {
-    "compute_model": Ensemble(Additive(hidden=(32,), corrections=4, training=QUICK), members=2),
-    "comm_model": SetCommunication((32,), QUICK, parts=2),
-}
-LINEAR = {"compute_model": Regression(), "comm_model": PaperComm(training=QUICK)}
-# Where it doesn't matter how well they fit.
-BRIEF = replace(QUICK, epochs=3)
-BRIEF_PAPER = {"compute_model": PaperCompute("log", training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
-BRIEF_SETS = {
-    "compute_model": Ensemble(Additive(hidden=(32,), corrections=4, training=BRIEF, training_further=BRIEF), members=2),
-    "comm_model": SetCommunication((32,), BRIEF, training_further=BRIEF),
-}
+def _fitters(training):
+    """Of the papers' networks, of sets, and of sums."""
+    paper = {"compute_model": PaperCompute("log", training=training), "comm_model": PaperComm(training=training)}
+    additive = Additive(hidden=(32,), corrections=4, training=training, training_further=training)
+    comm = SetCommunication((32,), training, parts=2, training_further=training)
+    sets = {"compute_model": Ensemble(additive, members=2), "comm_model": comm}
+    return paper, sets, paper | {"compute_model": Regression()}
+
+
+PAPER, SETS, LINEAR = _fitters(QUICK)
+BRIEF_PAPER, BRIEF_SETS, _ = _fitters(replace(QUICK, epochs=3))  # where it doesn't matter how well they fit
 
 
 def _pretrain(data, out="bundle", **changes):
     return Pretrain(data=str(data / "data"), out=str(data / out), **(BRIEF_PAPER | changes))
 
 
+SETS_GROUP = pytest.mark.xdist_group("sets")  # which share models that take long to fit
+
+
 @pytest.fixture(scope="module")
 def by_sets(tmp_path_factory):
     """Where models of sets were fitted with patience, and the result."""
-    data = _measured(tmp_path_factory.mktemp("by_sets"))
+    data = _collected(tmp_path_factory.mktemp("by_sets"))
     return data, _pretrain(data, **SETS).run()
 
 
-@pytest.mark.xdist_group("sets")  # which share models that take long to fit
+@SETS_GROUP
 @pytest.mark.parametrize("kinds", [PAPER, SETS, LINEAR], ids=["paper", "sets", "linear"])
 def test_a_run_learns_and_saves_what_it_learned(data, by_sets, kinds):
     data, result = by_sets if kinds is SETS else (data, _pretrain(data, **kinds).run())
@@ -124,26 +116,28 @@ def test_a_run_learns_and_saves_what_it_learned(data, by_sets, kinds):
         assert getattr(card.metrics, name) == result.metrics[name]
     test = [m for m in _compute(400) if m.split == "test"]
     predicted = models.compute.predict(LoadSets.of([m.sample.tables for m in test], 256))
-    measured = np.array([m.repeats.times_ms[0] for m in test])
-    assert accuracy_of(predicted, measured).mape == pytest.approx(result.metrics["compute"].test.mape)
+    times_ms = np.array([m.repeats.times_ms[0] for m in test])
+    assert accuracy_of(predicted, times_ms).mape == pytest.approx(result.metrics["compute"].test.mape)
     assert card.data.compute_samples == {"train": 240, "valid": 80, "test": 80}
     assert card.metrics.compute.noise_p50 == 0
     assert card.versions == versions() | {"torch": "2.0.0"}  # of what was measured
     assert 0.7 < result.metrics["compute"].coverage <= 1
     assert models.ranges.devices.most == 3
+    written = json.loads((data / "bundle" / "bundle.json").read_text())["card"]
+    assert written["hardware"] == MACHINE.to_json()
+    assert {"decile_mape", "kendall_tau", "mape", "mse", "samples"} == written["metrics"]["forward"]["test"].keys()
 
 
-def test_fitting_further_starts_where_the_bundle_is(data):
-    _pretrain(data, **BRIEF_SETS).run()
+@SETS_GROUP
+def test_fitting_further_starts_where_the_bundle_is(data, by_sets):
+    start = by_sets[0] / "bundle"
     still = TrainingSettings(epochs=1, learning_rate=1e-12)
     unmoved = {
         "compute_model": Ensemble(Additive(training_further=still), members=2),
         "comm_model": SetCommunication(training_further=still),
     }
-    _pretrain(
-        data, "further", init=str(data / "bundle"), max_samples=30, least_calls=8, keep_worse=True, **unmoved
-    ).run()
-    (before, _), (after, card) = (load_bundle(data / out) for out in ("bundle", "further"))
+    _pretrain(data, "further", init=str(start), max_samples=30, least_calls=8, keep_worse=True, **unmoved).run()
+    (before, _), (after, card) = map(load_bundle, (start, data / "further"))
     sets = LoadSets.of([TABLES[:4], TABLES[3:5]], 256)
     dims, starts = np.array([[40.0, 80.0, 20.0]]), np.zeros((1, 3))
     traffic = Traffic.of_columns(dims, 256)
@@ -154,14 +148,11 @@ def test_fitting_further_starts_where_the_bundle_is(data):
         assert np.allclose(ratio, ratio.flat[0], rtol=1e-4)  # the speed alone
     assert card.data.compute_samples["train"] == 30
     assert after.ranges == before.ranges  # of few samples now, but fitted to all before
-    with pytest.raises(UserError, match=r"the compute model of .*bundle is ComputeEnsemble, and PaperCompute begins"):
-        _pretrain(data, "wrong", init=str(data / "bundle")).run()
 
 
-@pytest.mark.xdist_group("sets")
+@SETS_GROUP
 def test_models_worse_than_what_they_were_fitted_from_are_not_written(data, by_sets):
     """They are led astray by training and validation samples that were measured on a machine three times as slow."""
-    shutil.copytree(by_sets[0] / "bundle", data / "bundle")
     slow = [
         m if m.split == "test" else replace(m, repeats=m.repeats.times(3.0))
         for m in DataDirectory(data / "data").compute().read()
@@ -170,28 +161,23 @@ def test_models_worse_than_what_they_were_fitted_from_are_not_written(data, by_s
     (data / "data" / "compute" / "part-00001.parquet").unlink()
     DataDirectory(data / "data").compute().write(0, slow)
     (data / "further").mkdir()
-    further = {"init": str(data / "bundle"), "least_calls": 8, **BRIEF_SETS}
+    further = {"init": str(by_sets[0] / "bundle"), "least_calls": 8, **BRIEF_SETS}
     said = r"worse than init=.*bundle, on the same test samples: compute \d+\.\d% instead of \d+\.\d% .*keep_worse=true"
     with pytest.raises(UserError, match=said):
         _pretrain(data, "further", **further).run()
     assert not list((data / "further").iterdir())
     result = _pretrain(data, "further", keep_worse=True, **further).run()
     assert result.metrics["compute"].test.mape > 1.1 * result.before["compute"]
-    console = Console(record=True, width=160)
-    result.show(console)
-    assert f"{result.before['compute']:.1%}" in console.export_text()
+    assert f"{result.before['compute']:.1%}" in shown(result)
     assert (data / "further" / "bundle.json").exists()
 
 
-def test_models_of_one_batch_size_refuse_several(data):
+def _several_batch_sizes(directory):
     several = [replace(m, sample=replace(m.sample, batch_size=128 * (1 + m.sample_id % 2))) for m in _compute(40)]
-    DataDirectory(data / "data").compute().write(0, several)
-    with pytest.raises(UserError, match="measured at batch sizes 128, 256; choose features=physical"):
-        _pretrain(data).run()
-    assert _pretrain(data, **BRIEF_SETS).run().metrics["compute"].test.samples > 0
+    directory.compute().write(0, several)
 
 
-def test_models_of_one_device_count_refuse_several(data):
+def _several_device_counts(directory):
     wider = [
         replace(
             m,
@@ -200,10 +186,21 @@ def test_models_of_one_device_count_refuse_several(data):
         )
         for m in _comm(40)
     ]
-    DataDirectory(data / "data").comm().write(1, wider)
-    with pytest.raises(UserError, match="measured at numbers of devices 3, 4; choose comm_model=set"):
+    directory.comm().write(1, wider)
+
+
+@pytest.mark.parametrize(
+    ("measure", "said"),
+    [
+        (_several_batch_sizes, "measured at batch sizes 128, 256; choose features=physical"),
+        (_several_device_counts, "measured at numbers of devices 3, 4; choose comm_model=set"),
+    ],
+)
+def test_models_of_one_size_refuse_several(data, measure, said):
+    measure(DataDirectory(data / "data"))
+    with pytest.raises(UserError, match=said):
         _pretrain(data).run()
-    _pretrain(data, **BRIEF_SETS).run()
+    assert _pretrain(data, **BRIEF_SETS).run().metrics["compute"].test.samples > 0
     assert CostModels.load(data / "bundle").num_devices is None
 
 
@@ -235,13 +232,6 @@ def test_a_split_without_samples_is_refused(data):
     DataDirectory(data / "data").comm().write(0, [m for m in _comm(300) if m.split != "test"])
     with pytest.raises(UserError, match="no exchanges for the test split"):
         _pretrain(data).run()
-
-
-def test_the_card_is_json_and_its_hardware_a_machine(data):
-    _pretrain(data).run()
-    card = json.loads((data / "bundle" / "bundle.json").read_text())["card"]
-    assert card["hardware"] == MACHINE.to_json()
-    assert {"decile_mape", "kendall_tau", "mape", "mse", "samples"} == card["metrics"]["forward"]["test"].keys()
 
 
 def test_what_is_no_bundle_is_refused_before_anything_is_fitted(data):
@@ -358,21 +348,11 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run():
 
 
 def test_a_regression_finds_costs_that_are_linear(data):
-    result = _pretrain(data, **LINEAR).run()
+    result = _pretrain(data, compute_model=Regression()).run()
     assert result.metrics["compute"].test.mape < 1e-3
     model = CostModels.load(data / "bundle").compute
     assert (model.weight >= 0).all()
     assert np.allclose(*(some.predict(LoadSets.of([TABLES[:3]], 256)) for some in (model, LinearCompute())), rtol=1e-2)
-    with pytest.raises(UserError, match="is RegressionCompute, and Regression begins from nothing"):
-        _pretrain(data, "further", init=str(data / "bundle"), **LINEAR).run()
-
-
-def test_metrics_by_hand():
-    metrics = accuracy_of(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 4.0]))
-    assert metrics.mse == pytest.approx((1 + 4 + 1) / 3)
-    assert metrics.mape == pytest.approx((0.5 + 0.5 + 0.25) / 3)
-    assert metrics.decile_mape == pytest.approx((0.5, 0.5, 0.25))
-    assert 0 < metrics.kendall_tau < 1
 
 
 @pytest.mark.parametrize("setting", [{"loss": "mae"}, {"epochs": 0}, {"schedule": "linear"}, {"learning_rate": -1.0}])
@@ -381,10 +361,10 @@ def test_impossible_training_is_refused(setting):
         TrainingSettings(**setting)
 
 
-def test_a_start_of_another_form_is_refused_before_anything_is_fitted(data, monkeypatch):
+@SETS_GROUP
+def test_a_start_of_another_form_is_refused_before_anything_is_fitted(data, by_sets, monkeypatch):
     """The communication model's too."""
-    _pretrain(data, **BRIEF_SETS).run()
     monkeypatch.setattr(Ensemble, "fit", lambda *_: pytest.fail("fitted"))
-    mixed = BRIEF_SETS | {"comm_model": PaperComm(training=BRIEF)}
+    mixed = BRIEF_SETS | {"comm_model": BRIEF_PAPER["comm_model"]}
     with pytest.raises(UserError, match=r"the forward model of .* is SetComm, and PaperComm begins from nothing"):
-        _pretrain(data, "wrong", init=str(data / "bundle"), **mixed).run()
+        _pretrain(data, "wrong", init=str(by_sets[0] / "bundle"), **mixed).run()

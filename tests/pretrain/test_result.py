@@ -1,9 +1,9 @@
-"""Errors of predictions of the same samples: when they are worse, and when few samples merely say so."""
+"""Errors of predictions: metrics, when those of the same samples are worse, and when few samples merely say so."""
 
 import numpy as np
 import pytest
 
-from neuroshard.stages.pretrain.result import Predicted
+from neuroshard.stages.pretrain.result import Predicted, accuracy_of
 
 
 def _predicted(errors, devices=1):
@@ -39,3 +39,11 @@ def test_devices_of_an_exchange_are_no_further_evidence():
     rng = np.random.default_rng(0)
     many = rng.uniform(0.1, 0.5, 40)
     assert _predicted(many + rng.uniform(0, 0.2, 40)).is_beaten_by(_predicted(many))
+
+
+def test_metrics_by_hand():
+    metrics = accuracy_of(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 4.0]))
+    assert metrics.mse == pytest.approx((1 + 4 + 1) / 3)
+    assert metrics.mape == pytest.approx((0.5 + 0.5 + 0.25) / 3)
+    assert metrics.decile_mape == pytest.approx((0.5, 0.5, 0.25))
+    assert 0 < metrics.kendall_tau < 1

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.moves import layout_key
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
@@ -16,6 +15,7 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.testing import constrained_task, linear_models, random_form_models, random_models, toy_task
 from neuroshard.words.form import Form
+from tests.kit.searches import ms_of, uncertain
 
 SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=4), form_tries=3)
 
@@ -49,7 +49,7 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
 
 
 def test_a_plan_that_was_not_believed_is_a_finalist():
-    task, simulator = toy_task(12), Simulator(replace(random_models(), margins=_margins(1.0)))
+    task, simulator = toy_task(12), uncertain(Simulator(random_models()), 1.0)
     doubting, believing = (replace(SMALL, choice=choice) for choice in (Choice(1e3, 1e3), None))
     kept, better = (searcher.find(task, simulator).plan for searcher in (doubting, believing))
     assert layout_key(kept) != layout_key(better)
@@ -76,21 +76,14 @@ def test_they_keep_memory_and_constraints(seed):
     assert [plan.violations for plan in plans] == [()] * len(plans)
 
 
-def _margins(share):
-    return Margins(Margin(share, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
-
-
 def test_what_is_dearer_beyond_all_doubt_is_left_out():
-    task, models = toy_task(12), random_models()
-    plan = SMALL.find(task, Simulator(models)).plan
-    dear, near = Random(1).find(task, Simulator(models)).plan, SMALL.finalists(plan, Simulator(models), 2)[1]
-    ratio = Simulator(models).cost(task, dear).total_ms / Simulator(models).cost(task, plan).total_ms
-    assert ratio > 1.1
-    for share, expected in ((0.0, (plan,)), (50.0, (plan, dear, near))):
-        simulator = Simulator(replace(models, margins=_margins(share)))
-        left = in_turns(plan, ([dear], [near]), simulator, 5)
-        assert left == expected if share else dear not in left
-    assert in_turns(plan, ([dear], [near]), Simulator(models), 5) == (plan, dear, near)
+    task, simulator = toy_task(12), Simulator(random_models())
+    plan = SMALL.find(task, simulator).plan
+    dear, near = Random(1).find(task, simulator).plan, SMALL.finalists(plan, simulator, 2)[1]
+    assert ms_of(dear, simulator) > 1.1 * ms_of(plan, simulator)
+    assert dear not in in_turns(plan, ([dear], [near]), uncertain(simulator, 0.0), 5)
+    for doubting in (uncertain(simulator, 50.0), simulator):
+        assert in_turns(plan, ([dear], [near]), doubting, 5) == (plan, dear, near)
 
 
 def test_methods_without_other_plans_have_one():

@@ -2,23 +2,20 @@
 
 import pytest
 
-import neuroshard as ns
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard import Constraints, InfeasibleError, Simulator, TableRule, Task, Topology, search
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
-from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import ONCE, linear_models, sequence_task, toy_task
+from neuroshard.testing import linear_models, sequence_task, toy_task
 from neuroshard.words.form import Form
+from tests.kit.searches import H100, found
+from tests.kit.tasks import plain_task
 
 NAMES = ("random", *(f"{score}_greedy" for score in SCORES))
 SIMULATOR = Simulator(linear_models(4))
 
 
-def _task(dims, rows=1000, memory_bytes=1 << 40, **fields):
-    tables = tuple(Table(f"t{i}", rows, dim, 5.0, ONCE) for i, dim in enumerate(dims))
-    return Task(tables, Topology(4, memory_bytes), 256, **fields)
+def _task(dims, columns=1 << 30, **fields):
+    """Tables of 1000 rows on 4 devices with room for so many columns each."""
+    return plain_task(dims, lookups=5.0, devices=4, memory_bytes=1000 * columns * 4, **fields)
 
 
 def _widths(plan, table):
@@ -27,17 +24,17 @@ def _widths(plan, table):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_larger_than_a_device_is_halved(name):
-    task = _task([128, 16, 16, 16, 8], memory_bytes=1000 * 76 * 4)
-    plan = ns.search(task, SIMULATOR, name)
+    task = _task([128, 16, 16, 16, 8], 76)
+    plan = search(task, SIMULATOR, name)
     assert plan.violations == ()
     assert _widths(plan, 0) in ([64, 64], [32, 32, 64])  # a half of what another table left no room for
     assert all(len(_widths(plan, table)) == 1 for table in range(1, 5))
     with pytest.raises(InfeasibleError, match="table 't0' needs 500 KiB"):
-        ns.search(task, SIMULATOR, name, max_halvings=0)
+        search(task, SIMULATOR, name, max_halvings=0)
 
 
 def test_no_more_halvings_than_there_may_be():
-    task = _task([128, 4], memory_bytes=1000 * 36 * 4)
+    task = _task([128, 4], 36)
     assert _widths(Greedy("dim").find(task, SIMULATOR).plan, 0) == [32] * 4
     assert _widths(Greedy("dim", max_halvings=2).find(task, SIMULATOR).plan, 0) == [32] * 4
     with pytest.raises(InfeasibleError, match="64 of 128 columns of table 't0' needs 250 KiB"):
@@ -54,30 +51,27 @@ def test_what_has_room_stays_whole(searcher):
 @pytest.mark.parametrize("rule", [TableRule("t0", max_shards=2), TableRule("t0", min_dim=64)])
 def test_rules_limit_halving(rule):
     limits = Constraints((rule,))
-    assert _widths(
-        Greedy("size").find(_task([128, 4], 1000, 1000 * 68 * 4, constraints=limits), SIMULATOR).plan, 0
-    ) == [64, 64]
+    assert _widths(Greedy("size").find(_task([128, 4], 68, constraints=limits), SIMULATOR).plan, 0) == [64, 64]
     with pytest.raises(InfeasibleError, match="even at 64 columns"):
-        Greedy("size").find(_task([128, 4], 1000, 1000 * 36 * 4, constraints=limits), SIMULATOR)
+        Greedy("size").find(_task([128, 4], 36, constraints=limits), SIMULATOR)
 
 
 @pytest.mark.parametrize("max_halvings", [0, 3])
 def test_tables_have_as_many_shards_as_rules_ask_for(max_halvings):
     task = _task([64, 16, 16], constraints=Constraints((TableRule("t0", min_shards=3),)))
     for searcher in (Greedy("size", max_halvings), Random(0, max_halvings)):
-        plan = searcher.find(task, SIMULATOR).plan
-        assert plan.violations == ()
-        assert _widths(plan, 0) == [20, 20, 24]
+        assert _widths(found(searcher, task, SIMULATOR), 0) == [20, 20, 24]
 
 
 def test_sequence_tables_have_two_equal_halves_at_most():
     loose = sequence_task(1, 4, pooled=False)
-    simulator = Simulator(ns.CostModels.load("roofline:h100"))
-    size = loose.tables[0].size_bytes
-    halved = Greedy("size").find(Task(loose.tables, Topology(4, int(size * 0.6)), loose.batch_size), simulator).plan
-    assert halved.violations == ()
+    roomy, tight = (
+        Task(loose.tables, Topology(4, int(loose.tables[0].size_bytes * share)), loose.batch_size)
+        for share in (0.6, 0.3)
+    )
+    halved = found(Greedy("size"), roomy)
     assert halved.forms == (Form.COLUMNS,)
-    assert len(set(_widths(halved, 0))) == 1
-    assert len(_widths(halved, 0)) == 2
+    first, second = _widths(halved, 0)
+    assert first == second
     with pytest.raises(InfeasibleError):
-        Greedy("size").find(Task(loose.tables, Topology(4, int(size * 0.3)), loose.batch_size), simulator)
+        Greedy("size").find(tight, H100)

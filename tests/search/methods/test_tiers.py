@@ -1,4 +1,4 @@
-"""Tables in host memory: put there where devices have too little, and no more of them than need be."""
+"""Tables in host memory: put there where devices have too little, no more of them than need be, nor than hosts hold."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,39 +7,52 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard import Constraints, Found, InfeasibleError, PinnedShard, Searcher, Simulator, TableRule, Task, Topology
 from neuroshard.layouts import in_columns, in_rows
-from neuroshard.models.simulator import Simulator
+from neuroshard.plans.hosts import given_to_hosts, least_host_bytes
 from neuroshard.plans.moves import moved_bytes
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plumbing.schema import to_bytes
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from tests.kit.searches import H100, found, ms_of
+from tests.kit.tasks import plain_tables
 
-SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 BATCH = 4096
 QUICKLY = NeuroShard(improvement=Improvement(shakes=10))
+GIB = 1 << 30
+FEW_STEPS = Improvement(shakes=3)
+SEARCHERS = (
+    Random(),
+    Greedy("size"),
+    Greedy("size_lookup"),
+    BeamSearch(max_splits=3),
+    NeuroShard(improvement=FEW_STEPS),
+)
+EVERY = pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda searcher: type(searcher).__name__)
+ON_HOSTS = (TableRule("*", tiers=("host",)),)
 LARGE = tuple(table.with_dim(32) for table in dlrm_like(seed=3, batch_size=BATCH) if table.rows > 50_000)
 
 
-def _task(share, count=8, devices=4, host_share=2.0, **fields):
+def _task(share, count=8, devices=4, host_share=2.0, devices_per_host=None, **fields):
     """Devices with room for a share of the tables."""
     tables = LARGE[:count]
     total = sum(table.size_bytes for table in tables)
     memory = max(int(total * share / devices), 1)
-    return Task(tables, Topology(devices, memory, host_memory_bytes=int(total * host_share)), BATCH, **fields)
+    topology = Topology(devices, memory, devices_per_host=devices_per_host, host_memory_bytes=int(total * host_share))
+    return Task(tables, topology, BATCH, **fields)
 
 
-def _cost(plan):
-    return SIMULATOR.cost(plan.task, plan).total_ms
+def _found(share, searcher=QUICKLY, simulator=H100, **fields):
+    return found(searcher, _task(share, **fields), simulator)
 
 
 def _tiers(plan):
@@ -47,26 +60,18 @@ def _tiers(plan):
 
 
 def test_tables_stay_on_devices_that_have_room():
-    plan = QUICKLY.find(_task(2.0), SIMULATOR).plan
+    plan = _found(2.0)
     assert _tiers(plan) == {Tier.DEVICE}
-    without = _task(2.0)
-    without = replace(without, topology=replace(without.topology, host_memory_bytes=0))
-    assert QUICKLY.find(without, SIMULATOR).plan.placements == plan.placements
+    assert _found(2.0, host_share=0.0).placements == plan.placements
+    knows_no_host = Simulator(replace(linear_models(), batch_size=BATCH))
+    assert _tiers(_found(2.0, simulator=knows_no_host)) == {Tier.DEVICE}
 
 
 def test_less_memory_costs_more():
-    plans = [QUICKLY.find(_task(share), SIMULATOR).plan for share in (1.2, 0.7, 0.4, 0.2, 0.05)]
-    costs = [_cost(plan) for plan in plans]
-    assert not any(plan.violations for plan in plans)
+    plans = [_found(share) for share in (1.2, 0.7, 0.4, 0.2, 0.05)]
+    costs = [ms_of(plan) for plan in plans]
     assert costs == sorted(costs)
     assert all(Tier.DEVICE not in _tiers(plan) or len(_tiers(plan)) > 1 for plan in plans[1:])
-
-
-def test_plans_without_room_on_devices_need_host_memory():
-    task = _task(0.5, host_share=0.0)
-    with pytest.raises(InfeasibleError, match="the tables take"):
-        QUICKLY.find(task, SIMULATOR)
-    assert QUICKLY.find(_task(0.5), SIMULATOR).plan.fits
 
 
 def test_plans_of_tiny_tasks_are_near_the_best():
@@ -75,11 +80,10 @@ def test_plans_of_tiny_tasks_are_near_the_best():
     gaps = []
     for seed in range(8):
         rng = np.random.default_rng(seed)
-        task = _task(rng.uniform(0.15, 0.6), count=3, devices=2)
-        task = replace(task, tables=tuple(LARGE[i] for i in rng.choice(len(LARGE), 3, replace=False)))
-        total = sum(table.size_bytes for table in task.tables)
+        tables = tuple(LARGE[i] for i in rng.choice(len(LARGE), 3, replace=False))
+        total = sum(table.size_bytes for table in tables)
         memory = int(total * rng.uniform(0.15, 0.6) / 2)
-        task = replace(task, topology=Topology(2, memory, host_memory_bytes=total))
+        task = Task(tables, Topology(2, memory, host_memory_bytes=total), BATCH)
         dims = [table.dim for table in task.tables]
         whole = [
             Plan(task, tuple(in_columns(task, zip(range(3), dims, (0, *places), strict=True))))
@@ -87,40 +91,34 @@ def test_plans_of_tiny_tasks_are_near_the_best():
         ]
         every = [rehomed(plan, task, chosen) for plan in whole for chosen in product(homes, repeat=3)]
         fitting = [plan for plan in every if plan.fits]
-        best = min(cost.total_ms for cost in SIMULATOR.costs(task, fitting))
-        gaps.append(_cost(QUICKLY.find(task, SIMULATOR).plan) / best - 1)
+        best = min(cost.total_ms for cost in H100.costs(task, fitting))
+        gaps.append(ms_of(found(QUICKLY, task)) / best - 1)
     assert np.mean(gaps) < 0.02
     assert max(gaps) < 0.1
 
 
 def test_rules_are_kept():
-    names = [table.name for table in LARGE[:8]]
-    rules = Constraints((TableRule(names[0], tiers=("host",)), TableRule(names[1], tiers=("cached",), cached=0.35)))
+    first, second = (table.name for table in LARGE[:2])
+    rules = Constraints((TableRule(first, tiers=("host",)), TableRule(second, tiers=("cached",), cached=0.35)))
     for share in (0.4, 1.5):
-        plan = QUICKLY.find(_task(share, constraints=rules), SIMULATOR).plan
-        assert plan.homes[0] == Home(Tier.HOST)
-        assert plan.homes[1] == Home(Tier.CACHED, 0.35)
-        assert plan.violations == ()
+        plan = _found(share, constraints=rules)
+        assert plan.homes[:2] == (Home(Tier.HOST), Home(Tier.CACHED, 0.35))
 
 
 @pytest.mark.parametrize("rule", [TableRule("*", tiers=("device", "host")), TableRule("*", tiers=("cached",))])
 def test_every_table_may_be_kept_out_of_a_memory(rule):
-    plan = QUICKLY.find(_task(0.5, constraints=Constraints((rule,))), SIMULATOR).plan
-    assert _tiers(plan) <= {Tier(tier) for tier in rule.tiers}
-    assert plan.violations == ()
+    assert _tiers(_found(0.5, constraints=Constraints((rule,)))) <= {Tier(tier) for tier in rule.tiers}
 
 
 def test_other_searchers_leave_tables_where_rules_put_them():
-    names = [table.name for table in LARGE[:8]]
-    rules = Constraints(tuple(TableRule(name, tiers=("host",)) for name in names[:6]))
-    plan = Greedy("dim").find(_task(2.0, constraints=rules), SIMULATOR).plan
-    assert plan.homes == (Home(Tier.HOST),) * 6 + (ON_DEVICE,) * 2
-    assert plan.violations == ()
+    rules = Constraints(tuple(TableRule(table.name, tiers=("host",)) for table in LARGE[:6]))
+    assert _found(2.0, Greedy("dim"), constraints=rules).homes == (Home(Tier.HOST),) * 6 + (ON_DEVICE,) * 2
 
 
 @pytest.mark.parametrize(
     ("share", "host_share", "rules", "why"),
     [
+        (0.5, 0.0, (), "the tables take"),
         (0.3, 0.3, (), "device and host memory are both short: the tables take"),
         (0.3, 2.0, (TableRule("*", tiers=("device",)),), "device memory is short: with all tables on hosts"),
         (1.5, 0.5, (TableRule("*", tiers=("host",)),), "host memory is short: tables that must lie there take"),
@@ -128,61 +126,134 @@ def test_other_searchers_leave_tables_where_rules_put_them():
 )
 def test_the_memory_that_is_short_is_named(share, host_share, rules, why):
     with pytest.raises(InfeasibleError, match=why):
-        QUICKLY.find(_task(share, host_share=host_share, constraints=Constraints(rules)), SIMULATOR)
+        _found(share, host_share=host_share, constraints=Constraints(rules))
 
 
 def test_caches_of_tables_on_several_devices_take_what_is_left():
     task = _task(0.5, count=3)
     placed = [placed for table in range(3) for placed in in_rows(task, table, range(4))]
     plan = rehomed(Plan(task, tuple(placed)), task, (Home(Tier.CACHED, 0.01), Home(Tier.HOST), Home(Tier.CACHED, 0.2)))
-    grown = caches_grown(plan, HomeOptions.of(task, SIMULATOR.models.compute), SIMULATOR)
+    grown = caches_grown(plan, HomeOptions.of(task, H100.models.compute), H100)
     assert grown.violations == ()
-    assert _cost(grown) < _cost(plan)
+    assert ms_of(grown) < ms_of(plan)
     assert min(grown.device_bytes) > max(plan.device_bytes)
 
 
 def test_every_host_has_room_for_its_own():
-    task = _task(0.3, host_share=0.55)
-    task = replace(task, topology=replace(task.topology, devices_per_host=2))
-    plan = QUICKLY.find(task, SIMULATOR).plan
-    assert max(plan.host_bytes) <= task.topology.host_bytes
-    assert plan.violations == ()
-
-
-def test_models_that_know_no_host_memory_leave_it_alone():
-    plan = QUICKLY.find(_task(2.0), Simulator(replace(linear_models(), batch_size=BATCH))).plan
-    assert _tiers(plan) == {Tier.DEVICE}
+    plan = _found(0.3, host_share=0.55, devices_per_host=2)
+    assert max(plan.host_bytes) <= plan.task.topology.host_bytes
 
 
 def test_running_jobs_keep_their_memories():
-    plan = replace(QUICKLY, forms=("columns",)).find(_task(0.4), SIMULATOR).plan
+    plan = _found(0.4, replace(QUICKLY, forms=("columns",)))
     worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
-    moved = Replan(worse, improvement=Improvement(shakes=5)).find(plan.task, SIMULATOR).plan
+    moved = found(Replan(worse, improvement=Improvement(shakes=5)), plan.task)
     assert moved.homes == plan.homes
-    assert moved.task == plan.task
-    assert moved.violations == ()
-    assert _cost(moved) <= _cost(worse)
+    assert ms_of(moved) <= ms_of(worse)
 
 
 def test_memories_stay_where_a_table_goes():
-    plan = QUICKLY.find(_task(0.4), SIMULATOR).plan
+    plan = _found(0.4)
     fewer = replace(plan.task, tables=plan.task.tables[1:])
     assert len(set(plan.homes[1:])) > 1
-    changed = Replan(plan, improvement=Improvement(shakes=1), least_gain=1e9).find(fewer, SIMULATOR).plan
+    changed = Replan(plan, improvement=Improvement(shakes=1), least_gain=1e9).find(fewer, H100).plan
     assert changed.homes == plan.homes[1:]
     assert moved_bytes(plan, changed) == 0
 
 
 def test_plans_are_explained_and_have_finalists():
-    plan = QUICKLY.find(_task(0.4), SIMULATOR).plan
-    found = explain(plan, SIMULATOR)
+    plan = _found(0.4)
+    explained = explain(plan, H100)
     homes = {plan.task.tables[table].name: home for table, home in enumerate(plan.homes)}
-    assert {share.table.name: share.placed.home for share in found.shards} == homes
-    finalists = QUICKLY.finalists(plan, SIMULATOR, 4)
+    assert {share.table.name: share.placed.home for share in explained.shards} == homes
+    finalists = QUICKLY.finalists(plan, H100, 4)
     assert finalists[0] is plan
     assert {one.homes for one in finalists} == {plan.homes}
     assert all(one.task == plan.task for one in finalists)
 
 
 def test_plans_repeat():
-    assert QUICKLY.find(_task(0.4), SIMULATOR).plan == QUICKLY.find(_task(0.4), SIMULATOR).plan
+    assert _found(0.4) == _found(0.4)
+
+
+def _in_gib(sizes_gib, host_gib, rules=ON_HOSTS, **constraints):
+    tables = plain_tables(64, [int(size * GIB / 4 / 64) for size in sizes_gib], 2.0 + np.arange(len(sizes_gib)))
+    topology = Topology(8, 16 * GIB, devices_per_host=4, host_memory_bytes=int(host_gib * GIB))
+    return Task(tables, topology, 4096, constraints=Constraints(rules, **constraints))
+
+
+@EVERY
+def test_random_tasks_have_plans_that_overfill_no_host(searcher):
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(5, 70, int(rng.integers(3, 8)))
+        share = rng.uniform(1.02, 1.3)
+        rules = ON_HOSTS
+        if seed % 2:
+            rules = [
+                TableRule(f"t{i}", tiers=("host",) if rng.random() < 0.7 else ("cached",)) for i in range(len(sizes))
+            ]
+        found(searcher, _in_gib(sizes.tolist(), sizes.sum() / 2 * share, tuple(rules)))
+
+
+@EVERY
+def test_whole_tables_fill_hosts_where_they_can(searcher):
+    assert max(found(searcher, _in_gib([20, 60, 10, 10, 30, 20], 83)).host_bytes) > 70 * GIB
+
+
+@EVERY
+def test_tables_that_no_host_has_room_for_are_divided(searcher):
+    for sizes, host_gib in (([60, 60, 60], 91), ([100], 51), ([70, 70, 10], 76)):
+        found(searcher, _in_gib(sizes, host_gib))
+
+
+def test_what_is_given_to_hosts_fits_and_keeps_the_rules():
+    pinned = (PinnedShard("t0", 32, (5, 6)),)
+    rules = (TableRule("*", tiers=("host",)), TableRule("t1", devices=(0, 1, 2)), TableRule("t2", equal_widths=True))
+    found(Greedy("size"), _in_gib([20, 30, 50], 62, rules, pinned=pinned))
+    found(Greedy("size"), _in_gib([20, 30, 50], 51, together=(("t0", "t1"),)))
+    assert given_to_hosts(_in_gib([20, 30, 50], 101)) is None  # one host holds all
+    assert given_to_hosts(_in_gib([20, 30, 50], 40)) is None  # both together don't
+    assert given_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # nothing lies there
+
+
+def test_the_host_memory_that_is_named_suffices():
+    task = _in_gib([60, 60, 60], 80)
+    with pytest.raises(InfeasibleError, match="tables in host memory take 180 GiB") as caught:
+        Greedy("size").find(task, H100)
+    enough = to_bytes(str(caught.value).split("; ")[1].split(" on each")[0], "named")
+    assert enough < 91 * GIB
+    given = replace(task, topology=replace(task.topology, host_memory_bytes=enough))
+    for searcher in SEARCHERS:
+        found(searcher, given)
+    whole = _in_gib([60, 60, 60], 80, (TableRule("*", tiers=("host",), max_shards=1),))
+    assert least_host_bytes(whole) == pytest.approx(120 * GIB, rel=0.01)
+
+
+@EVERY
+def test_an_accident_of_placement_is_no_proof(searcher):
+    """Where nothing is found, it is said of what was found, not of all plans."""
+    task = _in_gib([60, 60, 60], 91, (TableRule("*", tiers=("host",), max_shards=1),))
+    with pytest.raises(InfeasibleError, match="host") as caught:
+        searcher.find(task, H100)
+    assert "no plan exists" not in str(caught.value)
+
+
+class _Careless(Searcher):
+    def find(self, task, simulator):
+        return Found(assemble(task, [(index, table.dim, 0) for index, table in enumerate(task.tables)]))
+
+
+def test_nobodys_plan_is_handed_out_with_violations():
+    rules = (TableRule("*", devices=(1,)),)
+    for task in (_in_gib([10, 10], 91, rules), _in_gib([10, 10], 91, ())):
+        with pytest.raises(InfeasibleError, match="none of the plans found keeps all limits: of the best one"):
+            ns.search(task, H100, _Careless())
+
+
+def test_running_jobs_keep_within_hosts():
+    task = _in_gib([60, 60, 60], 91)
+    start = found(Greedy("size"), task)
+    turned = tuple(replace(p, device=p.device // 4 * 4 + 3 - p.device % 4) for p in start.placements)
+    for most in (None, 10 * GIB):
+        found(Replan(replace(start, placements=turned), max_moved_bytes=most, improvement=FEW_STEPS), task)

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.models.simulator import Simulator
+from neuroshard import Constraints, InfeasibleError, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.plans.plan import assemble
-from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_models, toy_task
 from tests.search.rl.toys import task
 
@@ -31,6 +28,15 @@ def _random_walk(environment, seed):
         weights = torch.where(legal.any(dim=1, keepdim=True), legal.float(), torch.ones_like(legal.float()))
         state = environment.step(state, legal, torch.multinomial(weights, 1, generator=generator)[:, 0])
     return state
+
+
+def _played(one, *actions):
+    """The environment of a task, and its state after these actions."""
+    environment = _environment([one])
+    state = environment.reset()
+    for action in actions:
+        state = environment.step(state, environment.legal(state), torch.tensor([action]))
+    return environment, state
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -53,11 +59,10 @@ def test_eight_bytes_too_few_are_too_few_beyond_what_float64_tells_apart():
     big = replace(big, rows=(1 << 40) - 1, dim=65532, bytes_per_element=2)
     free = Task((big, small), Topology(2, (1 << 59) - 1), 256)
     one = replace(free, topology=Topology(2, (big.size_bytes - 8, big.size_bytes + small.size_bytes - 8)))
-    environment = _environment([one])
-    state = environment.reset()
+    environment, state = _played(one)
     assert environment.order[0].tolist() == [0, 1]
     assert environment.legal(state).tolist() == [[False, True]]
-    state = environment.step(state, environment.legal(state), torch.tensor([1]))
+    environment, state = _played(one, 1)
     assert state.free_bytes.tolist() == [[big.size_bytes - 8, small.size_bytes - 8]]
     assert environment.legal(state).tolist() == [[True, False]]
 
@@ -67,10 +72,7 @@ def test_every_sequence_of_actions_is_its_own_plan():
     one = task([6, 3, 2])
     found = {}
     for actions in product(range(2), repeat=3):
-        environment = _environment([one])
-        state = environment.reset()
-        for action in actions:
-            state = environment.step(state, environment.legal(state), torch.tensor([action]))
+        environment, state = _played(one, *actions)
         (plan,) = environment.plans(state)
         assert plan == assemble(one, [(index, 8, device) for index, device in enumerate(actions)])
         found[actions] = float(environment.total_ms(state))
@@ -84,15 +86,12 @@ def test_items_come_in_descending_cost():
 
 def test_memory_makes_actions_illegal():
     one = task([3, 2, 1], memory_bytes=2 * 1000 * 8 * 4)
-    environment = _environment([one])
-    state = environment.reset()
-    for _ in range(2):
-        assert environment.legal(state).tolist() == [[True, True]]
-        state = environment.step(state, environment.legal(state), torch.tensor([0]))
-    assert environment.legal(state).tolist() == [[False, True]]
-    dead = environment.step(state, environment.legal(state), torch.tensor([0]))
+    for actions, legal in (((), [True, True]), ((0,), [True, True]), ((0, 0), [False, True])):
+        environment, state = _played(one, *actions)
+        assert environment.legal(state).tolist() == [legal]
+    environment, dead = _played(one, 0, 0, 0)
     assert environment.plans(dead) == [None]
-    alive = environment.step(state, environment.legal(state), torch.tensor([1]))
+    environment, alive = _played(one, 0, 0, 1)
     assert environment.plans(alive)[0].fits
 
 
@@ -111,11 +110,7 @@ def test_constraints_make_actions_illegal(seed):
 def test_what_is_seen_does_not_depend_on_the_scale():
     """Tables ten times as expensive look the same, beside what a device has to do on average."""
     cheap, dear = task([1000, 2000, 4000]), task([10_000, 20_000, 40_000])
-    seen = []
-    for one in (cheap, dear):
-        environment = _environment([one])
-        state = environment.step(environment.reset(), torch.ones(1, 2, dtype=torch.bool), torch.tensor([0]))
-        seen.append(environment.observe(state)[..., 0])
+    seen = [environment.observe(state)[..., 0] for environment, state in (_played(cheap, 0), _played(dear, 0))]
     torch.testing.assert_close(seen[0], seen[1], rtol=1e-2, atol=1e-3)
 
 
@@ -124,9 +119,7 @@ def test_mistakes_are_named():
         TaskBatch.of([toy_task(4), toy_task(5)], "test")
     split = Constraints((TableRule("t0", min_shards=2),))
     with pytest.raises(InfeasibleError, match="test never splits a table"):
-        TaskBatch.of([Task(task([1, 2]).tables, Topology(2, 1 << 30), 64, constraints=split)], "test")
-    from neuroshard.models import CostModels
-
-    opaque = CostModels(OpaqueCompute(), *[linear_models(2).forward] * 2, None)
+        TaskBatch.of([replace(task([1, 2]), constraints=split)], "test")
+    opaque = replace(linear_models(2), compute=OpaqueCompute(), batch_size=None)
     with pytest.raises(UserError, match="compute model that sums"):
         SimulatorCosts(Simulator(opaque))

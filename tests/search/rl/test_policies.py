@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
+from neuroshard import Simulator, UserError
 from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.batch import Reduction, TaskBatch
 from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, SimulatorCosts

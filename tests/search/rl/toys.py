@@ -6,18 +6,15 @@ from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
 from neuroshard.stages.search.rl.learner import ActorCritic, Learner, Reinforce
-from neuroshard.tables import Table
-from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import ONCE
+from tests.kit.tasks import plain_task
 
 SMALL = {"table": [16, 8], "cost": [8], "head": 16}
 NETWORK = CostNetworkSettings(table=(16, 8), head=16, placements=24, steps=40, batch_size=16, learning_rate=3e-3)
 
 
-def task(lookups, num_devices=2, memory_bytes=1 << 30, dim=8, batch_size=256):
-    """Tables that differ in their pooling factors."""
-    tables = tuple(Table(f"t{i}", 1000, dim, float(factor), ONCE) for i, factor in enumerate(lookups))
-    return Task(tables, Topology(num_devices, memory_bytes), batch_size)
+def task(lookups, memory_bytes=1 << 30):
+    """Two devices, and tables of 8 columns that differ in their pooling factors."""
+    return plain_task(8, lookups=lookups, memory_bytes=memory_bytes)
 
 
 def dreamshard(cost_network=None, **settings):

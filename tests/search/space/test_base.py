@@ -5,29 +5,22 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-import neuroshard as ns
+from neuroshard import Constraints, InfeasibleError, MemoryUse, Plan, Simulator, Task, Topology
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls, leaders
 from neuroshard.stages.search.space.sizes import DeviceLoads
-from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import ONCE, OpaqueCompute, constrained_task, linear_models, toy_task
-from neuroshard.testing.toys import random_form_models
+from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_form_models, toy_task
 from neuroshard.words.form import FORMS, Form
+from tests.kit.searches import H100, catalog_of
+from tests.kit.tasks import plain_tables
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
-TABLES = tuple(Table(name, 400, 16, 2.0, ONCE) for name in "abcd")
+TABLES = plain_tables([16] * 4, 400)
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
-ROOFLINE = Simulator(ns.CostModels.load("roofline:h100"))
 LINEAR = Simulator(replace(linear_models(4), batch_size=None))
 
 
@@ -38,10 +31,10 @@ def _mixed(task):
 
 
 def _base(plan):
-    return Base.of_plan(plan, ROOFLINE.models.compute)
+    return Base.of_plan(plan, H100.models.compute)
 
 
-@pytest.mark.parametrize("models", [ROOFLINE.models, random_form_models()], ids=["roofline", "random"])
+@pytest.mark.parametrize("models", [H100.models, random_form_models()], ids=["roofline", "random"])
 def test_columns_beside_others_are_costed_as_whole_plans(models):
     """Rows on one host load its devices more than others."""
     task = replace(toy_task(6), topology=Topology(4, 1 << 40, devices_per_host=2))
@@ -75,7 +68,7 @@ def test_columns_get_exactly_the_memory_that_others_leave(use):
 def test_forms_that_are_chosen_stay_whatever_is_searched_beside_them():
     task = replace(TASK, topology=Topology(4, (10**6, 2 * 10**6, 10**6, 10**6), 1000, 2))
     others = Spread(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
-    catalog = Catalog.checked(Base.of(task, others, ROOFLINE.models.compute), LINEAR)
+    catalog = Catalog.checked(Base.of(task, others, H100.models.compute), LINEAR)
     plan = catalog.items.plan(BeamSearch(grid=GridSettings(points=2)).first_held(catalog))
     assert plan.forms == (Form.COPIES, Form.COLUMNS, Form.ROWS, Form.COLUMNS)
     assert plan.fits
@@ -86,15 +79,15 @@ def test_what_leaves_no_memory_is_refused():
     for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
         task = Task(TABLES[:2], Topology(4, memory), 64)
         with pytest.raises(InfeasibleError, match="tables in rows and copies"):
-            Base.of(task, Spread(task).others(np.array(forms)), ROOFLINE.models.compute)
+            Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
     task = Task(TABLES[:2], Topology(4, 2 * size), 64)
-    everywhere = Base.of(task, Spread(task).others(np.array([COPIES, COPIES])), ROOFLINE.models.compute)
+    everywhere = Base.of(task, Spread(task).others(np.array([COPIES, COPIES])), H100.models.compute)
     assert not len(everywhere.in_columns)
     assert everywhere.plan().fits
 
 
 def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
-    task = replace(TASK, constraints=Constraints(apart=(("c", "d"),)))
+    task = replace(TASK, constraints=Constraints(apart=(("t2", "t3"),)))
     plan = _mixed(task)
     assert plan.violations == ()
     items = Catalog.checked(_base(plan), LINEAR).items
@@ -108,16 +101,16 @@ def test_rows_and_copies_may_take_all_of_a_device():
     assert base.plan([(1, 16, 1)]).fits
 
 
-@pytest.mark.parametrize("compute", [ROOFLINE.models.compute, OpaqueCompute()], ids=["sum", "other"])
+@pytest.mark.parametrize("compute", [H100.models.compute, OpaqueCompute()], ids=["sum", "other"])
 def test_a_part_of_a_catalog_is_as_if_made_anew(compute):
     rng, pinned, apart = np.random.default_rng(0), 0, 0
-    simulator = Simulator(replace(ROOFLINE.models, compute=compute, margins=None))
+    simulator = Simulator(replace(H100.models, compute=compute, margins=None))
     for seed in range(10):
         task = constrained_task(seed)
-        bound = ~np.delete(allowed_forms(task, known_calls(ROOFLINE.models)), COLUMNS, 1)
+        bound = ~np.delete(allowed_forms(task, known_calls(H100.models)), COLUMNS, 1)
         stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change form together
         base = Base.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
-        part, anew = Catalog.checked(Base.empty(task), simulator).beside(base), Catalog.checked(base, simulator)
+        part, anew = catalog_of(task, simulator).beside(base), Catalog.checked(base, simulator)
         assert part.items.items == anew.items.items
         for one, other in zip(part.items.limits, anew.items.limits, strict=True):
             np.testing.assert_array_equal(one, other)

@@ -5,21 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.app.searching import search
+from neuroshard import Constraints, Simulator, TableRule, Topology, UserError, search
 from neuroshard.cost.loads import Loads
 from neuroshard.models import CostModels, FreeComm
 from neuroshard.models.interface import Outline, device_waits, waits
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.bound import Prices, least_left_ms, longest_waits, lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.draw import TaskDraw, drawn
-from neuroshard.tasks.task import Topology
 from neuroshard.testing import (
     LinearCompute,
     OpaqueCompute,
@@ -31,6 +24,7 @@ from neuroshard.testing import (
     toy_task,
 )
 from tests.kit.exhaustive import tiny_task
+from tests.kit.searches import H100, catalog_of, sizes_of
 
 MOST_PLANS = 1500
 
@@ -63,7 +57,7 @@ MODELS = {
 
 
 def _bound(task, simulator):
-    return lower_bound_ms(Catalog.checked(Base.empty(task), simulator))
+    return lower_bound_ms(catalog_of(task, simulator))
 
 
 def _tiny_tasks(seeds):
@@ -139,7 +133,7 @@ def test_one_device_costs_what_it_costs():
 def test_prices_are_below_costs_of_any_set(model):
     """Of shards that may lie on one device together, one of an item at most."""
     task, rng = toy_task(12), np.random.default_rng(0)
-    catalog = Catalog.costed(Sizes.of(Items.of(Base.empty(task))), Simulator(random_models()), model)
+    catalog = Catalog.costed(sizes_of(task), Simulator(random_models()), model)
     prices = Prices.of(catalog, model.head, 0.0)
     for _ in range(300):
         width = rng.integers(0, catalog.full_width + 1) * (rng.random(12) < rng.random())
@@ -167,8 +161,7 @@ def test_no_wait_shortens_a_transfer_by_more(num_devices):
 
 
 def test_fewer_steps_make_a_bound_that_is_a_little_lower():
-    simulator = Simulator(CostModels.load("roofline:h100"))
     (task,) = drawn(dlrm_like(batch_size=65536, seed=1), Topology(8, 4 << 30), 65536, TaskDraw(count=1))
-    catalog = Catalog.checked(Base.empty(task), simulator)
+    catalog = catalog_of(task, H100)
     fine, coarse = (lower_bound_ms(catalog, steps) for steps in (1000, 100))
     assert 0.97 * fine < coarse <= fine

@@ -5,109 +5,84 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import neuroshard as ns
+from neuroshard import Constraints, CostModels, Plan, Simulator, Task, Topology
 from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_loads
 from neuroshard.models.parts import Framework
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_estimates import FormEstimates, dearest
 from neuroshard.stages.search.space.forms import Changes, Forms, Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import DeviceLoads
-from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.tasks.constraints import Constraints
-from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task
 from neuroshard.testing.toys import random_by_form
 from neuroshard.words.form import CALLS, FORMS, Form
+from tests.kit.searches import H100, catalog_of, ms_of
+from tests.kit.tasks import hot_table
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
-SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 BATCH = 65536
+BY_FORM = Simulator(replace(H100.models, compute=random_by_form(), margins=None))
+WORK = {"step": 0.5, "calls": 0.3, "calls but of copies x devices": 0.1, "own lookups": 1e-5, "mean lookups": 1e-5}
+WORK |= {"own lookups of copies": 1e-5, "own copies": 0.1, "MB out of several forms": 0.2}
+IN_STEPS = replace(H100.models, framework=Framework(0.8, WORK, {"mean lookups in rows": 2e-5}, {})).in_torchrec()
 
 
 def _task(count=12, num_devices=4, memory_bytes="80GiB"):
     rng = np.random.default_rng(0)
     tables = tuple(
-        Table(f"t{i}", int(rng.integers(1, 1e4)) * 8, int(rng.choice([16, 64, 128])), lookups, reuse)
+        hot_table(f"t{i}", int(rng.integers(1, 1e4)) * 8, int(rng.choice([16, 64, 128])), rng.uniform(1, 30))
         for i in range(count)
-        if (lookups := float(rng.uniform(1, 30))) and (reuse := zipf_reuse(10_000, BATCH * lookups, 1.05))
     )
     return Task(tables, Topology(num_devices, memory_bytes, devices_per_host=2), BATCH)
 
 
-def _estimates(task, simulator=SIMULATOR):
-    return FormEstimates.of(task, simulator, allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), simulator))
-
-
-def _check_placed(task, forms, places, simulator=SIMULATOR, rel=1e-4):
-    """A step with columns in these places, (table, columns, device) each, costs what its plan does."""
-    plan = Plan(task, (*in_columns(task, places), *Spread(task).others(forms)))
-    units, given = np.zeros((4, 12), dtype=np.int64), np.zeros(4)
-    for index, dim, device in places:
-        units[device, index] = dim // 4
-        given[device] += task.tables[index].output_columns * dim / task.tables[index].dim
-    catalog = Catalog.checked(Base.empty(task), simulator)
-    compute = catalog.model.predict(DeviceLoads(catalog.items).sets(units))
-    total = _estimates(task, simulator).base(forms).step(simulator, compute[None], given[None] / 4)[1].max()
-    assert total == pytest.approx(simulator.cost(task, plan).total_ms, rel=rel)
+def _estimates(task, simulator=H100):
+    return FormEstimates.of(task, simulator, allowed_forms(task, CALLS), catalog_of(task, simulator))
 
 
 def _cost(task, forms):
-    base = Base.of(task, Spread(task).others(forms), SIMULATOR.models.compute)
-    plan = NeuroShard().parts.found(base, SIMULATOR).plan if len(base.in_columns) else base.plan()
-    return SIMULATOR.cost(task, plan).total_ms
+    base = Base.of(task, Spread(task).others(forms), H100.models.compute)
+    plan = NeuroShard().parts.found(base, H100).plan if len(base.in_columns) else base.plan()
+    return ms_of(plan)
 
 
+@pytest.mark.parametrize(
+    "simulator",
+    [H100, BY_FORM, Simulator(IN_STEPS), Simulator(IN_STEPS, count_input=True)],
+    ids=["kernels", "a model for each form", "whole steps", "whole steps with their input"],
+)
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
-def test_rows_and_copies_cost_what_is_estimated(forms):
-    task = _task()
-    held_up, evenly = _estimates(task).costs(Forms(np.array([forms])))
-    assert held_up[0] == pytest.approx(_cost(task, np.array(forms)), rel=1e-4)
-    assert evenly[0] == pytest.approx(held_up[0])
-
-
-def test_models_with_a_part_for_each_form_are_asked_for_their_own():
-    models = replace(SIMULATOR.models, compute=random_by_form(), margins=None)
-    simulator, task = Simulator(models), _task()
-    for form in (ROWS, COPIES):
-        forms = np.full(12, form)
-        plan = Plan(task, tuple(Spread(task).others(forms)))
-        assert _estimates(task, simulator).costs(Forms(forms[None]))[0][0] == pytest.approx(
-            simulator.cost(task, plan).total_ms, rel=1e-3
-        )
-
-
-@pytest.mark.parametrize("count_input", [False, True])
-@pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
-def test_what_a_form_in_use_costs_in_a_whole_step_is_estimated(forms, count_input):
-    work = {"step": 0.5, "calls": 0.3, "calls but of copies x devices": 0.1, "own lookups": 1e-5, "mean lookups": 1e-5}
-    work |= {"own lookups of copies": 1e-5, "own copies": 0.1, "MB out of several forms": 0.2}
-    counted = replace(
-        SIMULATOR.models, framework=Framework(0.8, work, {"mean lookups in rows": 2e-5}, {})
-    ).in_torchrec()
-    task, simulator, forms = _task(), Simulator(counted, count_input), np.array(forms)
+def test_rows_and_copies_cost_what_is_estimated(forms, simulator):
+    task, forms = _task(), np.array(forms)
     plan = Plan(task, tuple(Spread(task).others(forms)))
-    estimated_ms = _estimates(task, simulator).costs(Forms(forms[None]))[0][0]
-    assert estimated_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
-    assert estimated_ms > _cost(task, forms) + 0.5
+    held_up, evenly = _estimates(task, simulator).costs(Forms(forms[None]))
+    assert held_up[0] == pytest.approx(ms_of(plan, simulator), rel=1e-4)
+    assert evenly[0] == pytest.approx(held_up[0])
+    assert simulator.models.framework is None or held_up[0] > ms_of(plan) + 0.5
 
 
-@pytest.mark.parametrize("pooled", [True, False])
-def test_rows_of_sequence_tables_are_calls_of_their_own(pooled):
-    """They are exchanged by all-to-all: beside pooled ones' reduce-scatter, or in one with columns."""
-    models = replace(SIMULATOR.models, compute=random_by_form(), margins=None)
-    base = _task()
-    task = replace(base, tables=tuple(replace(t, pooled=pooled and i % 2 > 0) for i, t in enumerate(base.tables)))
-    for simulator in (SIMULATOR, Simulator(models)):
-        for forms in (np.full(12, ROWS), np.where(np.arange(12) == 1, COLUMNS, ROWS)):
-            places = [(1, task.tables[1].dim, 0)] if forms[1] == COLUMNS else []
-            _check_placed(task, forms, places, simulator, rel=1e-3)
-        assert np.isfinite(_estimates(task, simulator).costs(Forms(forms[None]))[0][0])
+@pytest.mark.parametrize("simulator", [H100, BY_FORM], ids=["kernels", "a model for each form"])
+@pytest.mark.parametrize("sequences", [[False] * 12, [True, False] * 6, [True] * 12], ids=["none", "some", "all"])
+def test_placed_columns_cost_what_their_plan_does_beside_any_forms(sequences, simulator):
+    """Rows of sequence tables are calls of their own, exchanged like columns: in one all-to-all with them."""
+    base, rng = _task(), np.random.default_rng(5)
+    tables = tuple(replace(t, pooled=not its) for t, its in zip(base.tables, sequences, strict=True))
+    task, one_in_columns = replace(base, tables=tables), np.where(np.arange(12) == 1, COLUMNS, ROWS)
+    catalog, estimates = catalog_of(task, simulator), _estimates(task, simulator)
+    for choice in (np.full(12, ROWS), one_in_columns, *rng.choice(len(FORMS), (4, 12))):
+        forms = np.where(sequences & (choice == COPIES), COLUMNS, choice)
+        in_one = np.flatnonzero(forms == COLUMNS).tolist()
+        places = [(table, tables[table].dim, int(rng.integers(4))) for table in in_one]
+        plan = Plan(task, (*in_columns(task, places), *Spread(task).others(forms)))
+        units, given = np.zeros((4, 12), dtype=np.int64), np.zeros(4)
+        for index, dim, device in places:
+            units[device, index] = dim // 4
+            given[device] += tables[index].output_columns
+        compute = catalog.model.predict(DeviceLoads(catalog.items).sets(units))
+        total = estimates.base(forms).step(simulator, compute[None], given[None] / 4)[1].max()
+        assert total == pytest.approx(ms_of(plan, simulator), rel=1e-4)
+        assert np.isfinite(estimates.costs(Forms(forms[None]))[0][0])
 
 
 def test_columns_cost_about_what_is_estimated():
@@ -146,7 +121,7 @@ def test_many_choices_are_estimated_as_one_by_one():
     assert together[:, [0, 300, 599]] == pytest.approx(alone)
 
 
-@pytest.mark.parametrize("simulator", [SIMULATOR, Simulator(ns.CostModels.load("cpu+torchrec"))])
+@pytest.mark.parametrize("simulator", [H100, Simulator(CostModels.load("cpu+torchrec"))])
 def test_changes_of_one_choice_are_estimated_as_choices(simulator):
     task = _task()
     estimates, rng = _estimates(task, simulator), np.random.default_rng(4)
@@ -179,15 +154,6 @@ def test_of_equal_cuts_one_is_costed():
     cost = np.array([[2.0, 2.0, 1.0, 3.0, np.inf], [np.inf] * 5])
     columns = np.array([[4.0, 4.0, 8.0, 8.0, 0.0], [1.0] * 5])
     assert form_estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]
-
-
-def test_placed_columns_cost_what_their_plan_does():
-    task, rng = _task(), np.random.default_rng(5)
-    for _ in range(4):
-        forms = rng.choice(len(FORMS), 12)
-        columns = np.flatnonzero(forms == COLUMNS)
-        places = [(int(table), task.tables[table].dim, int(rng.integers(4))) for table in columns]
-        _check_placed(task, forms, places)
 
 
 def _same_loads(one, other):

@@ -1,19 +1,32 @@
-"""Which forms tables may have, and what is left to columns when others have their places."""
+"""Which forms tables may have, sums over the tables of a form, and steps from choice to choice."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from neuroshard.stages.search.space.forms import allowed_forms, known_calls
-from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import ONCE, random_form_models
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard import Constraints, PinnedShard, TableRule, Task, Topology
+from neuroshard.stages.search.space.forms import (
+    Changes,
+    Forms,
+    Members,
+    allowed_forms,
+    descent,
+    known_calls,
+    ranked_changes,
+    total_by_form,
+)
+from neuroshard.testing import random_form_models
+from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from tests.kit.tasks import plain_tables
 
-TABLES = tuple(Table(name, 100, 16, 2.0, ONCE) for name in "abcd")
+TABLES = plain_tables([16] * 4, 100)
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
+COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
+ALL = np.ones((6, 3), dtype=np.bool_)
+FIRST = np.full(6, COLUMNS)
 
 
 def _allowed(task, calls=CALLS):
@@ -26,16 +39,16 @@ def _allowed(task, calls=CALLS):
     ("constraints", "first"),
     [
         (Constraints(), "mrp"),
-        (Constraints((TableRule("a", forms=("columns", "copies")),)), "mp"),
-        (Constraints((TableRule("a", forms=("rows",)),)), "r"),
-        (Constraints((TableRule("a", devices=(0, 1, 2)),)), "m"),
-        (Constraints((TableRule("a", devices=(0, 1, 2, 3)),)), "mrp"),
-        (Constraints((TableRule("a", max_shards=3),)), "mp"),
-        (Constraints((TableRule("a", min_shards=2),)), "mr"),
-        (Constraints(pinned=(PinnedShard("a", 4, (0,)),)), "m"),
-        (Constraints(together=(("a", "b"),)), "mp"),
-        (Constraints((TableRule("b", forms=("columns",)),), together=(("a", "b"),)), "m"),
-        (Constraints(apart=(("a", "b"),)), "m"),
+        (Constraints((TableRule("t0", forms=("columns", "copies")),)), "mp"),
+        (Constraints((TableRule("t0", forms=("rows",)),)), "r"),
+        (Constraints((TableRule("t0", devices=(0, 1, 2)),)), "m"),
+        (Constraints((TableRule("t0", devices=(0, 1, 2, 3)),)), "mrp"),
+        (Constraints((TableRule("t0", max_shards=3),)), "mp"),
+        (Constraints((TableRule("t0", min_shards=2),)), "mr"),
+        (Constraints(pinned=(PinnedShard("t0", 4, (0,)),)), "m"),
+        (Constraints(together=(("t0", "t1"),)), "mp"),
+        (Constraints((TableRule("t1", forms=("columns",)),), together=(("t0", "t1"),)), "m"),
+        (Constraints(apart=(("t0", "t1"),)), "m"),
     ],
 )
 def test_constraints_say_which_forms_a_table_may_have(constraints, first):
@@ -67,3 +80,117 @@ def test_calls_are_known_where_their_exchanges_are():
     assert known_calls(models, ["columns"]) == {call for call in CALLS if call.form is Form.COLUMNS}
     backward = replace(models.backward, serves=frozenset({Form.COLUMNS, Form.ROWS}))
     assert known_calls(replace(models, backward=backward)) == {*CALLS} - {Call(Form.COPIES)}
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12))
+def test_changes_give_what_the_choices_give(seed, num_tables):
+    rng = np.random.default_rng(seed)
+    before = rng.integers(len(FORMS), size=num_tables)
+    changes = np.column_stack([rng.integers(num_tables, size=20), rng.integers(len(FORMS), size=20)])
+    choices = Changes(before, changes)
+    assert choices.forms.shape == (20, num_tables)
+    for row, (table, form) in zip(choices.forms, changes, strict=True):
+        assert row[table] == form
+        assert np.delete(row == before, table).all()
+    numbers = rng.integers(0, 4, size=(num_tables, 3)).astype(float)
+    by_form = rng.integers(0, 4, size=(num_tables, len(FORMS), 3)).astype(float)
+    expected = by_form[np.arange(num_tables), choices.forms].sum(axis=1).tolist()
+    assert total_by_form(choices, by_form).tolist() == total_by_form(Forms(choices.forms), by_form).tolist() == expected
+    for form in range(len(FORMS)):
+        one, other = choices.at(form), Forms(choices.forms).at(form)
+        assert (one.total(np.ones(num_tables)) > 0).tolist() == (choices.forms == form).any(axis=1).tolist()
+        assert one.total(numbers).tolist() == other.total(numbers).tolist()
+        assert one.total(numbers[:, 0]).tolist() == other.total(numbers[:, 0]).tolist()
+        assert one.total(numbers[:, :, None]).shape == (20, 3, 1)
+        assert one.largest(numbers).tolist() == other.largest(numbers).tolist()
+
+
+@pytest.mark.parametrize("of", [Forms, lambda forms: Changes(forms[0], np.array([[0, 0], [1, 1], [1, 2]]))])
+def test_some_choices_are_those_of_their_places(of):
+    choices = of(np.array([[0, 1], [2, 1], [0, 0]]))
+    assert len(choices) == 3
+    assert choices.some(slice(1, 3)).forms.tolist() == choices.forms[1:].tolist()
+
+
+@pytest.mark.parametrize("always", [0, 5, 40])
+def test_the_largest_of_some_are_found(always):
+    """Also where some tables are in all choices, or none in one, or choices are alike."""
+    rng = np.random.default_rng(4)
+    numbers = rng.uniform(size=(40, 3))
+    chosen = rng.uniform(size=(30, 40)) < rng.uniform(size=(30, 1)) ** 3
+    chosen[:, :always], chosen[0] = True, always > 0
+    expected = np.where(chosen[:, :, None], numbers, 0).max(axis=1)
+    np.testing.assert_array_equal(Members(chosen).largest(numbers), expected)
+
+
+def _weights(choices):
+    """Every table has a form of its own that is cheapest."""
+    forms = choices.forms
+    wanted = np.arange(6) % 3
+    cost = (forms != wanted) @ np.arange(1.0, 7.0)
+    return cost, cost
+
+
+def _held_up(choices):
+    """The dearest table in columns counts, and a call of rows costs something: one table in rows alone never helps."""
+    forms = choices.forms
+    ms = np.array([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])
+    columns = np.where(forms == COLUMNS, ms, 0)
+    calls = 0.5 * (forms == ROWS).any(axis=1) + 9.0 * (forms == COPIES).any(axis=1) + 0.4 * (forms == ROWS).sum(axis=1)
+    return columns.max(axis=1) + calls, columns.mean(axis=1) + calls
+
+
+def test_every_table_gets_its_best_form():
+    path = descent(FIRST, ALL, _weights)
+    assert path[-1].tolist() == [0, 1, 2, 0, 1, 2]
+    costs = _weights(Forms(np.array(path)))[0]
+    assert (np.diff(costs) < 0).all()
+
+
+def test_tables_are_changed_together_where_one_alone_does_not_help():
+    ranked = ranked_changes(FIRST, ALL, _held_up)
+    assert len(ranked.changes) == 12
+    assert ranked.cost_ms.min() > _held_up(Forms(FIRST[None]))[0][0]
+    assert _held_up(Changes(FIRST, ranked.changes))[0].tolist() == ranked.cost_ms.tolist()
+    last = descent(FIRST, ALL, _held_up)[-1]
+    assert set(last[:3]) == {ROWS}
+    assert _held_up(Forms(last[None]))[0][0] < 4
+
+
+def test_forms_that_are_not_allowed_are_never_taken():
+    allowed = ALL.copy()
+    allowed[1] = [True, False, True]
+    last = descent(FIRST, allowed, _weights)[-1]
+    assert last[1] != ROWS
+    assert np.delete(last, 1).tolist() == [0, 2, 0, 1, 2]
+    none = np.zeros_like(ALL)
+    none[:, COLUMNS] = True
+    assert len(descent(FIRST, none, _weights)) == 1
+
+
+def test_what_fits_nowhere_stays_and_what_fits_somewhere_is_found():
+    def never(choices):
+        return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
+
+    def in_rows_only(choices):
+        cost = np.where((choices.forms == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
+        return cost, cost
+
+    assert len(descent(FIRST, ALL, never)) == 1
+    assert in_rows_only(Forms(descent(FIRST, ALL, in_rows_only)[-1][None]))[0][0] == pytest.approx(1.0)
+
+
+def test_not_all_changes_are_looked_at_as_long_as_likely_ones_help():
+    """400 tables that each help by themselves, by ever less: all get their best form, in few looks at all changes."""
+    wanted, weight, looked = np.arange(400) % 3, 0.97 ** np.arange(400), []
+
+    def costs(choices):
+        forms = choices.forms
+        looked.append(len(forms))
+        cost = 1 + (forms != wanted) @ weight - 0.5 * np.minimum((forms == wanted).sum(axis=1), 390) / 400
+        return cost, cost
+
+    path = descent(np.full(400, COLUMNS), np.ones((400, 3), dtype=np.bool_), costs)
+    assert (path[-1] == wanted).sum() >= 390
+    assert len(path) > 3
+    assert sum(count >= 400 for count in looked) < len(path)

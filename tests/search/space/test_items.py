@@ -1,42 +1,49 @@
-"""Constraints as the search sees them."""
+"""Constraints as the search sees them, where a shard may lie, and what devices hold, beside what plans say of it."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import torch
 
-from neuroshard.app.searching import search
+from neuroshard import Constraints, MemoryUse, PinnedShard, Simulator, TableRule, Task, Topology, UserError, search
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models.simulator import Simulator
+from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.cost_network import SimulatorCosts
+from neuroshard.stages.search.rl.environment import Environment
+from neuroshard.stages.search.space.base import device_memory
+from neuroshard.stages.search.space.items import keeps_limits, may_lie, open_devices
 from neuroshard.stages.search.space.packing import pack
-from neuroshard.stages.search.space.sizes import Sizes
-from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import ONCE, constrained_task, linear_models, toy_task
+from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, may_put, put
+from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
+from tests.kit.searches import items_of, sizes_of
+from tests.kit.tasks import plain_task
+
+SEEDS = pytest.mark.parametrize("seed", range(8))
 
 
-def _task(constraints, dims=(16, 16, 32, 8), num_devices=3):
-    tables = tuple(Table(f"t{i}", 100, dim, 2.0, ONCE) for i, dim in enumerate(dims))
-    return Task(tables, Topology(num_devices, 1 << 30), 64, constraints=constraints)
+def _items(*rules, **constraints):
+    return items_of(plain_task([16, 16, 32, 8], devices=3, constraints=Constraints(rules, **constraints)))
+
+
+def _parts(items):
+    return [item.parts for item in items.items]
 
 
 def test_without_constraints_items_are_tables():
     task = toy_task(7)
-    items = Items.of(Base.empty(task))
-    assert [item.parts for item in items.items] == [((i, t.dim // 4),) for i, t in enumerate(task.tables)]
+    items = items_of(task)
+    assert _parts(items) == [((i, t.dim // 4),) for i, t in enumerate(task.tables)]
     assert items.limits.allowed.all()
     assert not items.confined.any()
 
 
 def test_tables_kept_together_are_one_item_that_is_not_split():
-    rules = (TableRule("t1", devices=(0, 2)), TableRule("t3", devices=(1, 2)))
-    items = Items.of(Base.empty(_task(Constraints(rules, together=(("t3", "t1"),)))))
-    assert [item.parts for item in items.items] == [((0, 4),), ((1, 4), (3, 2)), ((2, 8),)]
+    items = _items(TableRule("t1", devices=(0, 2)), TableRule("t3", devices=(1, 2)), together=(("t3", "t1"),))
+    assert _parts(items) == [((0, 4),), ((1, 4), (3, 2)), ((2, 8),)]
     assert items.items[1].devices == (2,)
     assert items.items[1].max_shards == 1
     plan = items.plan(np.array([[4, 0, 0], [0, 0, 6], [3, 5, 0]]))
@@ -45,9 +52,8 @@ def test_tables_kept_together_are_one_item_that_is_not_split():
 
 
 def test_pinned_shards_are_items_apart_from_the_rest_of_their_table():
-    constraints = Constraints((TableRule("t2", min_shards=3),), (PinnedShard("t2", 8, (1,)),))
-    items = Items.of(Base.empty(_task(constraints)))
-    assert [item.parts for item in items.items] == [((0, 4),), ((1, 4),), ((2, 2),), ((2, 6),), ((3, 2),)]
+    items = _items(TableRule("t2", min_shards=3), pinned=(PinnedShard("t2", 8, (1,)),))
+    assert _parts(items) == [((0, 4),), ((1, 4),), ((2, 2),), ((2, 6),), ((3, 2),)]
     assert items.items[2].devices == (1,)
     assert (items.items[3].min_shards, items.items[3].max_shards) == (2, 6)
     assert items.rivals_of(2).tolist() == [3]
@@ -55,40 +61,33 @@ def test_pinned_shards_are_items_apart_from_the_rest_of_their_table():
 
 
 def test_tables_kept_apart_are_rivals():
-    items = Items.of(Base.empty(_task(Constraints(apart=(("t0", "t1"), ("t1", "t3")), together=(("t2", "t3"),)))))
+    items = _items(apart=(("t0", "t1"), ("t1", "t3")), together=(("t2", "t3"),))
     assert [items.rivals_of(i).tolist() for i in range(3)] == [[1], [0, 2], [1]]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_plans_become_matrices_and_back(seed):
     task = constrained_task(seed)
-    sizes = Sizes.of(Items.of(Base.empty(task)))
+    sizes = sizes_of(task)
     held = pack(sizes, np.full(task.topology.num_devices, 1 << 40))
     plan = sizes.items.plan(held)
     assert sizes.items.plan(sizes.items.held(plan)) == plan
 
 
 def test_a_whole_table_may_be_pinned_and_kept_together():
-    tables = tuple(replace(table, dim=12) for table in toy_task(2).tables)
-    rules = Constraints(
-        together=((tables[0].name, tables[1].name),), pinned=(PinnedShard(tables[0].name, 12, devices=(1, 2)),)
-    )
-    task = Task(tables, Topology(4, 1 << 30), 256, constraints=rules)
-    (item,) = Items.of(Base.empty(task)).items
+    rules = Constraints(together=(("t0", "t1"),), pinned=(PinnedShard("t0", 12, devices=(1, 2)),))
+    task = plain_task([12, 12], devices=4, constraints=rules)
+    (item,) = items_of(task).items
     assert item.devices == (1, 2)
     plan = search(task, Simulator(linear_models()), searcher="dim_greedy")
     assert plan.violations == ()
     with pytest.raises(UserError, match="kept together tables aren't split"):
-        Task(tables, task.topology, 256, constraints=replace(rules, pinned=(PinnedShard(tables[0].name, 8, (1,)),)))
+        replace(task, constraints=replace(rules, pinned=(PinnedShard("t0", 8, (1,)),)))
 
 
 def test_tables_that_may_not_lie_in_columns_are_refused():
-    task = toy_task(3)
-    rules = Constraints((TableRule("toy1", forms=("rows", "copies")),))
-    with pytest.raises(
-        UserError, match="'toy1' may lie in copies or rows only, and searches lay tables out in columns"
-    ):
-        Items.of(Base.empty(replace(task, constraints=rules)))
+    with pytest.raises(UserError, match="'t1' may lie in copies or rows only, and searches lay tables out in columns"):
+        _items(TableRule("t1", forms=("rows", "copies")))
 
 
 def test_plans_with_rows_or_copies_are_no_items():
@@ -96,4 +95,170 @@ def test_plans_with_rows_or_copies_are_no_items():
     whole = in_columns(task, [(1, task.tables[1].dim, 0)])
     for placed, form in ((in_rows(task, 0, range(4)), "rows"), (in_copies(task, 0), "copies")):
         with pytest.raises(UserError, match=f"table 'toy0' lies in {form}, and searches set out from columns only"):
-            Items.of(Base.empty(task)).held(Plan(task, (*placed, *whole)))
+            items_of(task).held(Plan(task, (*placed, *whole)))
+
+
+def _random_held(items, rng):
+    """Every item on one to three devices, allowed there or not."""
+    held = np.zeros(items.limits.allowed.shape, dtype=np.int64)
+    for number, item in enumerate(items.items):
+        devices = rng.permutation(held.shape[1])[
+            : rng.integers(1, min(3, item.max_shards, item.width, held.shape[1]) + 1)
+        ]
+        cuts = np.sort(rng.choice(np.arange(1, item.width), size=len(devices) - 1, replace=False))
+        held[number, devices] = np.diff([0, *cuts, item.width])
+    return held
+
+
+def _may_lie(items, held, item, device, leaving):
+    there = set(np.flatnonzero(held[:, device])) - {leaving}
+    return bool(items.limits.allowed[item, device]) and not there.intersection(items.rivals_of(item).tolist())
+
+
+@SEEDS
+def test_the_rule_is_that_of_items(seed):
+    items, rng = items_of(constrained_task(seed)), np.random.default_rng(seed)
+    answers = []
+    for _ in range(10):
+        held = _random_held(items, rng)
+        for item in range(len(items)):
+            for leaving in (-1, *items.rivals_of(item).tolist()):
+                found = [may_lie(items.limits, held, item, d, leaving) for d in range(held.shape[1])]
+                assert found == [_may_lie(items, held, item, d, leaving) for d in range(held.shape[1])]
+            answers += found
+            assert open_devices(items.limits, held, item).tolist() == [
+                _may_lie(items, held, item, d, -1) for d in range(held.shape[1])
+            ]
+    assert {True, False} == set(answers)
+
+
+@SEEDS
+def test_limits_are_kept_where_plans_break_none(seed):
+    items, rng = items_of(constrained_task(seed)), np.random.default_rng(seed)
+    for _ in range(200):
+        held = _random_held(items, rng)
+        if keeps_limits(items.limits, held):
+            broken = items.plan(held).violations
+            assert not [line for line in broken if not line.startswith("device ")]
+
+
+def test_every_limit_counts():
+    rules = Constraints((TableRule("t0", devices=(0, 1), min_shards=2), TableRule("t1", min_dim=8)))
+    task = plain_task([32, 16], devices=3, constraints=rules)
+    good = np.array([[7, 1, 0], [4, 0, 0]])
+    limits = items_of(task).limits
+    assert keeps_limits(limits, good)
+    for row, held in ((0, [7, 0, 1]), (0, [8, 0, 0]), (1, [3, 0, 1]), (1, [0, 0, 0])):
+        bad = good.copy()
+        bad[row] = held
+        assert not keeps_limits(limits, bad)
+    apart = items_of(replace(task, constraints=replace(rules, apart=(("t0", "t1"),)))).limits
+    assert not keeps_limits(apart, good)
+    assert keeps_limits(apart, np.array([[7, 1, 0], [0, 0, 4]]))
+
+
+def _room(task):
+    sizes = sizes_of(task)
+    return sizes, Room.empty(sizes, device_memory(task))
+
+
+@SEEDS
+def test_room_is_what_is_left(seed):
+    """Shards are put wherever they may be; what may be put is worked out anew each time."""
+    task, rng = constrained_task(seed), np.random.default_rng(seed)
+    sizes, room = _room(task)
+    room.free_units[:] = cap = int(sizes.full_width.sum() * 0.6)
+    limits = sizes.items.limits
+    for item in rng.permutation(sizes.num_items).tolist():
+        width = int(sizes.full_width[item])
+        for part in (width - width // 2, width // 2) if limits.max_shards[item] > 1 and width > 1 else (width,):
+            expected = []
+            for device in range(len(room.free_bytes)):
+                after = room.held[:, device].copy()
+                after[item] += part
+                fits = sizes.size_bytes[sizes.first + after].sum() <= device_memory(task)[device] and after.sum() <= cap
+                meets = limits.min_shards[item] > 1 and room.held[item, device] > 0
+                expected.append(bool(fits) and not meets and _may_lie(sizes.items, room.held, item, device, -1))
+            assert devices_with_room(room, item, part).tolist() == expected
+            assert [may_put(room, item, part, device) for device in range(len(expected))] == expected
+            if any(expected):
+                put(room, item, part, int(rng.choice(np.flatnonzero(expected))))
+
+
+@pytest.mark.parametrize(("fewer_bytes", "fewer_units", "fits"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_the_last_byte_and_the_last_column_fit(fewer_bytes, fewer_units, fits):
+    task = plain_task([16], 100, devices=1, memory_bytes=100 * 16 * 4 - fewer_bytes)
+    _, room = _room(task)
+    room.free_units[:] = 4 - fewer_units
+    assert may_put(room, 0, 4, 0) == fits
+
+
+@SEEDS
+def test_policies_play_by_the_same_rule(seed):
+    """Legal actions, of whole tables, are the devices with room, for every task of a batch alike."""
+    tasks = [_whole_tables(task) for task in (constrained_task(seed), constrained_task(seed + 3))]
+    simulator = Simulator(random_models(tasks[0].topology.num_devices, seed))
+    environment = Environment(TaskBatch.of(tasks, "test"), SimulatorCosts(simulator))
+    rooms, state, rng = [_room(task) for task in tasks], environment.reset(), np.random.default_rng(seed)
+    for items in environment.order.T.tolist():
+        legal, actions = environment.legal(state), []
+        for (sizes, room), item, row in zip(rooms, items, legal.tolist(), strict=True):
+            width = int(sizes.full_width[item])
+            assert row == devices_with_room(room, item, width).tolist()
+            actions.append(int(rng.choice(np.flatnonzero(row) if any(row) else len(row))))
+            put(room, item, width, actions[-1])
+        state = environment.step(state, legal, torch.tensor(actions))
+
+
+def _whole_tables(task):
+    """Without what wants tables split, and without the pinned shards, that make tasks differ in their items."""
+    constraints = task.constraints
+    rules = tuple(rule for rule in constraints.rules if (rule.min_shards or 1) == 1)
+    roomy = Topology(task.topology.num_devices, sum(t.size_bytes for t in task.tables) * 4)
+    return Task(task.tables, roomy, 256, constraints=Constraints(rules, (), constraints.together, constraints.apart))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_moved_bytes_are_those_of_plans_and_of_weights_alone_columns_times_rows(seed, optimizer):
+    task, rng = replace(toy_task(6, seed=seed), memory=MemoryUse(optimizer)), np.random.default_rng(seed)
+    sizes = sizes_of(task)
+    before, after = (rng.multinomial(sizes.full_width, [0.4, 0.3, 0.2, 0.1]) for _ in range(2))
+    moved = sizes.moved_bytes(before, after).tolist()
+    assert moved == moved_between(sizes.items.plan(before), sizes.items.plan(after)).tolist()
+    if optimizer == "sgd":
+        more = np.maximum(after - before, 0).sum(axis=1) * 4
+        row_bytes = [table.rows * table.bytes_per_element for table in task.tables]
+        assert moved == (more * row_bytes).tolist()
+
+
+def _sorted(sets):
+    """Each set's loads as rows of numbers, in an order of their own."""
+    loads = [getattr(sets.loads, field.name) for field in fields(Loads)]
+    rows = np.column_stack(loads)
+    return [sorted(map(tuple, part.tolist())) for part in np.split(rows, sets.counts.cumsum()[:-1])]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_contents_are_the_loads_of_the_plan(seed):
+    """Tables kept together, pinned shards and splits among them."""
+    task = constrained_task(seed)
+    sizes = sizes_of(task)
+    held = pack(sizes, np.array(task.shard_memory))
+    if held is None:
+        pytest.skip("nothing fits")
+    sets = DeviceLoads(sizes.items).sets(held.T)
+    assert len(sets) == task.topology.num_devices
+    assert _sorted(sets) == _sorted(sizes.items.plan(held).device_loads)
+
+
+def test_devices_in_any_number_may_be_empty():
+    items = items_of(toy_task(3))
+    contents = np.zeros((5, 3), dtype=np.int64)
+    contents[1, 2], contents[3] = 1, [item.width for item in items.items]
+    sets = DeviceLoads(items).sets(contents)
+    dims = np.array([4, *(table.dim for table in items.task.tables)])
+    expected = LoadSets(items.task.loads.take(np.array([2, 0, 1, 2])).columns(dims), np.array([0, 1, 0, 3, 0]))
+    assert sets.counts.tolist() == [0, 1, 0, 3, 0]
+    assert _sorted(sets) == _sorted(expected)
+    assert DeviceLoads(items).sets(contents[:1]).counts.tolist() == [0]

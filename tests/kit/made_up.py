@@ -1,0 +1,67 @@
+"""What was measured on made-up devices, and what is fitted to it where it doesn't matter how well, in tests."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuroshard.hardware import Meter
+from neuroshard.hardware.hardware import Warn
+from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Repeats
+from neuroshard.stages.pretrain.fit_additive import Additive
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
+from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.tables import Table
+from neuroshard.testing.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
+from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
+from neuroshard.words.fingerprint import Fingerprint
+
+MACHINE = Fingerprint("cpu", "none", 2, 1 << 30)
+BRIEF = TrainingSettings(2, 64, 3e-3, "cosine", "absolute_relative", 2)
+BRIEF_SETS = {
+    "compute_model": Additive((8,), training=BRIEF, corrections=2),
+    "comm_model": SetCommunication((8,), BRIEF, parts=2),
+}
+
+
+def begun(
+    path: Path, tables: Sequence[Table], machine: Fingerprint = MACHINE, versions: dict[str, str] | None = None
+) -> DataDirectory:
+    """Begin a data directory of a machine, with nothing measured in it."""
+    directory = DataDirectory(path)
+    directory.begin(Manifest(machine.to_json(), versions or {}, {}, 0), tables)
+    return directory
+
+
+def collected(
+    path: Path,
+    tables: Sequence[Table],
+    calls: Sequence[tuple[ComputeSample, str]],
+    exchanges: Sequence[tuple[CommSample, str]],
+    rng: np.random.Generator,
+    device: MadeUpDevice = MADE_UP["cpu"],
+) -> DataDirectory:
+    """Begin a data directory with kernel calls and exchanges as they are drawn, measured with some noise."""
+    directory = begun(path, tables)
+    directory.compute().write(0, measured_compute(device, calls, 0.03, rng))
+    directory.comm().write(0, measured_comm(device, exchanges, 0.03, rng))
+    return directory
+
+
+def measured(
+    sample: ComputeSample | CommSample | LocalSample, number: int, times_ms: Any, split: str = "train", repeats: int = 1
+) -> Measurement[Any]:
+    """Make the measurement of a sample that took the same time in every repeat."""
+    return Measurement(sample, number, split, 0, Repeats(np.stack([np.asarray(times_ms)] * repeats), np.zeros(repeats)))
+
+
+def drifting(factors: Iterator[float], **settings: Any) -> MadeUpHardware:
+    """Make hardware that is now slower, now faster: each batch of kernel calls takes the next factor times as long."""
+
+    class Drifting(MadeUpHardware):
+        def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
+            return SlowerBy(super().compute_meter(warn), factors)
+
+    return Drifting(**settings)

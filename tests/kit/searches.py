@@ -1,0 +1,61 @@
+"""What searches make of tasks, and models that they know, in tests."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain, product
+from math import inf
+
+from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
+from neuroshard.models.trust import Margin, Margins
+from neuroshard.plans.plan import Plan
+from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.tasks.task import Task
+from neuroshard.words.placement import Placement
+
+H100 = Simulator(CostModels.load("roofline:h100"))  # knows every form, exchange and memory
+
+
+def items_of(task: Task) -> Items:
+    """Return the items of a task of which nothing lies on devices yet."""
+    return Items.of(Base.empty(task))
+
+
+def sizes_of(task: Task) -> Sizes:
+    """Return the sizes of a task's items."""
+    return Sizes.of(items_of(task))
+
+
+def catalog_of(task: Task, simulator: Simulator) -> Catalog:
+    """Return the catalog of a task of which nothing lies on devices yet."""
+    return Catalog.checked(Base.empty(task), simulator)
+
+
+def found(searcher: Searcher, task: Task, simulator: Simulator = H100) -> Plan:
+    """Return the plan that a searcher finds, which is of the very task and keeps all of its limits."""
+    plan = searcher.find(task, simulator).plan
+    assert plan.task == task
+    assert plan.violations == ()
+    return plan
+
+
+def best_ms(task: Task, layouts: Iterable[Iterable[Sequence[Placement]]], simulator: Simulator = H100) -> float:
+    """Return the least that a plan within limits costs, of all with these layouts of each table; infinity if none."""
+    plans = (Plan(task, tuple(chain(*chosen))) for chosen in product(*layouts))
+    costs = simulator.costs(task, [plan for plan in plans if not plan.violations])
+    return min((cost.total_ms for cost in costs), default=inf)
+
+
+def ms_of(plan: Plan, simulator: Simulator = H100) -> float:
+    """Return what a step of a plan costs."""
+    return simulator.cost(plan.task, plan).total_ms
+
+
+def uncertain(simulator: Simulator, relative: float) -> Simulator:
+    """Return the simulator with margins of this share of every part's cost."""
+    margin = Margin(relative, 1.0)
+    return Simulator(replace(simulator.models, margins=Margins(margin, margin, margin)))

@@ -1,0 +1,36 @@
+"""Tables and tasks made by hand, in tests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
+
+Numbers = float | Sequence[float] | np.ndarray  # one for all tables, or one for each
+
+
+def plain_tables(dims: Numbers, rows: Numbers = 1000, lookups: Numbers = 2.0) -> tuple[Table, ...]:
+    """Make tables t0, t1, ... of rows that a batch touches once each."""
+    shapes = zip(*(numbers.tolist() for numbers in np.broadcast_arrays(dims, rows, lookups)), strict=True)
+    return tuple(Table(f"t{i}", rows, dim, float(lookups), ONCE) for i, (dim, rows, lookups) in enumerate(shapes))
+
+
+def plain_task(
+    dims: Numbers,
+    rows: Numbers = 1000,
+    lookups: Numbers = 2.0,
+    devices: int = 2,
+    memory_bytes: int | tuple[int, ...] = 1 << 30,
+    **fields: Any,
+) -> Task:
+    """Make a task of `plain_tables`, batches of 256; `fields` are others of a task."""
+    return Task(plain_tables(dims, rows, lookups), Topology(devices, memory_bytes), **{"batch_size": 256} | fields)
+
+
+def hot_table(name: str, rows: int, dim: int, lookups: float, batch_size: int = 65536, **fields: Any) -> Table:
+    """Make a table some of whose rows are looked up far more often than others."""
+    return Table(name, rows, dim, float(lookups), zipf_reuse(rows, batch_size * lookups), **fields)
