@@ -7,6 +7,7 @@ from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
@@ -191,6 +192,13 @@ def without(
 
 
 def _bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
-    """Buffers of the parameters' modules, which are sharded by rows as their tables are."""
-    modules = {id(parameter.module): parameter.module for parameter in parameters}
-    return sum(buffer.numel() * buffer.element_size() for module in modules.values() for buffer in module.buffers())
+    """What the parameters' modules hold and don't train besides tables, sharded by rows as these are: ids, say."""
+    modules = {id(parameter.module): parameter for parameter in parameters}
+    return sum(held.numel() * held.element_size() for its in modules.values() for held in _beside_tables(its))
+
+
+def _beside_tables(parameter: Parameter) -> Iterator[torch.Tensor]:
+    """Buffers of a parameter's module, and what isn't trained of its other parameters."""
+    tables = {id(weights) for weights in parameter.sharder.shardable_parameters(parameter.module).values()}
+    yield from parameter.module.buffers()
+    yield from (it for it in parameter.module.parameters() if not it.requires_grad and id(it) not in tables)

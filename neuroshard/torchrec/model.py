@@ -125,13 +125,17 @@ class Model:
 
 
 def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> None:
-    """Add to how a plan shards the parameters what their constraints say besides."""
+    """Add to how a plan shards the parameters what their constraints say besides; caches keep the size that it has."""
     for parameter in parameters:
         constraints, sharding = parameter.constraints, parameter.sharding_in(sharding_plan)
         if constraints is None:
             continue
+        planned = sharding.cache_params
         for field in PASSED_ON:
-            setattr(sharding, field, getattr(constraints, field))
+            if (asked := getattr(constraints, field)) is not None:
+                setattr(sharding, field, asked)
+        if planned is not None:
+            sharding.cache_params = replace(sharding.cache_params or planned, load_factor=planned.load_factor)
         types = constraints.sharding_types or (WHOLE, SPLIT)
         if sharding.sharding_type == SPLIT and SPLIT not in types:
             sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for

@@ -6,12 +6,13 @@ from functools import partial
 
 import pytest
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import KeyValueParams, ShardingPlan, ShardingType
+from torchrec.distributed.types import CacheParams, KeyValueParams, ShardingPlan, ShardingType
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -240,6 +241,15 @@ def test_what_constraints_leave_alone_is_what_plans_have(make, asked, found):
     assert _ours(ours) == (["a"] if delegated else ["a", "b"])
 
 
+@pytest.mark.parametrize("asked", [None, CacheParams(algorithm=CacheAlgorithm.LFU)])
+def test_caches_have_the_size_that_is_planned_and_are_else_as_constraints_ask(asked):
+    constraints = _said("b", compute_kernels=["fused_uvm_caching"], cache_params=asked)
+    ours, plan = planned(_bags("a", "b"), device="cuda", models="roofline:h100", constraints=constraints)
+    cache = plan.plan[""]["b"].cache_params
+    assert 0 < cache.load_factor == ours.last_plan.homes[1].cached
+    assert cache.algorithm is (CacheAlgorithm.LRU if asked is None else CacheAlgorithm.LFU)
+
+
 @pytest.mark.parametrize("make", [_bags, _sequences])
 @pytest.mark.parametrize("dim", [10, 50])
 def test_tables_that_fused_kernels_do_not_take_are_copied_and_shard(make, dim, group, caplog):
@@ -464,7 +474,7 @@ def test_triton_kernels_are_delegated_where_sharders_have_them(caplog):
 
 
 def test_ids_of_managed_collision_take_memory():
-    tables = bags("z", rows=1000, dim=WIDE)
+    tables = bags("z", rows=1000, dim=16)  # narrow, so that the ids are a good part of all
     remapped = HashZchManagedCollisionModule(1000, CPU, total_num_buckets=4)
     held = sum(buffer.numel() * buffer.element_size() for buffer in remapped.buffers())
     collection = ManagedCollisionCollection({"z": remapped}, tables.embedding_bag_configs())
@@ -472,4 +482,4 @@ def test_ids_of_managed_collision_take_memory():
     plan, taken, _ = _on_hosts(model)
     assert plan.plan["z"]["z"].sharding_type == "row_wise"
     assert held > 0
-    assert all(its >= (1000 * WIDE * 4 + held) // 4 for its in taken)
+    assert all(its >= (1000 * 16 * 4 + held) // 4 for its in taken)
