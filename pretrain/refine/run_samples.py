@@ -212,7 +212,7 @@ class RunSamples:
 
 
 def _predicted_calls(models: CostModels, calls: Sequence[ComputeSample]) -> list[float]:
-    """(n,) ms of each."""
+    """(n,) ms of each kernel call."""
     return models.compute.predict(loads_of(calls)).tolist() if calls else []
 
 
