@@ -134,15 +134,15 @@ class FormChoices:
         bound_ms = lower_bound_ms(self.catalog, _BOUND_STEPS)
         return bound_ms is not None and cost_ms < bound_ms
 
-    def best(self, tries: int) -> IntArray:
+    def best(self, tries: int) -> list[IntArray]:
         """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest.
 
         So many are tried: the ends of descents, the cheapest first, until the next is estimated to cost more than one
         that has its place; then changes of the best one, as long as they help. Quick plans place badly what later steps
-        would mend: of those that cost nearly the same, the one counts whose estimate is lower besides.
+        would mend: of those that cost nearly the same, another one comes first if its estimate is lower besides.
         """
         if not tries:
-            return self.first
+            return [self.first]
         tried = dict[bytes, tuple[IntArray, float]]()  # choices, and ms of their quick plans
 
         def tried_ms(forms: IntArray) -> float:
@@ -165,9 +165,10 @@ class FormChoices:
             best = better
         near = [(forms, ms) for forms, ms in tried.values() if ms <= tried_ms(best) * _NEARLY]
         if not near:
-            return best  # nothing finds a place
+            return [best]  # nothing finds a place
         cost_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in near])))[0] + [ms for _, ms in near]
-        return near[int(np.argmin(cost_ms))][0]
+        likely = near[int(np.argmin(cost_ms))][0]
+        return [likely] if (likely == best).all() else [likely, best]
 
     def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
         """(T,) choices after every step from `first` on, until none helps; tables kept together change as one."""

@@ -183,7 +183,7 @@ class NeuroShard(Searcher):
             allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
                 choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
-                for one in (choices.first, choices.best(self.form_tries)):
+                for one in (choices.first, *choices.best(self.form_tries)):
                     found.setdefault(one.tobytes(), one)
         return list(found.values())[1:]
 
@@ -218,8 +218,9 @@ class NeuroShard(Searcher):
         if not _has_choice(task, allowed):
             return self.parts.find(task, simulator)
         choices = FormChoices.of(task, simulator, allowed, self.quick)
-        best = choices.best(self.form_tries)
-        other = None if (best == choices.first).all() else self._of_choice(choices, best)
+        likely = [forms for forms in choices.best(self.form_tries) if (forms != choices.first).any()]
+        others = [found for forms in likely if (found := self._of_choice(choices, forms)) is not None]
+        other = _cheapest(others, simulator) if others else None
         if other is not None and choices.beats_columns(other.plan):
             return other
         try:

@@ -64,17 +64,26 @@ def _layouts(task):
         yield [*columns, in_rows(task, index, range(devices)), *([in_copies(task, index)] if table.pooled else [])]
 
 
+def _tiny_on_three(seed):
+    return replace(_tiny(seed), topology=replace(_tiny(seed).topology, num_devices=3))
+
+
 @pytest.mark.parametrize(
-    ("task_of", "tasks", "forms"), [(_tiny, 12, {*Form}), (_tiny_sequences, 8, {Form.COLUMNS, Form.ROWS})]
+    ("task_of", "seeds", "forms"),
+    [
+        (_tiny, (*range(12), 74), {*Form}),  # all in rows there, which estimates pass over
+        (_tiny_on_three, range(6), {*Form}),
+        (_tiny_sequences, range(8), {Form.COLUMNS, Form.ROWS}),
+    ],
 )
-def test_plans_of_tiny_tasks_are_near_the_best_of_all_forms(task_of, tasks, forms):
+def test_plans_of_tiny_tasks_are_the_best_of_all_forms(task_of, seeds, forms):
     gaps, gains, seen = [], [], set()
-    for task in map(task_of, range(tasks)):
+    for task in map(task_of, seeds):
         plan = found(ALL, task)
         gaps.append(ms_of(plan) / best_ms(task, _layouts(task)) - 1)
         gains.append(1 - ms_of(plan) / ms_of(found(ALONE, task)))
         seen |= set(plan.forms)
-    assert max(gaps) < 0.03
+    assert max(gaps) < 1e-4  # searched in single precision
     assert min(gains) >= 0
     assert max(gains) > 0.1
     assert seen == forms
@@ -91,7 +100,7 @@ def test_plans_keep_to_little_memory(share):
             with pytest.raises(InfeasibleError):
                 ALL.find(task, H100)
         else:
-            best_found += ms_of(found(ALL, task)) < least_ms * 1.03
+            best_found += ms_of(found(ALL, task)) < least_ms * (1 + 1e-4)
     assert best_found >= 6
 
 
