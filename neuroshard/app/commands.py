@@ -1,12 +1,11 @@
-"""The commands that there are, and what `neuroshard --help` says of them: the first line of each one's config."""
+"""The commands that there are, and what `neuroshard --help` says of them."""
 
 from neuroshard.plumbing.configs import headline
 
-_IN_ORDER = (
+COMMANDS = (
     *("collect", "pretrain", "calibrate", "refine", "search", "evaluate"),
     *("explain", "export", "report", "compile", "train-policy"),
 )
-COMMANDS = {name: headline(f"{name}.yaml").partition(": ")[2] for name in _IN_ORDER}
 LISTINGS = {  # which have no settings
     "models": ("[NAME]", "list the installed cost models; with a name, print its card"),
     "completion": ("", 'print a bash completion script: eval "$(neuroshard completion)"'),
@@ -26,9 +25,14 @@ setting=value changes a setting; `neuroshard COMMAND --help` lists them, with th
 """
 
 
+def said_of(command: str) -> str:
+    """What a command does, in a line: the first one of its config."""
+    return headline(f"{command}.yaml").partition(": ")[2]
+
+
 def usage() -> str:
     """The text of `neuroshard --help`."""
-    said = COMMANDS | {name: what for name, (_, what) in LISTINGS.items()}
+    said = {name: said_of(name) for name in COMMANDS} | {name: what for name, (_, what) in LISTINGS.items()}
     return _USAGE.format(commands="\n".join(f"  {name:<12} {what}" for name, what in said.items()))
 
 

@@ -135,7 +135,7 @@ class FormChoices:
         return bound_ms is not None and cost_ms < bound_ms
 
     def best(self, tries: int) -> list[IntArray]:
-        """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest.
+        """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest, or two.
 
         So many are tried: the ends of descents, the cheapest first, until the next is estimated to cost more than one
         that has its place; then changes of the best one, as long as they help. Quick plans place badly what later steps

@@ -265,6 +265,8 @@ class NeuroShard(Searcher):
 
 def _cheapest(found: Sequence[Found], simulator: Simulator) -> Found:
     """What is predicted to cost least; of equals the first."""
+    if len(found) == 1:
+        return found[0]
     return min(found, key=lambda one: simulator.cost(one.plan.task, one.plan).total_ms)
 
 

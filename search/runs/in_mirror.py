@@ -120,21 +120,22 @@ class TaskInMirror:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of `results.parquet`: one for each plan."""
-        return [entry.row() | self._figures(k) for k, entry in enumerate(self.entries)]
+        first_ms, floor = self.local_ms(0), self.floor
+        return [entry.row() | self._figures(k, first_ms, floor) for k, entry in enumerate(self.entries)]
 
-    def _figures(self, k: int) -> dict[str, Any]:
-        """What one plan took beside the first one; phases and exchanges in the builds that didn't fail."""
+    def _figures(self, k: int, first_ms: FloatArray, floor: float) -> dict[str, Any]:
+        """What one plan took beside the first one, (B,); phases and exchanges in the builds that didn't fail."""
         local_ms, steps = self.local_ms(k), [step for step in self._found(k) if not isinstance(step, str)]
         none = np.full((1, len(LOCAL_PHASES)), np.nan)
         phases = np.mean([step.slowest_ms for step in steps] or none, axis=0)
         return {
             "local_ms": float(np.median(local_ms)),
             "exchange_ms": float(np.median([self.exchanges[k].in_step(step) for step in steps] or np.nan)),
-            "beside_first": float(np.median(local_ms / self.local_ms(0))),
+            "beside_first": float(np.median(local_ms / first_ms)),
             "predicted_beside_first": self.entries[k].predicted_ms / self.entries[0].predicted_ms,
             **dict(zip(LOCAL_PHASES, phases.tolist(), strict=True)),
             "ranks": [step.rank for step in self.builds[0][k]],
-            "floor": self.floor,
+            "floor": floor,
             "error": self.error(k),
         }
 
