@@ -15,19 +15,28 @@ from threadpoolctl import threadpool_limits
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _MOST_THREADS = 8
+_WORTH_THREADS = 1 << 15  # steps of compiled loops: some milliseconds, where starting threads takes a tenth of one
 
 
-def useful_threads() -> int:
-    """Threads for work that is cut into pieces: one for each core that this process may use, up to 8."""
+def useful_threads(steps: int) -> int:
+    """Count the threads for work of about so many steps of compiled loops: one for little, else one for each core.
+
+    Of those that this process may use, up to 8.
+    """
+    if steps < _WORTH_THREADS:
+        return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MOST_THREADS)
 
 
-def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """What work makes of every item, in order, in `useful_threads`; it helps where work lets go of Python's lock."""
-    if (threads := min(len(items), useful_threads())) < 2:
+def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item], threads: int) -> list[_Result]:
+    """Work on every item, in so many threads at most; return the results in order.
+
+    It helps where work lets go of Python's lock.
+    """
+    if min(len(items), threads) < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(min(len(items), threads)) as pool:
         return list(pool.map(work, items))
 
 

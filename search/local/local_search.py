@@ -108,8 +108,9 @@ class LocalSearch:
             looked, changes = explore(plan.contents, self._shards, bounds, self._costs, shake_steps, own, estimate)
             return looked, [changes[changes[:, 0] == k, 1:] for k in range(len(own))], estimate
 
-        parts = np.array_split(np.array(seeds, dtype=np.int64), min(useful_threads(), len(seeds)))
-        looked, changes, estimates = zip(*in_threads(explored, parts), strict=True)
+        threads = min(useful_threads(len(seeds) * plan.held.size), len(seeds))
+        parts = np.array_split(np.array(seeds, dtype=np.int64), threads)
+        looked, changes, estimates = zip(*in_threads(explored, parts, threads), strict=True)
         self._looked += sum(looked)
         estimate, every = np.concatenate(estimates), [one for some in changes for one in some]
         near = np.flatnonzero(estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth)

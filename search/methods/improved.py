@@ -15,7 +15,7 @@ from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import ByteSize
-from neuroshard.plumbing.threads import in_threads
+from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
@@ -64,7 +64,8 @@ class EvenLayouts:
             even = [even_layout(catalog, most) for most in shares]
             even += [equal_parts(catalog, count) for count in parts]
             layouts = list({layout.tobytes(): layout for layout in even}.values())
-            placed = in_threads(lambda layout: grid.place(layout[None])[0], layouts)
+            threads = useful_threads(sum(map(len, layouts)) * max(self.grid.points, 1))
+            placed = in_threads(lambda layout: grid.place(layout[None])[0], layouts, threads)
             best = min(placed, key=lambda one: one.cost_ms)
             if best.cost_ms < float("inf"):
                 return grid.held(best)

@@ -17,7 +17,6 @@ from neuroshard.stages.search.kernels.place_greedily import PlacementGrid, place
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.sizes import Room
 
-_WORTH_A_THREAD = 1 << 15  # shards x caps: a few milliseconds
 _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication models
 
 
@@ -128,9 +127,8 @@ class _Placer:
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
         """P layouts (P, S) under all caps (M,), in units of 4 columns, ascending; in threads where that is worth it."""
         shards = self._in_order(layouts)
-        work = shards.shape[0] * shards.shape[1] * len(caps)
-        pieces = min(useful_threads(), len(layouts)) if work > _WORTH_A_THREAD else 1
-        parts = in_threads(lambda part: self._placed(part, caps), np.array_split(shards, pieces))
+        threads = min(useful_threads(layouts.size * len(caps)), len(layouts))
+        parts = in_threads(lambda part: self._placed(part, caps), np.array_split(shards, threads), threads)
         return PlacementGrid(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _in_order(self, layouts: IntArray) -> IntArray:

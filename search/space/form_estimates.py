@@ -18,7 +18,7 @@ from neuroshard.models.interface import ReluHead
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
-from neuroshard.plumbing.threads import in_threads
+from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog, even_layout
 from neuroshard.stages.search.space.forms import COLUMNS, Choices, Forms, known_calls, total_by_form
@@ -183,7 +183,7 @@ class FormEstimates:
         """
         count = max(1, min(_TOGETHER, _DEVICES // self.task.topology.num_devices))
         parts = (choices.some(slice(first, first + count)) for first in range(0, len(choices), count))
-        found = in_threads(self._costs, list(parts))
+        found = in_threads(self._costs, list(parts), useful_threads(len(choices) * len(self.task.tables)))
         return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
 
     def base(self, forms: IntArray) -> Base:

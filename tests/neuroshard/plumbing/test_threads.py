@@ -49,8 +49,7 @@ def test_threads_do_not_change_plans():
         assert many == direct
 
 
-def test_parts_are_worked_on_side_by_side_and_in_order(monkeypatch):
-    monkeypatch.setattr(threads, "useful_threads", lambda: 3)
+def test_parts_are_worked_on_side_by_side_and_in_order():
     together, seen = Barrier(3, timeout=PATIENCE_S), set()
 
     def work(part):
@@ -58,7 +57,13 @@ def test_parts_are_worked_on_side_by_side_and_in_order(monkeypatch):
         seen.add(get_ident())
         return part * part
 
-    assert in_threads(work, [3, 1, 2, 6, 5, 4]) == [9, 1, 4, 36, 25, 16]
+    assert in_threads(work, [3, 1, 2, 6, 5, 4], 3) == [9, 1, 4, 36, 25, 16]
     assert len(seen) == 3
-    assert in_threads(lambda part: get_ident() + part, [0]) == [get_ident()]  # one part needs no thread
-    assert 1 <= useful_threads() <= 8
+    assert in_threads(lambda part: get_ident() + part, [0], 3) == [get_ident()]  # one part needs no thread
+    assert in_threads(lambda part: get_ident() + part, [0, 1], 1) == [get_ident(), get_ident() + 1]
+
+
+def test_little_work_is_not_worth_threads(monkeypatch):
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: range(12), raising=False)
+    assert useful_threads(1000) == 1
+    assert useful_threads(1_000_000) == 8
