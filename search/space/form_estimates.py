@@ -280,7 +280,7 @@ class OtherParts(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "OtherParts":
-        """Gather them for a task's tables, by form; in columns a device has its share of a whole table."""
+        """Gather what such parts hang on, for a task's tables; in columns a device has its share of a whole table."""
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
         counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
@@ -294,7 +294,7 @@ class OtherParts(NamedTuple):
         return cls(np.eye(len(CALLS))[calls], counts, input_bytes)
 
     def shared_ms(self, simulator: Simulator, choices: Choices, task: Task) -> FloatArray:
-        """Compute the ms that such parts add to every device by B choices of forms, (B,)."""
+        """Compute the ms that other parts of a step add to every device by B choices of forms, (B,)."""
         if not (self.counts.shape[2] or simulator.count_input):
             return np.zeros(len(choices))
         each = (self.called, self.counts, self.input_bytes)

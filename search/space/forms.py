@@ -205,7 +205,7 @@ class Changes:
 
     @property
     def forms(self) -> IntArray:
-        """The choices themselves, (B, T)."""
+        """The choices after each of the changes, (B, T)."""
         after = np.repeat(self.before[None], len(self.changes), axis=0)
         after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
         return after
@@ -286,7 +286,7 @@ def _ranked(forms: IntArray, changes: IntArray, costs: Costs) -> Ranked:
 
 
 def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
-    """Find the best step among such changes: (ms, (T,) forms) after it; None if none costs less than `lowest_ms`."""
+    """Find the best step among ranked changes: (ms, (T,) forms) after it; None if none is below `lowest_ms`."""
     if not len(ranked.changes):
         return None
     together = np.concatenate(list(_together(forms, ranked.changes)))
