@@ -124,7 +124,7 @@ class Collect:
         return summary
 
     def _kinds(self, directory: DataDirectory, split: Split) -> Iterator["_Kind[Any]"]:
-        """The kinds of samples, in the order in which they are measured."""
+        """Yield the kinds of samples, in the order in which they are measured."""
         calls, count, live = (partial(self._call, split),), self.num_compute_samples, self.hardware.compute_timing.live
         again = min(ceil(self.references * live), live - 1)  # so many live ones as without them
         yield _Kind(self, "compute", directory.compute(), live - again, count, _COMPUTE, calls, again)
@@ -208,7 +208,7 @@ class _Kind(Generic[Sample]):
         return [*self._cut(range(self.num_samples), second_pass=False), *self._cut(spread, second_pass=True)]
 
     def _disturbed(self) -> list[_Batch]:
-        """What is to be measured again: nothing where the noise is within the limit.
+        """List what is to be measured again: nothing where the noise is within the limit.
 
         All of a part is, in which a sample took longer than in its other pass: the others were measured with it.
         """
@@ -219,13 +219,13 @@ class _Kind(Generic[Sample]):
         return [one for one in self._batches if any(slower.get(i) is one.second_pass for i in one.ids)]
 
     def _cut(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
-        """The samples by part: those of a variant together, in the order in which the parts begin."""
+        """Cut the samples into parts: those of a variant together, in the order in which the parts begin."""
         of_variant = grouped(ids, self.variant).values()
         cut = [tuple(cut) for its in of_variant for cut in in_batches(its, self.part_size)]
         return [_Batch(its, second_pass) for its in sorted(cut)]
 
     def variant(self, sample_id: int) -> int:
-        """Index of the variant that a sample belongs to."""
+        """Compute the index of the variant that a sample belongs to."""
         return sample_id // self.part_size % len(self.variants)
 
     def _size(self, batch: _Batch) -> int:

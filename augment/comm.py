@@ -76,7 +76,7 @@ class CommAugmentation:
     def draw(
         self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
     ) -> tuple[CommSample, str]:
-        """One exchange between `num_devices` processes with the name of the split it belongs to."""
+        """Draw one exchange between `num_devices` processes, with the name of the split it belongs to."""
         collective = collective_named(one_of(self.collectives, rng))
         sizes = self._sizes(collective, num_devices, batch_size, devices_per_host, rng)
         starts = rng.random(num_devices) * self.max_start_ms * rng.random()
@@ -91,7 +91,7 @@ class CommAugmentation:
         devices_per_host: int | None,
         rng: np.random.Generator,
     ) -> list[int]:
-        """(D,) bytes that each device puts in, as `CommSample` has them."""
+        """Draw the bytes that each device puts in, (D,), as `CommSample` has them."""
         if collective is Collective.ALL_TO_ALL:
             return [ELEMENT_BYTES * batch_size * dim for dim in self._placed(self._dims(rng), num_devices, rng)]
         if collective is Collective.INPUT:
@@ -110,7 +110,7 @@ class CommAugmentation:
         return np.sort(rng.choice(halvings(self.max_dim), size=tables))[::-1]
 
     def _indices(self, batch_size: int, rng: np.random.Generator) -> IntArray:
-        """(n,) indices and lengths of tables, most first, with pooling factors like those of published tables."""
+        """Draw indices and lengths of tables (n,), most first, with pooling factors like those of published tables."""
         tables = int(rng.integers(self.min_tables, self.max_tables + 1))
         pooling = np.minimum(rng.lognormal(*_LOG_POOLING, size=tables), _MAX_POOLING)
         indices: IntArray = np.sort(np.round(batch_size * (1 + pooling)).astype(np.int64))[::-1]
@@ -121,12 +121,12 @@ class CommAugmentation:
         return int(rng.choice(halvings(self.max_dim), size=tables).sum())
 
     def _gradient_bytes(self, rng: np.random.Generator) -> int:
-        """Of fp32 elements; its logarithm is uniform."""
+        """Draw the bytes of fp32 gradients; their logarithm is uniform."""
         least, most = np.log(_LEAST_GRADIENT_BYTES), np.log(self.max_gradient_bytes)
         return ELEMENT_BYTES * int(np.exp(rng.uniform(least, most)) / ELEMENT_BYTES)
 
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
-        """(D,) sums of the weights (n,), handed out in order to the lightest device, or some to random ones."""
+        """Hand out weights (n,) in order to the lightest device, or some to random ones; return the sums, (D,)."""
         random_share, sums = rng.random(), np.zeros(num_devices, dtype=np.int64)
         lopsided = self.lopsided_share > 0 and rng.random() < self.lopsided_share
         chances = rng.dirichlet(np.ones(num_devices)) if lopsided else None

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def one_of(choices: Sequence[T], rng: np.random.Generator) -> T:
-    """One of the choices, each as likely; a single one draws nothing from `rng`."""
+    """Draw one of the choices, each as likely; a single one draws nothing from `rng`."""
     return choices[0 if len(choices) == 1 else int(rng.integers(len(choices)))]
 
 
@@ -109,7 +109,7 @@ class ComputeAugmentation:
         return [LAYOUTS[form] for form in forms_named(self.forms)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
-        """One combination of tables of one split, with the split's name, at a global batch size.
+        """Draw a combination of tables of one split, with the split's name, at a global batch size.
 
         A table that no longer fits under the cap is taken at the widest width that does, or left out.
         """
@@ -125,7 +125,7 @@ class ComputeAugmentation:
         return self._at_home(ComputeSample(tables(group, 1, rng), batch_size, layout.form), rng), name
 
     def _at_home(self, sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
-        """The sample in one of the memories."""
+        """Draw one of the memories for the sample."""
         tier = Tier(one_of(self.tiers, rng))
         if tier is Tier.DEVICE:
             return sample
@@ -135,7 +135,7 @@ class ComputeAugmentation:
     def _in_blocks(
         self, layout: Layout, group: tuple[Table, ...], batch_size: int, combine: _Combine, rng: np.random.Generator
     ) -> ComputeSample:
-        """A block of each table; which one is drawn for each."""
+        """Draw tables of a group, and which block of each."""
         sharers = one_of(self.sharers, rng)
         tables = combine(_cut_by(sharers, group), sharers, rng)
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
@@ -151,9 +151,9 @@ class ComputeAugmentation:
     def _sequence_tables(
         self, batch_size: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Tables of the group, of one width and not pooled: in random order, as many as have room with their outputs.
+        """Draw sequence tables of one width from the group: as many as have room with their outputs.
 
-        A narrow one if none has.
+        They are in random order; a narrow one if none has.
         """
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         width = self._width(int(rng.choice(halvings(self.max_dim))), rng)
@@ -174,13 +174,13 @@ class ComputeAugmentation:
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _small(self, group: tuple[Table, ...]) -> tuple[Table, ...]:
-        """Those that can be copied."""
+        """Select the tables that can be copied."""
         return tuple(table for table in group if self._narrowest(table).size_bytes <= self.max_copy_bytes)
 
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Tables of the group of which one of `sharers` equal parts takes at most `max_bytes` all together."""
+        """Draw tables of the group of which one of `sharers` equal parts takes at most `max_bytes` all together."""
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
         room = max_bytes
@@ -192,7 +192,7 @@ class ComputeAugmentation:
         return tuple(chosen)
 
     def _augmented(self, group: tuple[Table, ...], count: int, rng: np.random.Generator) -> list[Table]:
-        """`count` different (table, width) pairs; a table comes twice only where the group is too small."""
+        """Draw `count` different (table, width) pairs; a table comes twice only where the group is too small."""
         widths = halvings(self.max_dim)
         order = rng.permutation(len(group))
         turns = [rng.permutation(len(widths)) for _ in order]
@@ -200,7 +200,7 @@ class ComputeAugmentation:
         return [group[t].with_dim(self._width(widths[int(turns[t][turn])], rng)) for t, turn in pairs]
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
-        """`halving`, or any width, its logarithm uniform."""
+        """Draw a width: `halving`, or any one, its logarithm uniform."""
         if rng.random() >= self.any_width_share:
             return halving
         units = self.max_dim // DIM_MULTIPLE
@@ -228,12 +228,12 @@ class ColumnCalls(ComputeAugmentation):
 
 
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
-    """Of what comes of the lookups in one of `sharers` blocks of a sequence table."""
+    """Compute the bytes that come of the lookups in one of `sharers` blocks of a sequence table."""
     return ELEMENT_BYTES * table.output_columns * batch_size / sharers
 
 
 def _cut_by(sharers: int, group: tuple[Table, ...]) -> tuple[Table, ...]:
-    """Tables of which each of so many blocks has a row."""
+    """Select the tables of which each of so many blocks has a row."""
     return tuple(table for table in group if has_row_blocks(table, sharers))
 
 

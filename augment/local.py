@@ -55,7 +55,7 @@ class PlanAugmentation:
     sequences: Share = 0.25
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:
-        """One rank of a plan of tables of one split, with the split's name."""
+        """Draw one rank of a plan of tables of one split, with the split's name."""
         name = draw_split(rng)
         devices = int(rng.choice(self.num_devices))
         each = min(int(rng.choice(self.batch_sizes)), max(self.max_batch_size // devices, 1))
@@ -65,7 +65,7 @@ class PlanAugmentation:
         return LocalSample(self.placed(task, rng), int(rng.integers(devices))), name
 
     def _tables(self, group: Sequence[Table], samples: int, rng: np.random.Generator) -> tuple[Table, ...]:
-        """Tables of random widths, for so many samples of a device: any, or narrow ones, or small ones only."""
+        """Draw tables of random widths, for so many samples of a device: any, or narrow ones, or small ones only."""
         widths = halvings(self.max_dim)
         widths = widths[len(widths) // 2 :] if rng.random() < 0.25 else widths
         most = self.max_copy_bytes if rng.random() < 0.25 else self.max_bytes
@@ -82,7 +82,7 @@ class PlanAugmentation:
         return tuple(chosen[: max(int((outputs <= self.max_output_bytes).sum()), 1)])
 
     def placed(self, task: Task, rng: np.random.Generator) -> Plan:
-        """Tables in forms that they can have, some columns in halves; devices all alike, or the first ones favoured.
+        """Place tables in forms that they can have, some columns in halves; devices all alike, or the first favoured.
 
         Of a tenth of the plans all tables lie in columns, of another tenth all in copies that can.
         """
@@ -106,7 +106,7 @@ class PlanAugmentation:
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """The devices that a table lies over: all, or those of a host; none where it lies in columns."""
+        """Draw the devices that a table lies over: all, or those of a host; none where it lies in columns."""
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
         if layout.free or too_large or Call(layout.form, table.pooled) not in CALLS:
             return []

@@ -48,7 +48,7 @@ class KindSummary:
 
     @classmethod
     def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "KindSummary":
-        """The summary of everything in the directory and of this run's times."""
+        """Summarise everything in the directory, and this run's times."""
         by_part = grouped(measurements, lambda measurement: _part_of(measurement.sample))
         parts = tuple(cls._of_one(part, by_part[part], 0.0, 0.0) for part in sorted(by_part))
         return replace(cls._of_one(name, measurements, wall_s, busy_s), parts=parts if len(parts) > 1 else ())
@@ -84,7 +84,7 @@ class Summary:
     kinds: tuple[KindSummary, ...]
 
     def __getitem__(self, name: str) -> KindSummary:
-        """The summary of a kind of samples, by its name."""
+        """Look up the summary of a kind of samples, by its name."""
         return next(kind for kind in self.kinds if kind.name == name)
 
     def check(self, max_noise: float) -> None:
@@ -97,7 +97,7 @@ class Summary:
             )
 
     def _beyond(self, max_noise: float) -> str:
-        """What is to be said of kinds that repeat worse than that; nothing if none does."""
+        """Describe the kinds that repeat worse than that; nothing if none does."""
         return ", ".join(
             f"{kind.name}: noise p90 {kind.noise:.1%} (drift {kind.drift:+.1%})"
             for kind in self.kinds

@@ -71,11 +71,11 @@ class Setting:
 
     @property
     def made_up(self) -> MadeUpDevice:
-        """The device itself."""
+        """The made-up device itself."""
         return MADE_UP[self.device]
 
     def fitted(self) -> CostModels:
-        """Models fitted to samples that were measured on the device, with margins."""
+        """Fit models to samples that were measured on the device, with margins."""
         fewer = {} if self.epochs is None else dict.fromkeys(_EPOCHS, self.epochs)
         config = config_of("pretrain", fewer)
         compute_fitter, comm_fitter = (instantiate_config(config[f"{kind}_model"]) for kind in ("compute", "comm"))
@@ -96,7 +96,7 @@ class Setting:
 
 
 def judged_rules(_work: Path, small: bool) -> Made:
-    """Every rule's true costs on tasks of all kinds."""
+    """Judge every rule by its true costs on tasks of all kinds."""
     devices, counts, tasks = (("cpu",), (2,), 2) if small else (("gpu", "cpu"), (2, 4, 8), 56)
     judged = [its for each in product(devices, counts) for its in _judged(Setting(*each), tasks)]
     every: dict[str, Callable[[FloatArray], int] | None] = {**RULES, "least true cost": None}
@@ -119,7 +119,7 @@ def judged_rules(_work: Path, small: bool) -> Made:
 
 
 def _judged(setting: Setting, count: int) -> list[tuple[FloatArray, FloatArray]]:
-    """(K, 3) predicted and expected ms, how far beyond, and (K,) true ms, of each task's plans at hand."""
+    """Cost each task's plans at hand: predicted and expected ms and how far beyond (K, 3), and true ms (K,)."""
     models, truth = setting.fitted(), Simulator(setting.made_up.truth)
     simulator, found = Simulator(models), []
     for number in range(count):
@@ -137,7 +137,7 @@ def _judged(setting: Setting, count: int) -> list[tuple[FloatArray, FloatArray]]
 
 
 def _on(setting: Setting, task: Task) -> Task:
-    """The task's tables on the setting's devices, at its batch size, with memory to spare."""
+    """Move a task's tables to the setting's devices, at its batch size, with memory to spare."""
     batch = setting.made_up.batch_size
     reuse = (zipf_reuse(table.rows, batch * table.pooling_factor, ZIPF_EXPONENT) for table in task.tables)
     tables = tuple(replace(table, reuse=its) for table, its in zip(task.tables, reuse, strict=True))

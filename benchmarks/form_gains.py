@@ -36,7 +36,7 @@ KINDS: dict[str, Callable[[int, int], Tables]] = {  # of a seed and a number of 
 
 
 def _kind(number: int) -> str:
-    """Of task `number`: by turns."""
+    """Choose the kind of task `number`: by turns."""
     return list(KINDS)[number % len(KINDS)]
 
 
@@ -53,7 +53,7 @@ def _task(number: int) -> ns.Task:
 
 
 def form_gains(work: Path, small: bool) -> Made:
-    """Gains that are promised, and that come true: a table of `results.py`."""
+    """Compare gains that are promised with those that come true: a table of `results.py`."""
     samples, tasks = (40, range(2)) if small else (SAMPLES, TASKS)
     given = {"model": MODELS, "samples": samples, "out": str(work / "refined")}
     replace(instantiate_config(config_of("refine", given).run), tasks=tuple(map(_task, REFINED_ON))).run()
@@ -70,14 +70,14 @@ def form_gains(work: Path, small: bool) -> Made:
 
 
 def _row(name: str, found: pd.DataFrame) -> dict[str, str]:
-    """Means of gains, promised and true, by kind of task."""
+    """Average gains, promised and true, by kind of task."""
     by_kind = {kind: found[found["kind"] == kind] for kind in KINDS} | {"**all**": found}
     cells = {kind: f"{its['promised'].mean():.1%}, {its['came_true'].mean():.1%}" for kind, its in by_kind.items()}
     return {"models: gain predicted, measured": name, **cells, "worst measured": f"{found['came_true'].min():.1%}"}
 
 
 def _measured(path: Path, model: str, tasks: Sequence[int]) -> pd.DataFrame:
-    """A row for each task whose plan in all forms is predicted to cost less than the one in columns."""
+    """Measure, in a row each, the tasks whose plan in all forms is predicted to cost less than the one in columns."""
     simulator, done = ns.Simulator(ns.CostModels.load(model)), pd.read_csv(path) if path.exists() else pd.DataFrame()
     rows = done.to_dict("records")
     for number in tasks:
@@ -105,7 +105,7 @@ def _measured(path: Path, model: str, tasks: Sequence[int]) -> pd.DataFrame:
 
 
 def _ratios(columns: Plan, forms: Plan, number: int) -> np.ndarray:
-    """(PASSES,) what one plan takes over what the other does, measured one after the other."""
+    """Measure what one plan takes over what the other does, one after the other, (PASSES,)."""
     found = []
     opened = InParts().opened([columns.task], Hardware(DeviceSpec("cpu")), False, print)
     with TemporaryDirectory() as run, opened as measure:

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _dcn(_: ns.Simulator) -> Iterator[str]:
-    """DLRM-DCNv2 by number of GPUs and optimizer."""
+    """Cost DLRM-DCNv2 by number of GPUs and optimizer."""
     yield "## DLRM-DCNv2\nMLPerf's 26 tables, 80 GB GPUs, 8 a host, batch 65,536.\n"
     yield from _head(
         *("GPUs", "optimizer", "columns alone, ms", "all forms, ms", "tables in columns, rows, copies", "copied"),
@@ -74,7 +74,7 @@ def _dcn(_: ns.Simulator) -> Iterator[str]:
 
 
 def _large(simulator: ns.Simulator) -> Iterator[str]:
-    """Models as large as published production plans."""
+    """Cost models as large as published production plans."""
     yield (
         "## 2,000 tables\nSynthetic tables as in the public data set, batch 65,536; each GPU has 1.5 times its even "
         "share of the tables' bytes.\n"
@@ -98,7 +98,7 @@ def _large(simulator: ns.Simulator) -> Iterator[str]:
 
 
 def _papers(simulator: ns.Simulator) -> Iterator[str]:
-    """Every searcher on the papers' tasks."""
+    """Compare every searcher on the papers' tasks."""
     yield (
         "## The papers' tasks\n30 tasks of 10 to 59 tables, 4 GiB GPUs; ratios are means over tasks that both methods "
         "solve.\n"
@@ -120,7 +120,7 @@ def _papers(simulator: ns.Simulator) -> Iterator[str]:
 
 
 def _targets(simulator: ns.Simulator) -> Iterator[str]:
-    """What plans cost that a target can express."""
+    """Compare what plans cost that each target can express."""
     yield (
         "## Targets\nPlans that each system can express, relative to those without a target; 10 of the papers' tasks.\n"
     )
@@ -135,7 +135,7 @@ def _targets(simulator: ns.Simulator) -> Iterator[str]:
 
 
 def _memory(_: ns.Simulator) -> Iterator[str]:
-    """Less and less device memory."""
+    """Cost plans with less and less device memory."""
     yield "## Host memory\nDLRM-DCNv2, 8 GPUs with a share of the memory that its tables take; hosts have room.\n"
     frame = memory_shares(Path(), small=False).frame
     yield from _head(*frame.columns)
@@ -143,7 +143,7 @@ def _memory(_: ns.Simulator) -> Iterator[str]:
 
 
 def memory_shares(_work: Path, small: bool) -> Made:
-    """DLRM-DCNv2 on 8 GPUs with less and less memory: a table of `results.py`."""
+    """Cost DLRM-DCNv2 on 8 GPUs with less and less memory: a table of `results.py`."""
     simulator = ns.Simulator(ns.CostModels.load(MODEL))
     tables = ns.load_tables("criteo", batch_size=BATCH)
     size, rows = sum(table.size_bytes for table in tables), []

@@ -83,7 +83,7 @@ class Kind:
 
 
 def _read(out: Path) -> None:
-    """All that stands by itself; what else there is, the run that goes on reads."""
+    """Read all that stands by itself; what else there is, the run that goes on reads."""
     for manifest in out.rglob("manifest.json"):
         directory = DataDirectory(manifest.parent)
         for parts in (directory.compute(), directory.comm(), directory.local()):
@@ -104,7 +104,7 @@ def _same_samples(one: Path, other: Path) -> bool:
 
 
 def _same_files(*patterns: str) -> Callable[[Path, Path], bool]:
-    """Whether two runs have the same files of these patterns, byte for byte, and at least one."""
+    """Make a check that two runs have the same files of these patterns, byte for byte, and at least one."""
     return lambda one, other: _digests(patterns, one) == _digests(patterns, other) != {}
 
 
@@ -268,7 +268,7 @@ def main() -> None:
 
 
 def _replaced(kills: int, folder: Path, rng: np.random.Generator) -> str:
-    """Of pre-training over a bundle of another seed."""
+    """Kill pre-training over a bundle of another seed."""
     out, wholes = folder / "out", []
     for seed in _SEEDS:
         subprocess.run(_pretrain(out, seed), check=True, capture_output=True)
@@ -293,14 +293,14 @@ def _pretrain(out: Path, seed: int) -> list[str]:
 
 
 def _bundle(out: Path) -> dict[str, bytes]:
-    """Content by name of what `bundle.json` and the weights that it names hold."""
+    """Read, by name, what `bundle.json` and the weights that it names hold."""
     content = (out / "bundle.json").read_bytes()
     weights = f"weights-{json.loads(content)['weights']}.safetensors"
     return {"bundle.json": content, weights: (out / weights).read_bytes()}
 
 
 def _await_writing(process: subprocess.Popen[bytes], out: Path) -> None:
-    """Until a file appears or goes, or the run ends."""
+    """Wait until a file appears or goes, or the run ends."""
     ours = _names(out) | {".lock"}
     while process.poll() is None and _names(out) | {".lock"} == ours:
         time.sleep(0.0005)
@@ -335,7 +335,7 @@ def _tried(kind: Kind, kills: int, folder: Path, rng: np.random.Generator) -> st
 
 
 def _killed(kind: Kind, place: Path, after_s: float) -> bool:
-    """Whether it had to be killed; False if it ended before, as it should."""
+    """Tell whether a run had to be killed; False if it ended before, as it should."""
     command = [sys.executable, *kind.arguments]
     process = subprocess.Popen(
         command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True
@@ -352,7 +352,7 @@ def _killed(kind: Kind, place: Path, after_s: float) -> bool:
 
 
 def _await_workers(session: int) -> None:
-    """Every process of the session ends by itself."""
+    """Wait until every process of the session has ended by itself."""
     deadline = time.monotonic() + _WORKERS_END_S
     while subprocess.run(["pgrep", "--session", str(session)], capture_output=True, check=False).stdout:
         assert time.monotonic() < deadline, "worker processes outlive their run"
@@ -365,7 +365,7 @@ def _digests(patterns: Sequence[str], out: Path) -> dict[str, str]:
 
 
 def _rounds_learned(out: Path) -> dict[str, str]:
-    """What a policy's checkpoint says of each round; nothing where there is none."""
+    """Read what a policy's checkpoint says of each round; nothing where there is none."""
     checkpoint = out / "checkpoint.safetensors"
     if not checkpoint.exists():
         return {}

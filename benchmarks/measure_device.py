@@ -83,7 +83,7 @@ def _say(summary: dict) -> None:
 
 
 def _checked(device: Device) -> dict[str, float]:
-    """Largest error of output and updated weights, of each optimizer and precision; raises if one is wrong."""
+    """Compute the largest error of output and updated weights by optimizer and precision; raise if one is wrong."""
     found = {}
     for optimizer in ("sgd", "rowwise_adagrad"):
         for element_bytes in (4, 2):
@@ -123,7 +123,7 @@ def _error(device: Device, optimizer: str, element_bytes: int) -> float:
 
 
 def _copy_gb_per_s(device: Device) -> float:
-    """Bytes read and written in a second by a copy, the best of 20."""
+    """Measure the GB read and written in a second by a copy, the best of 20."""
     source = torch.zeros(COPY_BYTES // 4, device=device.torch_device)
     target = torch.zeros_like(source)
     best = min(device.time_ms(lambda: target.copy_(source)) for _ in range(20))
@@ -144,7 +144,7 @@ class Campaign:
         self._directory.begin(manifest, self._tables)
 
     def run(self, deadline: float, given: argparse.Namespace, copy_gb_per_s: float) -> dict:
-        """Measure; what came of it. A batch of each kind is measured however little time is left."""
+        """Measure, and return what came of it. A batch of each kind is measured however little time is left."""
         parts = self._directory.compute()
         sweeps, large = (replace(parts, directory=self._directory.path / name) for name in ("sweeps", "large"))
         begun = self._clock()
@@ -206,7 +206,7 @@ class Campaign:
 
 
 def _compact(parts: Parts) -> None:
-    """One file of many."""
+    """Join many files into one."""
     files = sorted(parts.directory.glob("part-*.parquet"))
     if len(files) > 1:
         parts.write(0, parts.read())
@@ -227,7 +227,7 @@ def _noise(measured: list[Measurement]) -> dict[str, float]:
 
 
 def _halving(swept: list[Measurement]) -> dict[str, float]:
-    """Median over tables of the cost at half the width, relative to the whole."""
+    """Compute the median over tables of the cost at half the width, relative to the whole."""
     widths = list(halvings(MAX_DIM))
     cost = {(m.sample.tables[0].name, m.sample.tables[0].dim): _ms(m) for m in swept if m.error is None}
     found = {}
@@ -241,7 +241,7 @@ def _halving(swept: list[Measurement]) -> dict[str, float]:
 
 
 def _bandwidth_share(good: list[Measurement], copy_gb_per_s: float) -> dict[str, float]:
-    """Bytes that the kernels can't do without, in the time they took, beside the copy bandwidth; quartiles."""
+    """Compare the bytes that kernels can't do without, in the time they took, with the copy bandwidth; quartiles."""
     rates = [_least_bytes(m.sample.tables, m.sample.batch_size) / _ms(m) / 1e6 for m in good]
     if not rates:
         return {}
@@ -250,7 +250,7 @@ def _bandwidth_share(good: list[Measurement], copy_gb_per_s: float) -> dict[str,
 
 
 def _least_bytes(tables: tuple[Table, ...], batch_size: int) -> float:
-    """Rows read for every lookup, unique rows read and written by the update, outputs written and gradients read."""
+    """Sum up bytes: rows read for lookups, unique rows read and written by updates, outputs written, gradients read."""
     loads = Loads.of(tables, batch_size)
     unique = np.minimum(loads.lookups / (loads.reuse @ MEAN_COUNTS), loads.rows)
     row_bytes = loads.dim * loads.bytes_per_element

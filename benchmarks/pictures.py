@@ -30,7 +30,7 @@ def draw(tables: Path, out: Path) -> None:
 
 
 def _steps(frame: pd.DataFrame, figure: Figure) -> None:
-    """Predicted against trained steps of many plans, both over TorchRec's plan's; the default's stand out."""
+    """Draw predicted against trained steps of many plans, both over TorchRec's plan's; the default's stand out."""
     axes = figure.add_subplot()
     predicted, trained = (frame[f"{which} step / TorchRec's"] for which in ("predicted", "trained"))
     default, torchrec = frame["plan"] == "default", frame["plan"] == "torchrec_planner"
@@ -52,7 +52,7 @@ def _steps(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def _mirrored(frame: pd.DataFrame, figure: Figure) -> None:
-    """Local work by number of ranks and kind of plan, measured and predicted."""
+    """Draw local work by number of ranks and kind of plan, measured and predicted."""
     panels = figure.subplots(1, frame["ranks"].nunique(), sharey=False)
     for axes, (ranks, its) in zip(panels, frame.groupby("ranks"), strict=True):
         places = np.arange(len(its))
@@ -72,7 +72,7 @@ _PLACES = {"size_greedy": (6, -8), "autoshard": (6, -11), "neuroshard_published"
 
 
 def _methods(frame: pd.DataFrame, figure: Figure) -> None:
-    """Cost of plans against time of their search."""
+    """Draw the cost of plans against the time of their search."""
     axes = figure.add_subplot()
     for row in frame.to_dict("records"):
         name = row["method"].strip("`")
@@ -89,7 +89,7 @@ def _methods(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def _tiers(frame: pd.DataFrame, figure: Figure) -> None:
-    """Cost against device memory, with tables in host memory and without."""
+    """Draw cost against device memory, with tables in host memory and without."""
     axes = figure.add_subplot()
     memory = 100 * frame["memory"]
     for column, name, color in (
@@ -116,7 +116,7 @@ def _tiers(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def _plan(frame: pd.DataFrame, figure: Figure) -> None:
-    """What each device spends its time on, by the first plan and by the last."""
+    """Draw what each device spends its time on, by the first plan and by the last."""
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (method, its) in zip(panels, frame.groupby("plan by", sort=False), strict=True):
         base = np.zeros(len(its))

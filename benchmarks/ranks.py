@@ -30,7 +30,7 @@ SAMPLES, SMALL = 512, 20_000  # of a rank; rows of the largest table that is cop
 
 
 def beside_mirrors(work: Path, small: bool) -> Made:
-    """What each phase takes on the rank that is last, and what models of whole steps predict of all but the dense."""
+    """Measure each phase on the straggler, and predict all phases but the dense by models of whole steps."""
     rows, floors = [], []
     for ranks in (8,) if small else (8, 64, 128):
         folder, protocol = work / str(ranks), StepProtocol(builds=1, turns=2 if small else 4, steps=2)
@@ -59,14 +59,14 @@ def _row(ranks: int, found: dict[str, object], predicted_ms: float) -> dict[str,
 
 
 def _predicted_ms(plan: str) -> float:
-    """The most that kernels and what TorchRec adds are predicted to take on a rank."""
+    """Predict the most that kernels and what TorchRec adds take on a rank."""
     found = Plan.load(plan)
     parts = ns.Simulator(ns.CostModels.load(STEPS)).cost(found.task, found).parts
     return float(sum(part.ms for part in parts if part.name == COMPUTE or part.name.startswith(FRAMEWORK)).max())
 
 
 def _planned(folder: Path, ranks: int) -> list[str]:
-    """Files of the plans: columns as the search places them, and other forms of tables that have them."""
+    """Save the plans, and name their files: columns as searched, and other forms of tables that have them."""
     tables = criteo(SAMPLES * ranks)
     if ranks == 8:
         tables = tuple(replace(table, rows=min(table.rows, 4_000_000)) for table in tables)
@@ -82,6 +82,6 @@ def _planned(folder: Path, ranks: int) -> list[str]:
 
 
 def _with(plan: Plan, placed: Callable[[int], list[Placement] | None]) -> Plan:
-    """The plan with other placements of the tables that have them."""
+    """Change a plan by other placements of the tables that have them."""
     tables = range(len(plan.task.tables))
     return Plan(plan.task, tuple(one for i in tables for one in placed(i) or plan.by_table[i]))

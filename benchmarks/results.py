@@ -72,13 +72,13 @@ def make(name: str, folder: Path, work: Path, small: bool) -> None:
 
 
 def facts(path: Path) -> dict[str, str]:
-    """What the file's first lines say of its table."""
+    """Read what the file's first lines say of its table."""
     lines = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
     return dict(line.split(": ", 1) for line in lines)
 
 
 def models_of(name: str) -> str:
-    """What a table is made with, and the first digits of its digest."""
+    """Name what a table is made with, and the first digits of its digest."""
     if name == "choices":
         return "fitted to made-up devices"
     if name in ("scaling", "tiers"):
@@ -92,12 +92,12 @@ def models_of(name: str) -> str:
 
 
 def with_tables(page: str) -> str:
-    """The page with every table between its markers."""
+    """Put every table between its markers in the page."""
     return _MARKED.sub(lambda found: f"{found[1]}{as_markdown(TABLES / f'{found[2]}.csv')}{found[3]}", page)
 
 
 def as_markdown(path: Path) -> str:
-    """The table for readers, with what is known of it below."""
+    """Write the table for readers, with what is known of it below."""
     frame = pd.read_csv(path, comment="#", dtype=str, keep_default_na=False)
     rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
     known = facts(path)
@@ -113,7 +113,7 @@ _ON_HARDWARE = {
 
 
 def hardware(work: Path, small: bool) -> Made:
-    """Plans of the papers' tasks, measured beside their predictions."""
+    """Measure plans of the papers' tasks, beside their predictions."""
     neuroshard = Path(sys.executable).with_name("neuroshard")
     drawn = ["tasks=paper", f"tasks.draw.count={2 if small else 12}", "tables.seed=1", "topology.memory_bytes=4GiB"]
     searched = [f"out={work}/${{method}}", f"searcher={','.join(_ON_HARDWARE)}"]
@@ -150,7 +150,7 @@ def _of_plans(frame: pd.DataFrame) -> Made:
 
 
 def errors(_work: Path, _small: bool) -> Made:
-    """Errors of the installed models on tables never seen in training, as their card has them."""
+    """List errors of the installed models on tables never seen in training, as their card has them."""
     _, card, _ = load_with_digest(shipped_path("cpu"))
     tests = card.metrics
     assert tests is not None

@@ -25,7 +25,7 @@ SCALES = ((100, 4), (1000, 4), (2000, 4), (1000, 16), (1000, 128), (2000, 128), 
 
 
 def methods(_work: Path, small: bool) -> Made:
-    """Every method on the papers' tasks: predicted costs by the installed models, and search times."""
+    """Compare every method on the papers' tasks: predicted costs by the installed models, and search times."""
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
     simulator = ns.Simulator(ns.CostModels.load("cpu"))
     tasks, found = _tasks(2 if small else 12), {}
@@ -49,7 +49,7 @@ def methods(_work: Path, small: bool) -> Made:
 
 
 def _found(task: ns.Task, simulator: ns.Simulator, searcher: str) -> tuple[float, float]:
-    """(predicted ms, s of search); infinite ms where no plan is found."""
+    """Time a search: (predicted ms, s of search); infinite ms where no plan is found."""
     start = time.perf_counter()
     try:
         plan = ns.search(task, simulator, searcher)
@@ -59,7 +59,7 @@ def _found(task: ns.Task, simulator: ns.Simulator, searcher: str) -> tuple[float
 
 
 def two_plans(_work: Path, _small: bool) -> Made:
-    """The best heuristic's plan and the default's for the first of the papers' tasks: predicted ms of each device."""
+    """Compare the best heuristic's plan and the default's for the first of the papers' tasks: ms of each device."""
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
     simulator, task, rows = ns.Simulator(ns.CostModels.load("cpu")), _tasks(1)[0], []
     for name, searcher in (("size-lookup greedy", "size_lookup_greedy"), ("NeuroShard", "neuroshard")):
@@ -81,13 +81,13 @@ def two_plans(_work: Path, _small: bool) -> Made:
 
 
 def _tasks(count: int) -> list[ns.Task]:
-    """The first of the papers' tasks, of tables that the installed models have never seen."""
+    """Draw the first of the papers' tasks, of tables that the installed models have never seen."""
     tables = dlrm_like(batch_size=BATCH_SIZE, seed=1)
     return list(drawn(tables, ns.Topology(4, "4GiB"), BATCH_SIZE, TaskDraw(count=count)))
 
 
 def scaling(_work: Path, small: bool) -> Made:
-    """Time and memory of searches as tables and devices grow, each in a fresh process."""
+    """Measure time and memory of searches as tables and devices grow, each in a fresh process."""
     scales = [(*scale, name) for scale in (SCALES[:1] if small else SCALES) for name in _SCALED]
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         found = pool.starmap(_scaled, scales, chunksize=1)

@@ -48,7 +48,7 @@ def _table(name: str, rows: int, dim: int, lookups: float, **fields: object) -> 
 
 
 def drawn(seed: int, count: int, rows: tuple[float, float], dims: Sequence[int], lookups: tuple[int, int]) -> Tables:
-    """Tables with rows 10 to such powers, uniformly."""
+    """Draw tables with rows 10 to such powers, uniformly."""
     rng = np.random.default_rng(seed)
     return tuple(
         _table(f"t{i}", int(10 ** rng.uniform(*rows)), int(rng.choice(dims)), float(rng.integers(*lookups)))
@@ -99,7 +99,7 @@ Method = Callable[[ns.Task, Path], Plan]  # Path: a folder of its own, where it 
 
 
 def _simulator(models: str) -> ns.Simulator:
-    """No pipeline hides the exchange of indices in these steps, so it counts; the papers leave it out."""
+    """Build a simulator that counts the exchange of indices, which no pipeline hides here; the papers leave it out."""
     return ns.Simulator(ns.CostModels.load(models), count_input=models == STEPS)
 
 
@@ -108,7 +108,7 @@ def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Method
 
 
 def _verified(task: ns.Task, folder: Path) -> Plan:
-    """What `NeuroShardPlanner(verify="torchrec", pipeline="none")` takes."""
+    """Find the plan that `NeuroShardPlanner(verify="torchrec", pipeline="none")` takes."""
     verify = Verify(Hardware(DeviceSpec("cpu")), finalists=4, passes=4, means=InSteps())
     searcher = searcher_of("neuroshard")
     result = Search(STEPS, (task,), searcher, "verified", str(folder), count_input=True, verify=verify).run()
@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def beside_torchrec(work: Path, small: bool) -> Made:
-    """Steps on the default's plans beside those of TorchRec's planner: a table of `results.py`."""
+    """Train steps on the default's plans beside those of TorchRec's planner: a table of `results.py`."""
     protocol = _BRIEF if small else StepProtocol()
     rows, ratios, foreseen = [], [], []
     for kind in ["few_small"] if small else QUOTED:
@@ -191,13 +191,13 @@ def beside_torchrec(work: Path, small: bool) -> Made:
 
 
 def predicted_steps(work: Path, small: bool) -> Made:
-    """Costs of whole steps, and of kernels alone, beside trained steps on many plans: a table of `results.py`."""
+    """Compare costs of whole steps, and of kernels alone, with trained steps on many plans: a table of `results.py`."""
     rows = [{"tables of the model": kind, **judged(its)} for kind, its in _on_many_plans(work, small)]
     return Made(pd.DataFrame(rows), _AS_MEASURED)
 
 
 def steps_by_method(work: Path, small: bool) -> Made:
-    """Steps on each method's plans over those on TorchRec's, of the same runs: a table of `results.py`."""
+    """Compare steps on each method's plans with those on TorchRec's, of the same runs: a table of `results.py`."""
     found = pd.DataFrame({kind: its.set_index("plan")["beside_first"] for kind, its in _on_many_plans(work, small)})
     found = found.loc[[name for name in SAID if name in found.index]].assign(mean=lambda its: its.mean(axis=1))
     cells = found.map(lambda ratio: f"{ratio:.2f}").rename(index=SAID, columns={"mean": "**mean**"})
@@ -205,7 +205,7 @@ def steps_by_method(work: Path, small: bool) -> Made:
 
 
 def step_plans(work: Path, small: bool) -> Made:
-    """Predicted and trained steps of every plan of these runs, which is drawn: a table of `results.py`."""
+    """List predicted and trained steps of every plan of these runs, which is drawn: a table of `results.py`."""
     frame = pd.concat([its.assign(model=kind) for kind, its in _on_many_plans(work, small)])
     drawn = frame[["model", "plan", "steps_beside_first", "beside_first"]]
     named = {"steps_beside_first": "predicted step / TorchRec's", "beside_first": "trained step / TorchRec's"}
@@ -217,7 +217,7 @@ _AS_MEASURED = "Every plan is compared with TorchRec's; the dense part of a step
 
 
 def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]]:
-    """What is trained of some models on plans of every method and on random ones, in one run for several tables."""
+    """Train some models on plans of every method and on random ones, in one run for several tables."""
     runs, protocol, searches = work.with_name("predicted_steps"), StepProtocol(), SEARCHES
     if small:
         protocol, searches = _BRIEF, DEFAULT
@@ -226,7 +226,7 @@ def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]
 
 
 def judged(frame: pd.DataFrame) -> dict[str, str]:
-    """How well both costs of the plans of one model tell what was trained."""
+    """Judge how well both costs of the plans of one model tell what was trained."""
     every, frame = frame, frame.drop_duplicates("method")  # plans that several methods found
     found = {"plans": str(len(frame)), "two equal plans differ by": f"{frame['floor'].iloc[0]:.1%}"}
     found["tau between builds"] = f"{frame['builds_agree'].iloc[0]:.2f}"
@@ -240,7 +240,7 @@ def judged(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
-    """Kendall's tau over the pairs of plans whose trained steps differ by more than those of two equal plans."""
+    """Compute Kendall's tau over pairs of plans whose trained steps differ by more than those of two equal plans."""
     trained, predicted = frame["beside_first"].to_numpy(), frame[f"{name}_ms"].to_numpy()
     one, other = np.triu_indices(len(frame), 1)
     apart = np.abs(np.log(trained[one] / trained[other])) > np.log1p(frame["floor"].iloc[0])
@@ -251,7 +251,7 @@ def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
 def _trained(
     kind: str, out: Path, searches: Mapping[str, Method], protocol: StepProtocol, random: int = 0
 ) -> pd.DataFrame:
-    """What `evaluate` leaves of the kind's plans: a row for each, TorchRec's first; `method` names equal ones alike.
+    """Train the kind's plans by `evaluate`: a row for each, TorchRec's first; `method` names equal ones alike.
 
     A step has a dense part, which no cost knows: predicted ratios count it as measured on TorchRec's plan.
     """
@@ -276,7 +276,7 @@ def _trained(
 
 
 def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Method], random: int) -> dict[str, str]:
-    """The file of each method's plan, TorchRec's first; equal plans share one."""
+    """Save the plan of each method, TorchRec's first, and map each to its file; equal plans share one."""
     sim = _simulator(STEPS)
     plans = {"torchrec_planner": _torchrec(task)}
     plans |= {name: search(task, folder / name) for name, search in searches.items()}
@@ -291,7 +291,7 @@ def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Method], random
 
 
 def _torchrec(task: ns.Task) -> Plan:
-    """Of TorchRec's planner, told of pooling factors."""
+    """Find the plan of TorchRec's planner, told of pooling factors."""
     plain = renamed(Plan(task, ns.search(task, ns.Simulator(ns.CostModels.load("cpu")), "random").placements)).task
     topology = TorchRecTopology(DEVICES, "cpu", ddr_cap=6 << 30, created_by_factory=True)
     constraints = {

@@ -25,7 +25,7 @@ LOOKUPS = (3, 1, 20, 5, 1, 1)  # for every sample
 
 
 def make_model() -> DLRMTrain:
-    """Nothing of the tables is in memory yet: they are made where the plan puts them."""
+    """Build the model with nothing of the tables in memory yet: they are made where the plan puts them."""
     tables = [
         EmbeddingBagConfig(name=f"table{i}", num_embeddings=rows, embedding_dim=DIM, feature_names=[f"feature{i}"])
         for i, rows in enumerate(ROWS)

@@ -53,7 +53,7 @@ class Override:
 
 
 def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Flags and everything else.
+    """Split flags from everything else.
 
     Raises:
         UserError: a flag is unknown.
@@ -68,7 +68,7 @@ def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list
 
 
 def as_overrides(command: str, texts: Sequence[str]) -> list[Override]:
-    """What arguments that are no flags give. Paths without a key are the first setting that the command needs.
+    """Read what arguments that are no flags give. Paths without a key are the first setting that the command needs.
 
     Raises:
         UserError: one is not key=value, or does what a command line may not.
@@ -86,7 +86,7 @@ def as_overrides(command: str, texts: Sequence[str]) -> list[Override]:
 
 
 def _positional(command: str, key: str, paths: list[str], written: list[str]) -> str:
-    """The setting that paths without a key are."""
+    """Build the setting that paths without a key are."""
     if any(text.startswith(f"{key}=") for text in written):
         raise UserError(f"{paths[0]!r} is taken for {key}=..., which is given too; write one of the two")
     if key not in _SINGLE:
@@ -99,7 +99,7 @@ def _positional(command: str, key: str, paths: list[str], written: list[str]) ->
 
 
 def _meant(text: str, texts: Sequence[str]) -> str:
-    """What somebody may have meant by a text without a key: a file, or the end of a value with a blank."""
+    """Guess what somebody meant by a text without a key: a file, or the end of a value with a blank."""
     if groups := [group for group, readers in _READERS.items() if Path(text).suffix.lower() in readers]:
         return f"; did you mean {groups[0]}={text}?"
     before = texts[texts.index(text) - 1] if text in texts[1:] else ""
@@ -113,26 +113,26 @@ def _meant(text: str, texts: Sequence[str]) -> str:
 
 
 def _is_path(text: str) -> bool:
-    """Whether it is a path without a key: paths may hold "=" too."""
+    """Tell whether a text is a path without a key: paths may hold "=" too."""
     return "=" not in text or (os.path.lexists(text) and not os.path.lexists(text.split("=", 1)[1]))
 
 
 def with_reader(text: str) -> list[str]:
-    """`tables=FILE.csv` is tables=user_file and its path; anything else is as it was."""
+    """Turn `tables=FILE.csv` into tables=user_file and its path; leave anything else as it was."""
     group, _, value = text.partition("=")
     reader = _READERS.get(group, {}).get(Path(value).suffix.lower())
     return [text] if reader is None else [f"{group}={reader}", f"{group}.path={quoted(value)}"]
 
 
 def quoted(text: str) -> str:
-    """The text as a value that Hydra takes as it is, whatever it holds."""
+    """Quote a text, whatever it holds, as a value that Hydra takes as it is."""
     inner = text.removeprefix("'").removesuffix("'") if len(text) > 1 and text[0] == text[-1] == "'" else text
     escaped = re.sub(r"(\\*)(?='|\$\{|$)", r"\1\1", inner).replace("'", "\\'").replace("${", "\\${")
     return f"'{escaped}'"
 
 
 def given_by(overrides: Iterable[Override]) -> dict[str, Any]:
-    """What they set, Hydra's own settings left out; of a sweep, what its first job is given."""
+    """Collect what overrides set, Hydra's own settings left out; of a sweep, what its first job is given."""
     return {override.key: override.values[0] for override in overrides if not override.is_hydras}
 
 

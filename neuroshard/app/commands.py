@@ -26,17 +26,17 @@ setting=value changes a setting; `neuroshard COMMAND --help` lists them, with th
 
 
 def said_of(command: str) -> str:
-    """What a command does, in a line: the first one of its config."""
+    """Say what a command does, in a line: the first one of its config."""
     return headline(f"{command}.yaml").partition(": ")[2]
 
 
 def usage() -> str:
-    """The text of `neuroshard --help`."""
+    """Write the text of `neuroshard --help`."""
     said = {name: said_of(name) for name in COMMANDS} | {name: what for name, (_, what) in LISTINGS.items()}
     return _USAGE.format(commands="\n".join(f"  {name:<12} {what}" for name, what in said.items()))
 
 
 def listing_usage(command: str) -> str:
-    """The text of `neuroshard COMMAND --help` for one without settings."""
+    """Write the text of `neuroshard COMMAND --help` for one without settings."""
     takes, what = LISTINGS[command]
     return f"neuroshard {command}: {what}\n\nusage: neuroshard {command} {takes}".rstrip() + "\n"

@@ -24,12 +24,12 @@ complete -o nospace -o default -F _neuroshard neuroshard
 
 
 def bash_script(commands: Iterable[str]) -> str:
-    """What completes `commands`, for bash to evaluate; where nothing is known, bash completes file names."""
+    """Write a script by which bash completes `commands`; where nothing is known, bash completes file names."""
     return _BASH_SCRIPT.replace("@COMMANDS@", " ".join(commands))
 
 
 def completions(word: str, command: str, before: Iterable[str]) -> list[str]:
-    """What `word` may become behind a command and the words before it; nothing where a file is wanted.
+    """List what `word` may become behind a command and the words before it; nothing where a file is wanted.
 
     It is asked at every press of a key: nothing here may import what is slow to import.
     """
@@ -48,7 +48,7 @@ def completions(word: str, command: str, before: Iterable[str]) -> list[str]:
 
 
 def _given(words: Iterable[str]) -> dict[str, str]:
-    """What settings were given before, a sweep's first choices, and files by what reads them."""
+    """Collect the settings that were given before, a sweep's first choices, and files by what reads them."""
     written = (text for word in words for text in with_reader(word))
     return {key: value.split(",")[0] for key, _, value in (text.partition("=") for text in written)}
 

@@ -12,7 +12,7 @@ EXIT_BUG = 70
 
 
 def one_line(error: BaseException) -> str:
-    """What to print of an error; of one that is no user's mistake, the traceback is written to a file."""
+    """Say in a line what an error is; of one that is no user's mistake, write the traceback to a file."""
     text = " ".join(str(error).split())
     if isinstance(error, UserError):
         return text
@@ -25,12 +25,12 @@ def one_line(error: BaseException) -> str:
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for what the user can mend, 70 for a defect."""
+    """Choose the exit code: 2 for what the user can mend, 70 for a defect."""
     return EXIT_USER_ERROR if isinstance(error, (UserError, OSError, MemoryError)) else EXIT_BUG
 
 
 def complain(text: str) -> None:
-    """One line on standard error, whatever it can show."""
+    """Print one line on standard error, whatever it can show."""
     print(f"neuroshard: error: {text}", file=sys.stderr, flush=True)
 
 

@@ -37,7 +37,7 @@ def show_models(arguments: list[str], console: Console) -> None:
 
 
 def _card(name: str) -> dict[str, Any]:
-    """What there is to know of a model: of a datasheet its figures, of others where they come from."""
+    """Collect what there is to know of a model: of a datasheet its figures, of others where they come from."""
     if name.startswith(ROOFLINE):
         sheet = name.removeprefix(ROOFLINE).partition("+")[0]
         figures = described("roofline", sheet)

@@ -46,7 +46,7 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
 
 
 def _named(command: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, text) of every setting with text, and of every text in a list, where it may be the path of an input."""
+    """Yield (key, text) of every setting with text, and of texts in a list, where it may be the path of an input."""
     config = config_of(command, given)
     for key, _ in leaves_of(Composed.of(command, given).settings):
         if key.split(".")[0] == "run" or key.split(".")[-1] in _NO_INPUTS:
@@ -61,7 +61,7 @@ def _is_path(value: object) -> bool:
 
 
 def _lacking(text: str) -> str | None:
-    """The command that makes a path that isn't there; None if it is, or if no command makes it by itself."""
+    """Name the command that makes a path that isn't there; None if it is, or if no command makes it by itself."""
     path = Path(text)
     for place in (path, *path.parents):
         if (command := _makers().get(str(place))) is not None:
@@ -71,7 +71,7 @@ def _lacking(text: str) -> str | None:
 
 @cache
 def _makers() -> Mapping[str, str]:
-    """The command that makes a path, by path. Experiments come first: what they write is theirs alone."""
+    """Map each path to the command that makes it. Experiments come first: what they write is theirs alone."""
     found: dict[str, str] = {}
     own = [(command, name) for command in COMMANDS for name in experiments_of(command)]
     own = [(command, name) for command, name in own if "out" in content_of(f"{EXPERIMENT}/{name}.yaml")]
@@ -86,7 +86,7 @@ def _makers() -> Mapping[str, str]:
 
 
 def _written(text: str, settings: Mapping[str, Any], swept: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(path, the choices that give it) of every path that a text with `${...}` may be."""
+    """Yield (path, the choices that give it) of every path that a text with `${...}` may be."""
     reference = REFERENCE.search(text)
     if reference is None:
         yield text, ""

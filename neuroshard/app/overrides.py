@@ -129,7 +129,7 @@ def _check_apart(overrides: Sequence[Override], whole: Mapping[str, Any]) -> Non
 
 
 def _named(text: str, settings: Mapping[str, Any]) -> set[str]:
-    """Settings and choices that a text names by `${...}`, directly or through other settings."""
+    """Collect settings and choices that a text names by `${...}`, directly or through other settings."""
     found: set[str] = set()
     for name in REFERENCE.findall(text):
         found.add(name.removeprefix(CHOICE_IN))
@@ -138,5 +138,5 @@ def _named(text: str, settings: Mapping[str, Any]) -> set[str]:
 
 
 def _setting_names(config: Mapping[str, Any]) -> list[str]:
-    """Every setting that may be given, with dots."""
+    """List every setting that may be given, with dots."""
     return [key for key, _ in nodes_of(config) if "_target_" not in key and key.split(".")[0] != "run"]

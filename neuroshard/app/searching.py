@@ -20,7 +20,7 @@ def search(
     target: str | None = None,
     **settings: Any,
 ) -> Plan:
-    """A plan for `task` with its predicted cost, by a method or the one that `conf/searcher/<searcher>.yaml` describes.
+    """Find a plan for `task` and predict its cost, by a method or the one of `conf/searcher/<searcher>.yaml`.
 
     `settings` override the config's, such as `beam_width=5`. With a `target` ("sok", "hugectr", "torchrec") the plan is
     one that `export_plan` can write for it; its task has rules for that among its constraints. Costs for "torchrec"

@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def values(self) -> list[str]:
-        """What it may be; nothing where that is no short list."""
+        """The values that may be given; none where that is no short list."""
         if self.value in _SWITCH:
             return list(_SWITCH)
         listed = _CLOSED.match(self.what)
@@ -49,7 +49,7 @@ class Setting:
 
 
 def settings_of(composed: Composed) -> list[Setting]:
-    """Every setting of a command."""
+    """List every setting of a command."""
     return [
         Setting(key, _yaml(value), said_of(composed, key))
         for key, value in leaves_of(composed.settings)
@@ -58,7 +58,7 @@ def settings_of(composed: Composed) -> list[Setting]:
 
 
 def said_of(composed: Composed, key: str) -> str:
-    """What a setting is, or a group of them: a line of `conf/`, else of the class that takes it; else empty."""
+    """Say what a setting is, or a group of them: a line of `conf/`, else of the class that takes it; else nothing."""
     group, _, inner = key.partition(".")
     said = comments(f"{composed.command}.yaml").get(key)
     if not said and group in composed.chosen:
@@ -67,19 +67,19 @@ def said_of(composed: Composed, key: str) -> str:
 
 
 def needed(composed: Composed, key: str) -> UserError:
-    """The error for a setting without a value, with what it is."""
+    """Build the error for a setting without a value, with what it is."""
     what = next((setting.what for setting in settings_of(composed) if setting.key == key), "")
     return UserError(f"neuroshard {composed.command} needs {key}=...{': ' if what else ''}{what}")
 
 
 def joins(value: Any, config: Mapping[str, Any]) -> bool:
-    """Whether it hands a group of settings on to another object: nothing to be set."""
+    """Tell whether a value hands a group of settings on to another object: nothing to be set."""
     name = str(value)[2:-1] if str(value).startswith("${") else ""
     return isinstance(config.get(name), dict)
 
 
 def _of_class(key: str, config: Mapping[str, Any]) -> str:
-    """The first sentence that a docstring says of a setting; a command's own are those of what it runs."""
+    """Look up the first sentence that a docstring says of a setting; a command's own are those of what it runs."""
     *path, name = key.split(".") if "." in key else ("run", key)
     owner = reduce(lambda held, part: held.get(part, {}), path, config)
     return signature_of(owner["_target_"]).texts.get(name, "") if "_target_" in owner else ""
@@ -96,7 +96,7 @@ def _yaml(value: Any) -> str:
 
 
 def command_help(command: str, what: str, overrides: Sequence[Override], width: int | None = None) -> str:
-    """The text for a command: its usage, and every setting by group, of the choices that the overrides make.
+    """Write the text for a command: its usage, and every setting by group, of the choices that the overrides make.
 
     Lines are `width` characters long at most, or as long as the terminal's.
     """

@@ -34,22 +34,22 @@ class Job:
     failure: str | None = None
 
     def keep(self, folder: Path) -> None:
-        """Write it into the sweep's folder."""
+        """Write the job into the sweep's folder."""
         write_json(folder / f"job-{self.number:05d}.json", asdict(self))
 
     def setting(self, key: str) -> str:
-        """The value of a setting; empty if the job has none."""
+        """Look up the value of a setting; empty if the job has none."""
         return dict(text.partition("=")[::2] for text in self.settings).get(key, "")
 
 
 def failure_of(error: Exception) -> str:
-    """In a word why a job failed."""
+    """Say in a word why a job failed."""
     return "no plan" if isinstance(error, InfeasibleError) else "failed"
 
 
 @contextmanager
 def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
-    """A folder for what jobs of a sweep leave, and for Hydra's own files.
+    """Make a folder for what jobs of a sweep leave, and for Hydra's own files.
 
     It is a temporary one, unless jobs run on machines that don't see that.
     """
@@ -59,12 +59,12 @@ def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
 
 
 def jobs_in(folder: Path) -> list[Job]:
-    """Every job that ended, in order of their numbers."""
+    """Read every job that ended, in order of their numbers."""
     return [parse(read_json(path, "job"), Job, f"job {path}") for path in sorted(folder.glob("job-*.json"))]
 
 
 def compared(jobs: Sequence[Job]) -> Grid | None:
-    """A row for each job with the settings that differ; None where no two jobs can be compared."""
+    """Compare jobs in a row each, with the settings that differ; None where no two can be compared."""
     if len(jobs) < 2 or all(job.outcome is None for job in jobs):
         return None
     keys = list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job.settings))
@@ -80,7 +80,7 @@ def compared(jobs: Sequence[Job]) -> Grid | None:
 
 
 def _figures(job: Job, jobs: Sequence[Job]) -> tuple[str, str, str]:
-    """Tasks solved, mean predicted cost and mean seconds of a job beside the others."""
+    """Describe a job beside the others: tasks solved, mean predicted cost and mean seconds."""
     its = job.outcome
     if its is None:
         return (job.failure or "done"), "-", "-"

@@ -60,25 +60,25 @@ class EqualParts(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """Whether the inner one does."""
+        """Whether the inner searcher takes them."""
         return self.inner.takes_sequences
 
     @property
     def takes_forms(self) -> Forms:
-        """Those of the inner one."""
+        """The forms that the inner searcher takes."""
         return self.inner.takes_forms
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """Those of the inner one, of the plan's own task."""
+        """Find the inner searcher's finalists, of the plan's own task."""
         return self.inner.finalists(plan, simulator, count)
 
     def reads(self) -> tuple[str, ...]:
-        """What the inner one reads."""
+        """Collect the digests of what the inner searcher reads."""
         return self.inner.reads()
 
 
 def _ways(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Task]:
-    """The task with rules that let no part take more than a share of a device, where its table can be cut so.
+    """Yield the task with rules that let no part take more than a share of a device, where its table can be cut so.
 
     Each way once. Tables that are `left` have no rule, and neither have those that are bound to others or to devices,
     and those that two parts suffice for.
@@ -96,7 +96,7 @@ def _ways(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Task]
 
 
 def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
-    """That cuts a table in as few parts as take no more than a share each, or in as many as there may be.
+    """Build the rule that cuts a table in the fewest parts of at most a share each, or in as many as there may be.
 
     None where it needn't be cut in more than two, or may not.
     """
@@ -114,12 +114,12 @@ def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule |
 
 
 def _piece(table: Table, parts: int) -> Table:
-    """One of so many; where it has no such parts, about as wide."""
+    """Cut one of so many parts; where a table has no such parts, one about as wide."""
     return table.with_dim(max(table.dim // parts // DIM_MULTIPLE, 1) * DIM_MULTIPLE)
 
 
 def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
-    """Whether a table's own rules let it have one more."""
+    """Tell whether a table's own rules allow a further one."""
     constraints = replace(task.constraints, rules=(*task.constraints.rules, rule))
     try:
         constraints.limits(table, task.topology.num_devices)
@@ -129,13 +129,13 @@ def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
 
 
 def _bytes(task: Task) -> _Share:
-    """Of the smallest device's memory."""
+    """Measure tables by their share of the smallest device's memory."""
     free = max(min(task.shard_memory), 1)
     return lambda table: float(task.memory.device_bytes(Loads.of([table], task.batch_size))[0]) / free
 
 
 def _cost(plan: Plan, simulator: Simulator) -> _Share:
-    """Of what a device costs in a plan, in the mean: what a shard computes alone, and its part of the exchanges."""
+    """Measure tables by their share of a device's mean cost in a plan: a shard's compute alone, and its exchanges."""
     cost = simulator.cost(plan.task, plan)
     columns = float(np.mean(plan.traffic.columns))
     column_ms = float(np.mean(cost.forward + cost.backward)) / columns if columns else 0.0

@@ -53,7 +53,7 @@ class Found:
             )
 
     def changed(self, change: Callable[[Plan], Plan]) -> "Found":
-        """A copy with its plans transformed, e.g. from part of a task to the whole."""
+        """Copy what was found with its plans transformed, e.g. from part of a task to the whole."""
         declined, fewer = (None if one is None else change(one) for one in (self.declined, self.fewer))
         return replace(self, plan=change(self.plan), declined=declined, fewer=fewer)
 
@@ -74,7 +74,7 @@ class Searcher(ABC):
 
     @property
     def takes_sequences(self) -> bool:
-        """Whether it places sequence tables, not pooled ones only."""
+        """Whether the method places sequence tables, not pooled ones only."""
         return True
 
     @property
@@ -83,18 +83,18 @@ class Searcher(ABC):
         return frozenset({Form.COLUMNS, *map(Form, getattr(self, "forms", ()))})
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """`plan`, which this method found, and others of its task that hardware may turn out to prefer.
+        """List `plan`, which this method found, and others of its task that hardware may turn out to prefer.
 
         At most `count` in all, no two alike on hardware (`layout_key`). A method that has no others gives `plan` alone.
         """
         return (plan,)
 
     def believing(self) -> "Searcher":
-        """The same search, which takes every predicted gain for true; as it is where it has no such choice."""
+        """Return the same search, taking every predicted gain for true; as it is where it has no such choice."""
         return self
 
     def reads(self) -> tuple[str, ...]:
-        """Digests of the files that it reads, for runs that resume: with other contents it is another search."""
+        """Digest the files that the search reads, for runs that resume: with other contents it is another search."""
         return ()
 
 
@@ -110,7 +110,7 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
 
 
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
-    """What is found of a task, or else of the task with tables in host memory given to hosts beforehand.
+    """Find a plan of a task, or else of the task with tables in host memory given to hosts beforehand.
 
     Tables that lie `in_rows`, by name, are on all hosts alike. If nothing is found either way, the first error counts:
     the second is of the hosts that were chosen.
@@ -129,7 +129,7 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
-    """A search method as it is, or the one that `conf/searcher/<searcher>.yaml` describes, `settings` over its own.
+    """Build the searcher of `conf/searcher/<searcher>.yaml`, `settings` over its own; or take a search method as it is.
 
     Raises:
         UserError: no such searcher or setting, or settings for a method that has its own already.
@@ -149,7 +149,7 @@ class Verifier(Protocol):
     """Measures a search's finalists. Holds settings only."""
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-        """Find a task's finalists and measure them; the best one, with what measuring them said.
+        """Find a task's finalists and measure them; return the best one, with what measuring them said.
 
         Raises:
             InfeasibleError: the search finds no plan.
@@ -159,7 +159,7 @@ class Verifier(Protocol):
 
 
 def verifier_of(name: str, model: str, device: str, finalists: int, passes: int, hides_input: bool) -> Verifier | None:
-    """What `neuroshard search verify=NAME` decides by; None where that is "none".
+    """Build what `neuroshard search verify=NAME` decides by; None where that is "none".
 
     Args:
         name: of a file of `conf/verify/`.

@@ -36,7 +36,7 @@ def _write(plan: Plan) -> Exported:
 
 
 def _sharding(plan: Plan) -> tuple[_Matrix, _Strategy]:
-    """What HugeCTR's `EmbeddingCollectionConfig.shard` takes."""
+    """Build what HugeCTR's `EmbeddingCollectionConfig.shard` takes."""
     matrix: _Matrix = [[] for _ in range(plan.task.topology.num_devices)]
     groups: dict[tuple[str, int], list[_Entry]] = defaultdict(list)
     for table, layout, placed in zip(plan.task.tables, plan.layouts, plan.by_table, strict=True):
@@ -47,7 +47,7 @@ def _sharding(plan: Plan) -> tuple[_Matrix, _Strategy]:
 
 
 def _group(table: Table, layout: Layout) -> tuple[str, int]:
-    """Tables of one group are looked up together: sequence tables only with others of their width."""
+    """Choose a table's group, which is looked up together: sequence tables only with others of their width."""
     return ("dp" if layout.dense else "mp", 0 if table.pooled else table.dim)
 
 
@@ -88,7 +88,7 @@ def _snippet(tables: Sequence[Table], matrix: _Matrix, strategy: _Strategy) -> s
 
 
 def _lines(entries: Iterable[object]) -> str:
-    """A list in Python, a line an entry."""
+    """Write a list in Python, a line an entry."""
     return "[\n" + "".join(f"    {entry!r},\n" for entry in entries) + "]"
 
 

@@ -43,7 +43,7 @@ class _Static:
 
     @property
     def call(self) -> str:
-        """What makes it, in Python."""
+        """The call that makes the variable, in Python."""
         shape = f"shape=[{self.rows}, {self.dimension}]"
         named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
         return f"sok.Variable({shape}, initializer=initializer, dtype=tf.{self.dtype}, mode={self.mode!r}{named})"
@@ -71,7 +71,7 @@ class _Hybrid:
 
     @property
     def call(self) -> str:
-        """What makes it, in Python."""
+        """The call that makes the variable, in Python."""
         named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
         return (
             f"hybrid({self.dimension}, {self.mode!r}, capacity={self.capacity}, "
@@ -92,7 +92,7 @@ def _write(plan: Plan) -> Exported:
 
 
 def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
-    """Of a table that has these placements.
+    """Build the variable of a table that has these placements.
 
     Raises:
         UserError: its part in GPU memory is less than SOK counts, or it has elements that SOK has in GPU memory only.

@@ -48,11 +48,11 @@ class Exported:
 
     @property
     def suffix(self) -> str:
-        """Return the suffix that a file with this content has."""
+        """Suffix of a file with this content."""
         return ".json" if self.snippet is None else ".py"
 
     def paths(self, out: str | Path) -> tuple[Path, ...]:
-        """The files that `save` writes, `out` first.
+        """Name the files that `save` writes, `out` first.
 
         Raises:
             UserError: `out` has another suffix, or one of them is a directory.
@@ -111,7 +111,7 @@ class Target:
     steps: Literal["torchrec", "other", "any"] = "other"
 
     def export(self, plan: Plan) -> Exported:
-        """The plan in its words.
+        """Translate a plan into the target's words.
 
         Raises:
             UserError: it has none for it; the line names the table, the limit and what to do.
@@ -132,7 +132,7 @@ class Target:
                 raise UserError(f"plan: table {table.name!r} {why}; find another with search target={self.name}")
 
     def constrained(self, task: Task) -> Task:
-        """The task with rules that keep its plans to what the target can express; as it is where that is everything.
+        """Add rules to a task that keep its plans to what the target can express; none where that is everything.
 
         Raises:
             UserError: the target can't serve a table of it, or its own rules ask for what the target can't express.
@@ -149,7 +149,7 @@ class Target:
             raise UserError(f"target={self.name}: {error}") from None
 
     def costed(self, models: CostModels) -> CostModels:
-        """The models as its steps are costed: what TorchRec adds counts where it trains and they know it.
+        """Adapt models to the target's steps: what TorchRec adds counts where it trains and they know it.
 
         Raises:
             UserError: it counts, and another framework trains.
@@ -162,11 +162,11 @@ class Target:
         return models.in_torchrec() if self.steps == "torchrec" and models.framework is not None else models
 
     def cost_warnings(self, models: CostModels) -> tuple[str, ...]:
-        """What its steps take that costs by these models leave out, in a line."""
+        """Say in a line what the target's steps take that costs by these models leave out."""
         return () if self.steps == "any" else models.left_out(self.title)
 
     def _rule(self, num_devices: int) -> TableRule:
-        """What holds for every table's columns, rows and copies."""
+        """Build the rule that holds for every table's columns, rows and copies."""
         return TableRule(
             "*",
             min_dim=MAX_DIM if self.splits == "none" else None,
@@ -177,7 +177,7 @@ class Target:
         )
 
     def _sequence_rules(self, tables: Sequence[Table]) -> list[TableRule]:
-        """What holds for sequence tables besides, where they can't lie in all forms that such tables may."""
+        """Build the further rules for sequence tables, where they can't lie in all forms that such tables may."""
         if self.sequence_forms.issuperset(CUT_FORMS):
             return []
         forms = tuple(form for form in FORMS if form in self.sequence_forms)
@@ -192,7 +192,7 @@ class Target:
             )
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> str | None:
-        """What of a table the target has no words for; None where it has."""
+        """Say what of a table the target has no words for; None where it has."""
         forms, kind = (self.forms, "") if table.pooled else (self.forms & self.sequence_forms, " of sequence tables")
         if layout.form not in forms:
             return f"lies in {layout}, and {self.title} has {_listed(forms)}{kind} only"
@@ -215,7 +215,7 @@ def _listed(forms: Forms) -> str:
 
 
 def target_named(name: str | None, module: str = "") -> Target:
-    """The target of that name: "sok", "hugectr", "torchrec" or "json".
+    """Load the target of that name: "sok", "hugectr", "torchrec" or "json".
 
     Args:
         name: of the target; None for "json", which can express every plan.
@@ -237,7 +237,7 @@ def target_named(name: str | None, module: str = "") -> Target:
 
 
 def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
-    """A plan in another system's words; `save(out)` of what is returned writes them.
+    """Translate a plan into another system's words; `save(out)` of what is returned writes them.
 
     Args:
         plan: any; `search target=...` finds those that a system can express.
@@ -256,7 +256,7 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
 
 
 def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
-    """The tasks, their plans kept to what a target can express; as they are without one.
+    """Constrain tasks to plans that a target can express; leave them as they are without one.
 
     Raises:
         UserError: there is no such target, or it can't serve a task's tables or rules.
@@ -265,7 +265,7 @@ def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
 
 
 def for_target(searcher: Searcher, target: str | None) -> Searcher:
-    """The searcher for tasks that are constrained to a target: one that tries more than halves, where parts are equal.
+    """Choose the searcher for tasks constrained to a target: one that tries more than halves, where parts are equal.
 
     Raises:
         UserError: there is no such target.

@@ -12,7 +12,7 @@ _NO_MODULE = (
 
 
 def write(plan: Plan, module: str = "") -> Exported:
-    """A plan with all tables in the collection that stands at `module` in the model, such as "sparse_arch.ebc"."""
+    """Translate a plan with all tables in the collection at `module` in the model, such as "sparse_arch.ebc"."""
     from neuroshard.torchrec.sharding_file import file_content
     from neuroshard.torchrec.sharding_plan import to_sharding_plan  # TorchRec is optional, and slow to import
 

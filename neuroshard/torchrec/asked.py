@@ -64,10 +64,10 @@ class Asked:
     timeout_s: int | None = None
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
-        """The devices with the memory that the reservation leaves.
+        """Take the reservation off the devices' memory, and return the devices with what is left.
 
         Raises:
-            InfeasibleError: it leaves none.
+            InfeasibleError: the reservation leaves none.
         """
         try:
             left = self.reservation.reserve(
@@ -88,7 +88,7 @@ class Asked:
         return left
 
     def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
-        """Of the tables by name, as devices are asked for them, on devices with the memory that is left to them.
+        """Build the task of some tables by name, as devices are asked for them, in the memory that devices have left.
 
         Raises:
             UserError: there is none, or the constraints contradict each other or the tables.
@@ -121,15 +121,15 @@ class Asked:
 
 
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:
-    """(D,) bytes of the memory that holds tables."""
+    """Read how many bytes each device has of the memory that holds tables, (D,)."""
     memory = memory_of_tables(topology)
     return tuple(getattr(device.storage, memory) for device in topology.devices)
 
 
 def host_memory(topology: TorchRecTopology) -> int:
-    """Bytes of a host's memory for tables that its devices have no room for: of the host that has least.
+    """Count a host's bytes for tables that its devices have no room for: of the host that has least.
 
-    None on CPU, whose own memory it is.
+    0 on CPU, whose own memory it is.
     """
     if topology.compute_device == "cpu":
         return 0
@@ -139,7 +139,7 @@ def host_memory(topology: TorchRecTopology) -> int:
 
 
 def _domain(topology: TorchRecTopology) -> int | None:
-    """Devices that fast links join, where its pods are larger than a host; whole ones, or all devices."""
+    """Count the devices that fast links join: None if no more than a host's; all, if domains don't divide them."""
     size: int = topology.intra_group_size
     if size == topology.local_world_size:
         return None
@@ -148,7 +148,7 @@ def _domain(topology: TorchRecTopology) -> int | None:
 
 
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
-    """Bytes on every device of sequence tables before each index is sent once, and after it has come back.
+    """Count each device's bytes of sequence tables before indices are deduplicated, and after they have come back.
 
     Those are a sample's indices, and where each one's row is found; and an embedding and its gradient of each.
     """
@@ -157,20 +157,20 @@ def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int,
 
 
 def _rules(tables: Mapping[str, Parameter]) -> tuple[TableRule, ...]:
-    """TorchRec's constraints as ours: on splitting, then on forms, then on memories."""
+    """Translate TorchRec's constraints into our rules: on splitting, then on forms, then on memories."""
     kinds = (Parameter.split_rule, Parameter.form_rule, Parameter.tier_rule)
     rules = (kind(parameter, name) for kind in kinds for name, parameter in tables.items())
     return tuple(rule for rule in rules if rule is not None)
 
 
 def _optimizer(tables: Iterable[Parameter]) -> str:
-    """The optimizer that takes the most memory among the tables'."""
+    """Find the optimizer that takes the most memory among the tables'."""
     found = {_optimizer_of(table) for table in tables}
     return max(found, key=("sgd", "rowwise_adagrad", _LARGEST_OPTIMIZER).index)
 
 
 def _optimizer_of(table: Parameter) -> str:
-    """What is set on the weights, in the collection (a fused one), or in the sharder's parameters."""
+    """Look up a table's optimizer: on the weights, in the collection (a fused one), or in the sharder's parameters."""
     classes: list[Any] = getattr(table.weights, "_optimizer_classes", [])
     fused = getattr(table.module, "optimizer_type", None)
     if classes:

@@ -46,7 +46,7 @@ def _is_other(record: logging.LogRecord) -> bool:
 
 
 def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
-    """TorchRec's plan for some parameters of a model, on devices with the memory that is left to them.
+    """Have TorchRec plan some parameters of a model, on devices with the memory that is left to them.
 
     Raises:
         InfeasibleError: TorchRec finds none.
@@ -76,7 +76,7 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
 
 
 def _as_served(parameter: Parameter, device: str) -> Parameter:
-    """A parameter with constraints that leave it only what TorchRec can train: its planner would also choose others.
+    """Limit a parameter's constraints to what TorchRec can train of it: its planner would also choose others.
 
     Raises:
         UserError: constraints leave it nothing of that; TorchRec would plan it, and fail when the model is sharded.
@@ -95,7 +95,7 @@ def _as_served(parameter: Parameter, device: str) -> Parameter:
 
 
 def _limited_to(parameter: Parameter, why: str, do: str = "", **limits: list[str]) -> Parameter:
-    """A parameter whose constraints leave only `limits`, by their fields.
+    """Limit a parameter's constraints to `limits`, by their fields.
 
     Raises:
         UserError: its own constraints leave none of them.
@@ -139,14 +139,14 @@ def _check_offered(parameter: Parameter, device: str) -> None:
 
 
 def _only(parameters: Sequence[Parameter]) -> list[ModuleSharder[nn.Module]]:
-    """The parameters' sharders, as if there were no others to shard."""
+    """Copy the parameters' sharders, such that there is nothing else to shard."""
     wanted = {(id(parameter.module), parameter.name) for parameter in parameters}
     sharders = {id(parameter.sharder): parameter.sharder for parameter in parameters}
     return [_limited(sharder, wanted) for sharder in sharders.values()]
 
 
 def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Module]:
-    """A copy, because TorchRec asks sharders what class they are of."""
+    """Copy a sharder, to shard only what is wanted; not wrapped, because TorchRec asks sharders for their class."""
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
         found = sharder.shardable_parameters(module).items()
@@ -158,7 +158,7 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
 
 
 def joined(*plans: ShardingPlan) -> ShardingPlan:
-    """One plan of all; where several have a module, each has other parameters of it."""
+    """Join plans into one; where several have a module, each has other parameters of it."""
     found: dict[str, Any] = {}
     for plan in plans:
         for path, module_plan in plan.plan.items():
@@ -172,7 +172,7 @@ def joined(*plans: ShardingPlan) -> ShardingPlan:
 def without(
     topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], asked: Asked
 ) -> TorchRecTopology:
-    """The devices with the memory that a plan's parameters leave, on them and on their hosts: a byte of each at least.
+    """Take what a plan's parameters need off devices and their hosts; every device keeps a byte at least.
 
     They take what TorchRec estimates, and what it doesn't count: second caches of key-value kernels, in host memory,
     and what modules have besides tables, such as the ids of managed collision.
@@ -192,13 +192,13 @@ def without(
 
 
 def _bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
-    """What the parameters' modules hold and don't train besides tables, sharded by rows as these are: ids, say."""
+    """Count the untrained bytes of the parameters' modules besides tables, sharded by rows as these are: ids, say."""
     modules = {id(parameter.module): parameter for parameter in parameters}
     return sum(held.numel() * held.element_size() for its in modules.values() for held in _beside_tables(its))
 
 
 def _beside_tables(parameter: Parameter) -> Iterator[torch.Tensor]:
-    """Buffers of a parameter's module, and what isn't trained of its other parameters."""
+    """Yield the buffers of a parameter's module, and its untrained parameters that are no tables."""
     tables = {id(weights) for weights in parameter.sharder.shardable_parameters(parameter.module).values()}
     yield from parameter.module.buffers()
     yield from (it for it in parameter.module.parameters() if not it.requires_grad and id(it) not in tables)

@@ -24,7 +24,7 @@ from neuroshard.words.placement import Shard as PlanShard
 
 
 def options_plan(task: Task, options: Sequence[ShardingOption]) -> Plan:
-    """The plan of sharding options whose shards have ranks; options bear the names of the task's tables."""
+    """Build the plan of sharding options whose shards have ranks; options bear the names of the task's tables."""
     index = {table.name: number for number, table in enumerate(task.tables)}
     homes = {index[option.name]: _home(option) for option in options}
     plan = assemble(
@@ -38,7 +38,7 @@ def _home(option: ShardingOption) -> Home:
 
 
 def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
-    """Of every shard of the options, in their forms; which devices they will lie on makes no difference."""
+    """Compute the load of every shard of the options, in their forms; the device that it will lie on doesn't matter."""
     tables = {table.name: table for table in task.tables}
     placed = [
         Placement(PlanShard(number, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, home)
@@ -54,12 +54,12 @@ class SimulatorPerfModel(PerfModel):
     """Rates TorchRec's proposals by our simulator: the plan cost, ms."""
 
     def __init__(self, task: Task, simulator: Simulator) -> None:
-        """`task`: its tables bear the names of the module's."""
+        """Rate plans of `task`, whose tables bear the names of the module's."""
         self._task = task
         self._simulator = simulator
 
     def rate(self, plan: list[ShardingOption]) -> float:
-        """The plan's predicted cost, ms: what TorchRec's planner makes as small as it can."""
+        """Predict the plan's cost, ms, which TorchRec's planner minimises."""
         return self._simulator.cost(self._task, options_plan(self._task, plan)).total_ms
 
 
@@ -71,7 +71,7 @@ class SimulatorShardEstimator(ShardEstimator):
     """
 
     def __init__(self, task: Task, simulator: Simulator) -> None:
-        """`task`: its tables bear the names of the module's."""
+        """Estimate shards of `task`, whose tables bear the names of the module's."""
         self._task = task
         self._simulator = simulator
 
@@ -90,7 +90,7 @@ class SimulatorShardEstimator(ShardEstimator):
 
 
 def ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[float, float]:
-    """What a column adds to an exchange in which every device has so many: forward and backward, ms."""
+    """Predict what a column adds to an exchange of so many columns on every device: forward and backward, ms."""
     dims = np.full((1, task.topology.num_devices), columns)
     traffic = Traffic.of_columns(dims, task.batch_size, task.topology.fast_links)
     parts = simulator.communication(traffic, np.zeros_like(dims))
@@ -99,7 +99,7 @@ def ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[flo
 
 
 def of_both_ways(compute_ms: float, multiplier: float) -> tuple[float, float]:
-    """Compute of the forward and of the backward pass, which our models predict together, ms.
+    """Split compute, which our models predict as one, into that of the forward and of the backward pass, ms.
 
     Shared out as TorchRec does it, whose backward pass takes `multiplier` times the forward one.
     """
@@ -111,7 +111,7 @@ class TaskStorageEstimator(ShardEstimator):
     """Storage as our tasks count it, so that plans of both sides answer to the same memory caps."""
 
     def __init__(self, task: Task) -> None:
-        """`task`: its tables bear the names of the module's."""
+        """Count storage as `task` does, whose tables bear the names of the module's."""
         self._task = task
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ class Finder:
     verifier: Verifier | None = None
 
     def served(self, compute_device: str) -> Served:
-        """What plans can be found with these for such devices; in host memory tables lie in columns."""
+        """Say what this search with its models can place on such devices; in host memory tables lie in columns."""
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if compute_device == "cpu" else TIERS
         known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
         calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
@@ -85,7 +85,7 @@ class Finder:
         return None
 
     def found(self, task: Task) -> Plan:
-        """From nothing.
+        """Find a plan for a task from nothing.
 
         Raises:
             InfeasibleError: no plan fits in memory.
@@ -98,7 +98,7 @@ class Finder:
         return _warned(found)
 
     def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
-        """From a plan that there was: `searcher=replan`, with `settings`.
+        """Adapt an earlier plan to a task: `searcher=replan`, with `settings`.
 
         Where that plan can't stay as it is, the method places the rest.
 
@@ -114,7 +114,7 @@ class Finder:
             return _warned(method.find(task, self.simulator))
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
-        """From a kept plan that was made for something else, if only tables or devices came or went; else from nothing.
+        """Adapt a kept plan that was made for something else if only tables or devices came or went; else search anew.
 
         A warning says which are the `others`, what differs.
         """
@@ -132,13 +132,13 @@ class Finder:
 
 
 def _warned(found: Found) -> Plan:
-    """The plan, after the warning that comes with it, if any, is logged."""
+    """Log the warning that a found plan comes with, if any, and return the plan."""
     if found.warning:
         _log.warning(found.warning)
     return found.plan
 
 
 def _came_or_went(before: Plan, task: Task) -> bool:
-    """Whether tables or devices did."""
+    """Tell whether tables or devices came or went."""
     names = [{table.name for table in some.tables} for some in (before.task, task)]
     return names[0] != names[1] or before.task.topology.num_devices != task.topology.num_devices

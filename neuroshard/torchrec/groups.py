@@ -50,7 +50,7 @@ class Groups:
 
     @property
     def sharding_group_size(self) -> int:
-        """Return the number of ranks in each group."""
+        """Number of ranks in each group."""
         return int(self.job.world_size // self.num_groups)
 
     @property
@@ -62,12 +62,12 @@ class Groups:
 
     @property
     def node_group_size(self) -> int:
-        """Return the number of a group's ranks on one host."""
+        """Number of a group's ranks on one host."""
         return self._among(self.job.local_world_size)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What DMPCollection is given besides the model, its device, the plan, the sharders and the process group."""
+        """Arguments of DMPCollection besides the model, its device, the plan, the sharders and the process group."""
         return {
             "world_size": self.job.world_size,
             "sharding_group_size": self.sharding_group_size,
@@ -82,7 +82,7 @@ class Groups:
 
     @property
     def topology(self) -> TorchRecTopology:
-        """A group's: each of its devices has what the one with least memory has, among those that hold its copies."""
+        """Topology of a group: each device has the least memory of any that holds a copy of its tables."""
         if self.num_groups == 1:
             return self.job
         found: Any = deepcopy(self.job)
@@ -97,13 +97,13 @@ class Groups:
         return found
 
     def copies_of(self, rank: int) -> range:
-        """The job's ranks that hold what the rank of that number in each group holds."""
+        """List the job's ranks that hold what the rank of that number in each group holds."""
         if self.use_inter_host_allreduce:
             return range(rank, self.job.world_size, self.sharding_group_size)
         return range(rank * self.num_groups, (rank + 1) * self.num_groups)
 
     def counted(self, models: CostModels, task: Task) -> CostModels:
-        """The models, with the part of a synchronisation that falls on a step among a device's kernels.
+        """Add the share of a synchronisation that falls on a step to what the models say of a device's kernels.
 
         An all-reduce of all weights and optimizer state of its shards over the groups takes each device as long for
         each byte as one of an even share does; devices that hold more take longer. Copies are averaged in any case.
@@ -115,7 +115,7 @@ class Groups:
         ms_per_byte = self._sync_ms(models, even, task.batch_size) / even / self.sync_steps
 
         def adds(loads: Loads) -> FloatArray:
-            """(n,) ms a step of each load."""
+            """Compute what synchronisation adds to a step for each load, ms (n,)."""
             copied = are(loads, lambda layout: layout.dense)
             ms: FloatArray = np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
             return ms
@@ -123,12 +123,12 @@ class Groups:
         return replace(models, compute=WithParts(compute, (adds,)))
 
     def counts(self, models: CostModels) -> bool:
-        """Whether the models know what a synchronisation takes."""
+        """Tell whether the models know what a synchronisation takes."""
         knows = Collective.ALL_REDUCE in models.backward.collectives and isinstance(models.compute, SumModel)
         return knows and models.num_devices in (None, self.num_groups)
 
     def _sync_ms(self, models: CostModels, size_bytes: float, batch_size: int) -> float:
-        """What an all-reduce of so many bytes of each copy takes, ms."""
+        """Predict what an all-reduce of so many bytes of each copy takes, ms."""
         given = np.zeros((1, self.num_groups, len(Collective)))
         given[..., Collective.ALL_REDUCE] = size_bytes
         fast = self._copies_among(self.job.intra_group_size)
@@ -136,13 +136,13 @@ class Groups:
         return float(models.backward.predict(traffic, np.zeros((1, self.num_groups))).max())
 
     def _among(self, ranks: int) -> int:
-        """A group's ranks among so many successive ones of the job."""
+        """Count a group's ranks among so many successive ones of the job."""
         if self.use_inter_host_allreduce:
             return min(ranks, self.sharding_group_size)
         return max(ranks // self.num_groups, 1)
 
     def _copies_among(self, ranks: int) -> int:
-        """Copies of a shard among so many successive ranks."""
+        """Count the copies of a shard among so many successive ranks."""
         if self.use_inter_host_allreduce:
             return max(ranks // self.sharding_group_size, 1)
         return min(ranks, self.num_groups)
@@ -151,7 +151,7 @@ class Groups:
 def groups_of(
     job: TorchRecTopology, num_groups: int | Literal["auto"], sync_steps: int, use_inter_host_allreduce: bool
 ) -> tuple[Groups, ...]:
-    """The groups that there may be: of that number, or of every number that leaves hosts equal parts of each group.
+    """List the groups that there may be: of one number, or of each that leaves hosts equal parts of every group.
 
     Raises:
         UserError: the number doesn't divide the ranks, or hosts would have unequal parts.

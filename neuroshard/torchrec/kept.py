@@ -44,7 +44,7 @@ class KeptPlan:
     device_memory: tuple[int, ...]
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, with a digest over all that it says.
+        """Write the plan as JSON, with a digest over all that the file says.
 
         Raises:
             UserError: there is a file that isn't a kept plan.
@@ -59,7 +59,7 @@ class KeptPlan:
         write_json(path, {"format": _FORMAT, "digest": _digest(content)} | content)
 
     def keep_in(self, path: Path) -> None:
-        """Write it where that can be done; a job that runs needs no file, so a warning says where it can't."""
+        """Write the plan where that can be done; else only warn, since a job that runs needs no file."""
         try:
             self.save(path)
         except (OSError, UserError) as error:
@@ -67,7 +67,7 @@ class KeptPlan:
 
     @classmethod
     def load(cls, path: Path) -> "KeptPlan":
-        """What `save` wrote.
+        """Read the plan that `save` wrote.
 
         Raises:
             UserError: the file is missing or malformed, or says something else than what was written.
@@ -81,13 +81,13 @@ class KeptPlan:
         return cls(read.made_for, plan, sharding_plan_of(read.modules, where), read.device_memory)
 
     def differences(self, made_for: Mapping[str, str], device_memory: Sequence[int]) -> tuple[str, ...]:
-        """What it was made for otherwise: digests, and devices whose memory (D,) isn't alike."""
+        """Name what the plan was made for otherwise: digests, and devices whose memory (D,) isn't alike."""
         names = dict.fromkeys([*self.made_for, *made_for])
         found = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
         return tuple(found if self._serves(device_memory) else found | {DEVICES: None})
 
     def _serves(self, device_memory: Sequence[int]) -> bool:
-        """Whether devices with so many bytes (D,) are alike to those that it was made for, and still hold it.
+        """Tell whether devices with so many bytes (D,) are like those that the plan was made for, and still hold it.
 
         What is free differs from machine to machine and from day to day: a job that restarts must find its plan.
         """
@@ -108,7 +108,7 @@ class _KeptFile:
 
 
 def _fits(plan: Plan, more: Sequence[int]) -> bool:
-    """Whether a plan keeps all limits on devices that have so many bytes (D,) more than its task says, or fewer."""
+    """Tell whether a plan keeps all limits on devices with so many bytes (D,) more than its task says, or fewer."""
     topology = plan.task.topology
     pairs = zip(topology.device_memory, more, strict=True)
     memory = tuple(max(then + by, 1) for then, by in pairs)
@@ -128,7 +128,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether a file begins as kept plans do; one that nobody may read, or that is a directory or pipe, doesn't."""
+    """Tell whether a file begins as kept plans do; one that nobody may read, or a directory or pipe, doesn't."""
     try:
         if not path.is_file():
             return False
@@ -139,7 +139,7 @@ def _is_kept(path: Path) -> bool:
 
 
 def load_any_plan(path: Path) -> Plan:
-    """Our plan in a kept plan's file, or in one that `Plan.save` wrote.
+    """Read our plan in a kept plan's file, or in one that `Plan.save` wrote.
 
     Raises:
         UserError: the file is neither, or holds no table that was planned here.
@@ -154,7 +154,7 @@ def load_any_plan(path: Path) -> Plan:
 
 
 def kept_in(path: Path) -> KeptPlan | None:
-    """The plan in the file; None where there is no file, or, with a warning, where it can't be believed.
+    """Read the plan kept in a file; None where there is no file, or, with a warning, where it can't be believed.
 
     A job that restarts must neither die of a damaged file at every restart, nor run with a plan that nobody made.
 
@@ -172,5 +172,5 @@ def kept_in(path: Path) -> KeptPlan | None:
 
 
 def _digest(content: Mapping[str, object]) -> str:
-    """SHA-256 of JSON values, however they are set and ordered in a file."""
+    """Compute the SHA-256 of JSON values, however they are set and ordered in a file."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -29,24 +29,24 @@ _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
 def shards_of(sharding: ParameterSharding) -> list[ShardMetadata]:
-    """The shards of a parameter, in the order of its ranks; none of copies."""
+    """List the shards of a parameter, in the order of its ranks; none of copies."""
     return [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
 
 
 def cut_widths(sharding: ParameterSharding) -> list[int]:
-    """Columns of each shard of a table that is cut in columns; none of any other."""
+    """List the columns of each shard of a table that is cut in columns; none of any other."""
     return [shard.shard_sizes[1] for shard in shards_of(sharding)] if sharding.sharding_type == SPLIT else []
 
 
 def kernel_of(layout: Layout, home: Home) -> str:
-    """The compute kernel of a table that lies so."""
+    """Choose the compute kernel of a table by its layout and its memory."""
     return DENSE if layout.dense else KERNELS[home.tier]
 
 
 def cache_params(home: Home, cache: CacheParams | None = None) -> CacheParams | None:
-    """The parameters of a table's cache: `cache`, an LRU cache if there is none, with room for the share of its rows.
+    """Build the parameters of a table's cache: `cache`, or else an LRU cache, with room for its share of rows.
 
-    None of tables without a cache.
+    None for tables without a cache.
     """
     if home.cached is None:
         return None
@@ -54,7 +54,7 @@ def cache_params(home: Home, cache: CacheParams | None = None) -> CacheParams | 
 
 
 def home_of(table: str, kernel: str, cache: CacheParams | None) -> Home:
-    """The memory that a table of that name lies in.
+    """Tell which memory a table lies in, by its compute kernel and its cache.
 
     Raises:
         UserError: the kernel is none of those that tables are planned for.

@@ -16,7 +16,7 @@ Known = MeasuredTables | Sequence[Table] | str | Path | None
 
 
 def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
-    """Tables by name: as `profile` found them, of a file, or as they are.
+    """Collect tables by name: as `profile` found them, of a file, or as they are.
 
     `batch_size`, global, is what a file without histograms is read for.
 
@@ -34,7 +34,7 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
 
 
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
-    """The model's tables, with the statistics of those that are known by their names; others stay as guessed.
+    """Give the model's tables the statistics of those that are known by their names; others stay as guessed.
 
     Raises:
         UserError: a known table has other rows or columns than the model's.

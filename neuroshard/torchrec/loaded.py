@@ -15,7 +15,7 @@ from neuroshard.torchrec.sharding_plan import from_sharding_plan
 
 
 def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """The plan of the whole model that a loader brings, and ours in it.
+    """Load the plan of the whole model that a loader brings, and ours in it.
 
     It fits as TorchRec's planner takes it to: its context hash is that of this job (or it has none), and TorchRec's
     sharding options have all of it; and it holds every table, such that it trains, in the memory that there is, in
@@ -43,7 +43,7 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
 
 
 def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """A plan of the whole model, and ours in it.
+    """Check a plan of the whole model, and return it with ours in it.
 
     Raises:
         UserError: tables are missing, lie such that TorchRec would train others or nothing is known of them, or don't

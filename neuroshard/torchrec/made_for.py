@@ -18,7 +18,7 @@ from neuroshard.torchrec.sharding_file import modules_json
 
 
 def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
-    """A digest of each thing that a plan would be made for, but for the devices' memory, which needn't be the same."""
+    """Digest each thing that a plan would be made for, but for the devices' memory, which needn't be the same."""
     asked, left = model.asked, model.left
     task = asked.task(model.tables, model.left) if model.tables else None
     models, groups = finder.simulator.models, asked.groups
@@ -46,13 +46,13 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
 
 
 def digests(made_for: Mapping[str, object]) -> dict[str, str]:
-    """A digest of each value."""
+    """Digest each value, by SHA-256."""
     texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def _described(value: Any) -> Any:
-    """Plain values, equal for equal settings in other processes too; of other objects, what they are called."""
+    """Describe a value in plain ones, equal for equal settings in other processes too; other objects by their class."""
     found = value.value if isinstance(value, Enum) else value
     if found is None or isinstance(found, (bool, int, float, str)):
         return found
@@ -65,7 +65,7 @@ def _described(value: Any) -> Any:
 
 
 def _inside(found: Any) -> dict[str, Any]:
-    """What is known to make two objects of a kind differ."""
+    """Collect what is known to make two objects of a kind differ."""
     if isinstance(found, np.ndarray):
         return {"shape": list(found.shape), "digest": hashlib.sha256(found.tobytes()).hexdigest()}
     if isinstance(found, Path):

@@ -51,7 +51,7 @@ class Model:
         asked: Asked,
         served: Served = EVERYTHING,
     ) -> "Model":
-        """What the sharders would shard of `module`, on any device; warnings say what isn't planned here or is guessed.
+        """Read what the sharders would shard of `module`, on any device; warn of what isn't planned here or is guessed.
 
         `served` is what a search with its models can place.
 
@@ -69,7 +69,7 @@ class Model:
         return cls(module, sharders, division, tables, left, asked)
 
     def on(self, asked: Asked) -> "Model":
-        """The same where something else is asked of plans, but for constraints and what is given.
+        """Ask something else of plans for the same model; constraints and the given plan must be the same.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
@@ -77,7 +77,7 @@ class Model:
         return replace(self, asked=asked, left=asked.left(self.module, self.sharders))
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
-        """The plan of what isn't planned here, and the devices with the memory that it leaves.
+        """Plan what isn't planned here; return its plan, and the devices with the memory that it leaves.
 
         Raises:
             InfeasibleError: TorchRec finds no plan for what is delegated to it.
@@ -90,7 +90,7 @@ class Model:
         return joined(asked.given, found), left
 
     def exported(self, plan: Plan) -> ShardingPlan:
-        """Our plan as TorchRec's, with what the constraints pass on to kernels."""
+        """Translate our plan into TorchRec's, with what the constraints pass on to kernels."""
         modules = {name: table.path for name, table in self.tables.items()}
         exported = to_sharding_plan(plan, modules, self.left.compute_device, self.left.local_world_size)
         _pass_on(self.tables.values(), exported)
@@ -101,19 +101,19 @@ class Model:
         return others if plan is None else joined(others, self.exported(plan))
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """A plan out of a file, which holds neither what constraints pass on to kernels nor what is given."""
+        """Complete a plan out of a file, which holds neither what constraints pass on to kernels nor what is given."""
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
         return joined(sharding_plan, self.asked.given)
 
     def ours_in(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """What a plan of the whole model says of the tables that are planned here."""
+        """Pick out of a plan of the whole model the tables that are planned here."""
         ours: dict[str, Any] = {}
         for table in self.tables.values():
             ours.setdefault(table.path, EmbeddingModuleShardingPlan())[table.name] = table.sharding_in(sharding_plan)
         return ShardingPlan(ours)
 
     def options(self, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
-        """A sharding option for each of the parameters, in their order, with nothing estimated.
+        """List a sharding option for each of the parameters, in their order, with nothing estimated.
 
         Those of `plan`, ours, have the lookups that its tables have.
         """

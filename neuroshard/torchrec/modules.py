@@ -52,7 +52,7 @@ class Division:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All of them, those that are planned here first."""
+        """All parameters, those that are planned here first."""
         return self.planned + self.delegated + self.given
 
     def warn(self) -> None:
@@ -77,7 +77,7 @@ def divide(
     given: ShardingPlan | None = None,
     served: Served = EVERYTHING,
 ) -> Division:
-    """Who plans each parameter that the sharders would shard; a module in several places counts once, as it is sharded.
+    """Decide who plans each parameter that the sharders would shard; a module in several places is sharded once.
 
     Args:
         module: the model, on any device; nothing is materialised.
@@ -108,7 +108,7 @@ def find_tables(
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
 ) -> tuple[Parameter, ...]:
-    """The tables of a model that are planned here, in the order of its modules; nothing is materialised.
+    """Find the tables of a model that are planned here, in the order of its modules; nothing is materialised.
 
     Those are the tables of every EmbeddingBagCollection, also behind processors of its features, and of every
     EmbeddingCollection, if cost models know sequence tables; but for what `why_delegated` names.
@@ -125,7 +125,7 @@ def find_tables(
 
 
 def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | None:
-    """Why a parameter is left to TorchRec's planner; None if it is planned here. Nothing else decides on that.
+    """Say why a parameter is left to TorchRec's planner; None if it is planned here. Nothing else decides on that.
 
     `served` is what a search with its models can place.
     """
@@ -142,7 +142,7 @@ def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | No
 
 
 def _why_not_costed(parameter: Parameter) -> str | None:
-    """What of a table no cost model of ours knows."""
+    """Say what of a table no cost model of ours knows; None if there is nothing."""
     config = parameter.config
     if config.data_type not in ELEMENT_BYTES:
         return f"weights of type {config.data_type.name}"
@@ -152,7 +152,7 @@ def _why_not_costed(parameter: Parameter) -> str | None:
 
 
 def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
-    """What is asked for that our plans don't say, or this search or these models don't know."""
+    """Say what is asked for that our plans can't say, or this search or these models don't know; None if nothing."""
     if served.calls.intersection(parameter.calls):
         return None
     said = parameter.said
@@ -163,6 +163,6 @@ def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """The first few of some texts, and how many more there are."""
+    """List the first few of some texts, and say how many more there are."""
     more = f", ... {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return f"{', '.join(texts[:_SHOWN])}{more}"

@@ -28,7 +28,7 @@ def sharding_options(
     batch_size: int,
     topology: TorchRecTopology,
 ) -> list[ShardingOption]:
-    """An option for each of the parameters, which the plan holds; their shards have ranks, and nothing is estimated.
+    """List a sharding option for each parameter of the plan; their shards have ranks, and nothing is estimated.
 
     Args:
         sharding_plan: of any sharding type.
@@ -76,14 +76,15 @@ def estimate(estimator: Any, options: Sequence[ShardingOption], sharders: Sequen
 
 
 def memory_of_tables(topology: TorchRecTopology) -> str:
-    """The field of TorchRec's `Storage` with the memory that holds tables: the device's own."""
+    """Name the field of TorchRec's `Storage` with the memory that holds tables: the device's own."""
     return "ddr" if topology.compute_device == "cpu" else "hbm"
 
 
 def storage_taken(options: Sequence[ShardingOption], topology: TorchRecTopology) -> list[Storage]:
-    """What estimated options take of each device and its part of the host: with key-value kernels' second caches.
+    """Sum up what estimated options take of each device and its part of the host, second caches included.
 
-    TorchRec doesn't estimate those: one for each device, in host memory, for tables of a module that share a kernel.
+    TorchRec doesn't estimate those, which key-value kernels have: one for each device, in host memory, for tables of a
+    module that share a kernel.
     """
     taken, caches = [Storage(0, 0) for _ in topology.devices], set()
     for option in options:

@@ -89,16 +89,16 @@ class Parameter:
         return self.constraints or ParameterConstraints()
 
     def is_in(self, plan: ShardingPlan) -> bool:
-        """Whether a plan holds it."""
+        """Tell whether a plan holds the parameter."""
         module_plan = plan.plan.get(self.path)
         return isinstance(module_plan, dict) and self.name in module_plan
 
     def sharding_in(self, plan: ShardingPlan) -> ParameterSharding:
-        """How a plan that holds it shards it."""
+        """Look up how a plan that holds the parameter shards it."""
         return plan.plan[self.path][self.name]
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
-        """What we search with; `batch_size` is one device's, as TorchRec counts it.
+        """Build the table that we search with; `batch_size` is one device's, as TorchRec counts it.
 
         A table that several features share looks up all their values in one go: its pooling factor is their sum; and
         each of them has an output of its own. Of a sequence table every lookup has one.
@@ -118,7 +118,7 @@ class Parameter:
 
     @property
     def num_features(self) -> int:
-        """Features that read the table."""
+        """Number of features that read the table."""
         return len(self.config.feature_names)
 
     @property
@@ -132,7 +132,7 @@ class Parameter:
         return given is None or (given != unsaid and _lookups_of(given) == _lookups_of(unsaid))
 
     def _pooling_factor(self, batch_size: int) -> float:
-        """Lookups per sample of a device's batch, over all features."""
+        """Compute the lookups per sample of a device's batch, over all features."""
         features, said = self.num_features, self.said
         lookups = _for_each(said.pooling_factors, features)
         poolings = _for_each(said.num_poolings or [1.0], features)
@@ -145,7 +145,7 @@ class Parameter:
         return _over_all(lookups, poolings, batches, batch_size)
 
     def told_lookups(self, table: Table, batch_size: int) -> list[float]:
-        """Lookups of each feature as TorchRec's reports take them: what constraints say, scaled to those of `table`.
+        """Scale the lookups that constraints say of each feature to those of `table`, as TorchRec's reports take them.
 
         Reports count `num_poolings` and `batch_sizes` of the constraints besides, feature by feature.
         """
@@ -179,7 +179,7 @@ class Parameter:
 
     @property
     def calls(self) -> frozenset[Call]:
-        """Any of the kernel calls that serve what is asked for."""
+        """The kernel calls that serve what is asked for."""
         tiers = {form: self.tiers if LAYOUTS[form].free else (Tier.DEVICE,) for form in self.forms}
         return frozenset(Call(form, self.pooled, tier) for form, its in tiers.items() for tier in its)
 
@@ -189,7 +189,7 @@ class Parameter:
         return FORMS if self.pooled else CUT_FORMS
 
     def split_rule(self, name: str) -> TableRule | None:
-        """TorchRec's constraints on splitting, as ours; None if there are none."""
+        """Translate TorchRec's constraints on splitting into our rule; None if there are none."""
         said = self.said
         may_split = not said.sharding_types or SPLIT in said.sharding_types
         may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
@@ -200,11 +200,11 @@ class Parameter:
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=said.min_partition)
 
     def form_rule(self, name: str) -> TableRule | None:
-        """The forms that it may lie in; None if it may lie in any."""
+        """Build the rule that names the forms the table may lie in; None if it may lie in any."""
         return None if set(self.forms) == set(self._known_forms) else TableRule(escape(name), forms=self.forms)
 
     def tier_rule(self, name: str) -> TableRule | None:
-        """The memories that it may lie in, where TorchRec's constraints name kernels or the cache's size."""
+        """Build the rule on the table's memories, where TorchRec's constraints name kernels or the cache's size."""
         cache, tiers = self.said.cache_params, self.tiers
         share = None if cache is None else cache.load_factor
         if share is None and len(tiers) in (0, len(KERNELS)):
@@ -217,7 +217,7 @@ def _lookups_of(given: ParameterConstraints) -> tuple[object, ...]:
 
 
 def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
-    """Lookups per sample of a batch, over features with batches of their own."""
+    """Sum up lookups per sample of a batch, over features with batches of their own."""
     each = zip(lookups, poolings, batches, strict=True)
     return float(sum(factor * count * batch / batch_size for factor, count, batch in each))
 
@@ -227,7 +227,7 @@ def _for_each(values: Sequence[float], count: int) -> Sequence[float]:
 
 
 def named(tables: Sequence[Parameter]) -> dict[str, Parameter]:
-    """By the name of the table; by path and name where several collections have one of that name."""
+    """Name tables: by their own names, or by path and name where several collections have one of that name."""
     count = Counter(table.name for table in tables)
     return {table.name if count[table.name] == 1 else table.qualified_name: table for table in tables}
 
@@ -237,7 +237,7 @@ def parameters_of(
     sharders: Sequence[ModuleSharder[nn.Module]],
     constraints: Mapping[str, ParameterConstraints] | None = None,
 ) -> Iterator[Parameter]:
-    """Every parameter that the sharders would shard; those of a module in several places once.
+    """Yield every parameter that the sharders would shard; those of a module in several places once.
 
     `constraints` are TorchRec's, by name of the table.
     """
@@ -262,7 +262,7 @@ def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Itera
 
 
 def _configs(module: Any) -> Mapping[str, Any]:
-    """By name, of a module whose tables may be planned here; none of any other."""
+    """Look up the configs, by name, of a module whose tables may be planned here; none of any other."""
     if isinstance(module, EmbeddingCollection):
         return {config.name: config for config in module.embedding_configs()}
     inner = module._embedding_bag_collection if isinstance(module, FeatureProcessedEmbeddingBagCollection) else module

@@ -37,7 +37,7 @@ _LAYOUTS = {word: layout for layout in LAYOUTS.values() for word in layout.words
 
 
 def _told(part: str, mark: Any) -> Any:
-    """A method that tells a part of a shard's ms, marked as TorchRec's decorators do, which have no types."""
+    """Make a method that tells a part of a shard's ms, marked as TorchRec's decorators do, which have no types."""
     return mark(lambda config, ctx: float(getattr(config._perf(ctx), part)))
 
 
@@ -62,7 +62,7 @@ class SimulatorPerfConfig(HardwarePerfConfig):
         self._last: tuple[ShardPerfContext, Perf] | None = None
 
     def _perf(self, ctx: ShardPerfContext) -> Perf:
-        """All of a shard's ms; TorchRec asks for one after the other."""
+        """Estimate all of a shard's ms at once; TorchRec asks for one after the other."""
         if self._last is None or self._last[0] is not ctx:
             try:
                 self._last = ctx, self._estimated(ctx)
@@ -71,7 +71,7 @@ class SimulatorPerfConfig(HardwarePerfConfig):
         return self._last[1]
 
     def _estimated(self, ctx: ShardPerfContext) -> Perf:
-        """By the plan of a task of this table alone, of which the first device counts.
+        """Cost the plan of a task of this table alone, of which the first device counts.
 
         Raises:
             UserError: the models don't know such a table, form or memory.
@@ -87,7 +87,7 @@ class SimulatorPerfConfig(HardwarePerfConfig):
 
 
 def _alone(ctx: ShardPerfContext, known: Table | None) -> Plan:
-    """The plan of a task of one table, as wide as the shard, in the form and memory that TorchRec says.
+    """Build the plan of a task of one table, as wide as the shard, in the form and memory that TorchRec says.
 
     Raises:
         UserError: there are no such tables or plans.
@@ -106,7 +106,7 @@ def _alone(ctx: ShardPerfContext, known: Table | None) -> Plan:
 
 
 def _guessed(ctx: ShardPerfContext, batch_size: int) -> Table:
-    """A table as TorchRec tells it, as wide as the shard, read as by a Zipf law at a global batch size.
+    """Build a table as TorchRec tells it, as wide as the shard, read as by a Zipf law at a global batch size.
 
     Raises:
         UserError: there are no such tables.

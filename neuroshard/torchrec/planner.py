@@ -173,7 +173,7 @@ class NeuroShardPlanner(ShardingPlanner):
         self.last_groups: Groups | None = None
 
     def plan(self, module: nn.Module, sharders: Sharders | None = None) -> ShardingPlan:
-        """The plan for `module`, which may be on the meta device; modules without a sharder are left out.
+        """Plan `module`, which may be on the meta device; modules without a sharder are left out.
 
         Args:
             module: holds the collections of tables.
@@ -186,7 +186,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._planned(module, sharders, dist.GroupMember.WORLD)
 
     def search(self, module: nn.Module, sharders: Sharders | None = None) -> Plan:
-        """As `plan`, in our form, of the tables that are planned here: to be saved, costed, evaluated.
+        """Find the plan as `plan` does, in our form, of the tables planned here: to be saved, costed, evaluated.
 
         Raises:
             UserError: as `plan`; or none is planned here.
@@ -208,7 +208,7 @@ class NeuroShardPlanner(ShardingPlanner):
         max_moved_bytes: int | str | None = None,
         **settings: Any,
     ) -> Replanned:
-        """The previous plan, changed for tables that came or went, or for another number of devices.
+        """Change the previous plan for tables that came or went, or for another number of devices.
 
         Args:
             module: as it is now.
@@ -227,7 +227,7 @@ class NeuroShardPlanner(ShardingPlanner):
     def collective_plan(
         self, module: nn.Module, sharders: Sharders | None = None, pg: dist.ProcessGroup | None = None
     ) -> ShardingPlan:
-        """The plan that rank 0 of the process group finds, on all of its ranks; so are `last_plan` and `last_cost`.
+        """Plan on rank 0 of the process group, and give the plan, `last_plan` and `last_cost` to all of its ranks.
 
         Raises:
             UserError: rank 0 found none; on every rank.
@@ -244,7 +244,7 @@ class NeuroShardPlanner(ShardingPlanner):
         max_moved_bytes: int | str | None = None,
         **settings: Any,
     ) -> Replanned:
-        """What `replan` gives on rank 0 of the process group, on all of its ranks.
+        """Call `replan` on rank 0 of the process group, and give what it returns to all of its ranks.
 
         Raises:
             UserError: rank 0 found none; on every rank.
@@ -265,7 +265,7 @@ class NeuroShardPlanner(ShardingPlanner):
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Found], group: dist.ProcessGroup
     ) -> tuple[_Found, Plan | None, Cost | None, Groups | None] | UserError:
-        """What is found, for all ranks; an error is an answer too: they wait for one."""
+        """Find what all ranks are to have; an error is an answer too: they wait for one."""
         try:
             found, plan = find(group), self.last_plan
             its = plan and replace(plan)  # without what was worked out of it
@@ -274,7 +274,7 @@ class NeuroShardPlanner(ShardingPlanner):
             return error
 
     def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
-        """The whole plan: out of the file that it is kept in, or found, reported and kept by rank 0 of the group."""
+        """Read the whole plan from the file that it is kept in, or find it; report it, and keep a new one on rank 0."""
         started = perf_counter()
         models = self._models(module, sharders)
         kept = kept_in(self._keep) if self._keep else None
@@ -282,7 +282,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._finished(found, group, started)
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
-        """The plan that was kept, where it was made for just what is asked; else another one."""
+        """Take the plan that was kept, where it was made for just what is asked; else find another one."""
         others = [kept.differences(self._asked_for(one), device_memory(one.left)) for one in models]
         if () in others:
             _log.info("the plan is the one that %s holds", self._keep)
@@ -295,7 +295,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._best(models, self._found)
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
-        """What the plan loader brings, if there is one; None, with a warning, where it fits none of the groups."""
+        """Take what the plan loader brings, if there is one; None, with a warning, where it fits none of the groups."""
         loader = self._loader
         if loader is None:
             return None
@@ -311,7 +311,7 @@ class NeuroShardPlanner(ShardingPlanner):
             return None
 
     def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":
-        """What is found for the model on the groups that cost least.
+        """Find a plan for the model on every one of the groups, and choose the one that costs least.
 
         Raises:
             UserError: nothing is found for any of the groups; the first one's.
@@ -331,11 +331,11 @@ class NeuroShardPlanner(ShardingPlanner):
         return min(found, key=lambda way: way.total_ms)
 
     def _found(self, model: Model) -> "_Way":
-        """What is found for a model from nothing."""
+        """Find a plan for a model from nothing."""
         return self._searched(model, Finder.found)
 
     def _searched(self, model: Model, search: Callable[[Finder, Task], Plan]) -> "_Way":
-        """What TorchRec plans of a model, and what is searched for the rest, where there is any."""
+        """Have TorchRec plan what is delegated to it, and find a plan for the rest of a model, where there is any."""
         finder = self._finder_of(model)
         others, left = model.others()
         plan = search(finder, model.asked.task(model.tables, left)) if model.tables else None
@@ -364,7 +364,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return Replanned(whole, after, table_changes(before, after))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
-        """The whole plan, reported, remembered, and kept by rank 0 of the group if it is new."""
+        """Report and remember the whole plan; rank 0 of the group keeps it if it is new."""
         model, reports, took_s = found.model, self._reports, perf_counter() - started
         if found.kept:
             reports = replace(reports, callbacks=())  # they had it before it was kept
@@ -378,11 +378,11 @@ class NeuroShardPlanner(ShardingPlanner):
         return whole
 
     def _asked_for(self, model: Model) -> dict[str, str]:
-        """What a plan that is kept would be made for: nothing where none is."""
+        """Digest what a plan that is kept would be made for: nothing where none is."""
         return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
-        """The model on each of the groups that there may be."""
+        """List the model on each of the groups that there may be."""
         sharders = sharders or get_default_sharders()
         if remark := precision_remark(sharders, self._finder.simulator.models):
             _log.warning(remark)
@@ -391,7 +391,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return [model, *(model.on(asked) for asked in self._asked[1:])]
 
     def _finder_of(self, model: Model) -> Finder:
-        """The finder, with costs that count how the model's groups are synchronised."""
+        """Build the finder whose costs count how the model's groups are synchronised."""
         groups, simulator = model.asked.groups, self._finder.simulator
         if groups.num_groups == 1 or not model.tables:
             return self._finder
@@ -400,7 +400,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return replace(self._finder, simulator=counted)
 
     def _remember(self, found: "_Way", plan: Plan | None) -> None:
-        """The plan, and what it costs, which is logged."""
+        """Remember the plan and its cost, which is logged."""
         self.last_plan, self.last_cost, self.last_groups = None, None, found.model.asked.groups
         if plan is None:
             return
@@ -440,7 +440,7 @@ class _Way:
 
 
 def _simulator(models: CostModels, hides_input: bool) -> Simulator:
-    """With costs that count the exchange of indices where a job's pipeline hides it behind nothing."""
+    """Build the simulator, whose costs count the exchange of indices where a job's pipeline doesn't hide it."""
     if not hides_input and models.input is None:
         _log.warning("these models don't know the exchange of indices, which no pipeline hides: costs leave it out")
     return Simulator(models, count_input=not hides_input and models.input is not None)

@@ -40,7 +40,7 @@ Callback = Callable[[list[ShardingOption]], list[ShardingOption]]
 
 
 def late_remark(took_s: float, limit_s: int | None) -> str | None:
-    """A line where planning took longer than it should."""
+    """Say that planning took longer than it should; None where it didn't."""
     if limit_s is None or took_s <= limit_s:
         return None
     return (
@@ -50,7 +50,7 @@ def late_remark(took_s: float, limit_s: int | None) -> str | None:
 
 
 def precision_remark(sharders: Sharders, models: CostModels) -> str | None:
-    """A line where sharders' codecs (`QCommsConfig`) take other bytes of an element than the models; None elsewhere."""
+    """Say where sharders' codecs (`QCommsConfig`) take other bytes of an element than the models; None elsewhere."""
     codecs = [
         codec for sharder in sharders for codec in (getattr(sharder, "qcomm_codecs_registry", None) or {}).values()
     ]
@@ -68,7 +68,7 @@ def precision_remark(sharders: Sharders, models: CostModels) -> str | None:
 
 
 def loading_remarks(plan: Plan) -> tuple[str, ...]:
-    """A line where TorchRec can't load weights into a plan: it reads all shards of columns as wide as the first one."""
+    """Say where TorchRec can't load weights into a plan: it reads all shards of columns as wide as the first one."""
     pairs = zip(plan.task.tables, plan.by_table, strict=True)
     cut = [table.name for table, its in pairs if len({placed.shard.dim for placed in its}) > 1]
     if not cut:
@@ -96,7 +96,7 @@ class Reports:
     def told(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
-        """The plan of the whole model and ours in it, after callbacks had it and reports said what it is.
+        """Hand the whole model's plan and ours in it to callbacks, then to reports; return both as callbacks left them.
 
         `simulator` predicts what ours costs.
 
@@ -134,7 +134,7 @@ class Reports:
 def _options(
     simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None
 ) -> list[ShardingOption]:
-    """The plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's."""
+    """List the plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's."""
     options = model.options(sharding_plan, plan)
     ours, others = options[: len(model.tables)], options[len(model.tables) :]
     topology, constraints = model.asked.topology, dict(model.asked.constraints)
@@ -149,7 +149,7 @@ def _options(
 
 
 def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
-    """What reports have no column for: how even a plan is, how full devices (D,) of such bytes are, by which models.
+    """Say what reports have no column for: how even a plan is, how full devices (D,) of such bytes are, which models.
 
     Full of tables and of all that is kept free or planned elsewhere.
     """
@@ -203,7 +203,7 @@ def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: 
 
 
 def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> FloatArray:
-    """(S,) parts of devices' totals (D,), by weights (S,) of what lies on each; alike where they are all zero."""
+    """Split devices' totals (D,) by weights (S,) of what lies on each, into (S,); alike where all are zero."""
     weight = np.maximum(weight, 0) + 1e-12
     parts: FloatArray = total_ms[devices] * weight / np.bincount(devices, weight, minlength=len(total_ms))[devices]
     return parts

@@ -36,7 +36,7 @@ def profile(
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
     max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
-    """The tables of a model, with the statistics of its own lookups: what `NeuroShardPlanner` plans best with.
+    """Count the lookups of a model's tables in batches: the statistics that `NeuroShardPlanner` plans best with.
 
     Pooled and sequence tables, as `ns.tables_from_batches`: batches are joined to global ones, lookups of all features
     of a table add up, and those of each are in `Counted.lookups`. The model isn't run, and may be on the meta device.
@@ -82,7 +82,7 @@ def _devices() -> int:
 
 
 def _by_key(batch: object, features: Callable[[Any], Any] | None) -> dict[str, KeyedJaggedTensor]:
-    """The tensor that holds each key.
+    """Find the tensor that holds each key.
 
     Raises:
         UserError: there are none, or two with one key.
@@ -116,7 +116,7 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
 
 
 def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]]) -> int:
-    """Of the first batch.
+    """Count the samples of the first batch.
 
     Raises:
         UserError: it has none, or there is no batch.
@@ -133,7 +133,7 @@ def _read(
     tensors: Mapping[str, KeyedJaggedTensor],
     place: int,
 ) -> list[Features]:
-    """(T,) lookups of each table's features in a batch."""
+    """Read the lookups of each table's features in a batch, (T,)."""
     return [
         {key: _lookups(tensors, key, shape, place) for key in parameter.config.feature_names}
         for parameter, shape in zip(parameters.values(), shapes, strict=True)

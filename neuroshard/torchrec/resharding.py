@@ -43,7 +43,7 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tup
 
 
 def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
-    """The parameters of each module that lie elsewhere in another plan, as `DistributedModelParallel.reshard` has them.
+    """Find the parameters of each module that lie elsewhere in another plan, as TorchRec's `reshard` takes them.
 
     A whole table keeps the word that it has, table_wise or column_wise: in one shard both are the same.
 
@@ -62,13 +62,13 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
 
 
 def _places(sharding: ParameterSharding) -> tuple[object, ...]:
-    """What of a table's shards tells whether they lie elsewhere; copies lie everywhere."""
+    """Collect what of a table's shards tells whether they lie elsewhere; copies lie everywhere."""
     shards = [(*shard.shard_offsets, *shard.shard_sizes) for shard in shards_of(sharding)]
     return sharding.ranks if shards else None, shards, sharding.compute_kernel
 
 
 def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
-    """How a table lies afterwards, by the sharding type that it has.
+    """Describe how a table lies afterwards, by the sharding type that it has.
 
     Raises:
         UserError: TorchRec can't move it.
@@ -172,11 +172,11 @@ def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShard
 
 
 def _columns(sharding: ParameterSharding) -> set[tuple[int, int]]:
-    """Every column of a table with the rank that has it."""
+    """Collect every column of a table with the rank that has it."""
     held = zip(_ranges(sharding), sharding.ranks or (), strict=True)
     return {(rank, column) for (first, count), rank in held for column in range(first, first + count)}
 
 
 def _ranges(sharding: ParameterSharding) -> list[tuple[int, int]]:
-    """The first column of every shard, and how many it has."""
+    """List the first column of every shard, and how many it has."""
     return [(shard.shard_offsets[1], shard.shard_sizes[1]) for shard in shards_of(sharding)]

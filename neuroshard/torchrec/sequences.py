@@ -17,12 +17,12 @@ _SERVED = (WHOLE, SPLIT, ShardingType.ROW_WISE.value)
 
 
 def has_index_dedup(sharder: Any) -> bool:
-    """Whether the collections of a sharder of sequence tables exchange each index of a device's batch once."""
+    """Tell whether a sharder's collections of sequence tables exchange each index of a device's batch once."""
     return bool(getattr(sharder, "_use_index_dedup", False) or get_ec_index_dedup())
 
 
 def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
-    """A sequence table as its devices are asked for it where each device sends an index once, for all features.
+    """Reduce a sequence table to what its devices are asked for where each sends an index once, for all features.
 
     Unique rows stay what they are; lookups, and outputs with them, become fewer. Inside a block of `row_lookups` they
     are taken as spread evenly.

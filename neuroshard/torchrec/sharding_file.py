@@ -35,13 +35,13 @@ def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
 
 
 def file_content(sharding_plan: ShardingPlan, remarks: Sequence[str] = ()) -> dict[str, Any]:
-    """What the file of a plan holds, JSON-ready; remarks are for people who look into it."""
+    """Build what the file of a plan holds, JSON-ready; remarks are for people who look into it."""
     said = {"remarks": list(remarks)} if remarks else {}
     return {"format": _FORMAT, **said, "modules": modules_json(sharding_plan)}
 
 
 def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
-    """The parameters of every module, JSON-ready; what isn't of tables is left out."""
+    """Describe the parameters of every module, JSON-ready; what isn't of tables is left out."""
     return {
         module: {name: _parameter_json(parameter) for name, parameter in module_plan.items()}
         for module, module_plan in sharding_plan.plan.items()
@@ -67,7 +67,7 @@ def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
 
 
 def _cache_json(cache: CacheParams) -> dict[str, Any]:
-    """What of a cache is a job's to set; statistics are not kept."""
+    """Describe what of a cache is a job's to set, JSON-ready; statistics are not kept."""
     algorithm = None if cache.algorithm is None else cache.algorithm.name
     return {
         "algorithm": algorithm,
@@ -99,7 +99,7 @@ class _Cache:
             raise unknown_name("cache algorithm", self.algorithm, CacheAlgorithm.__members__)
 
     def read(self) -> CacheParams:
-        """Return the cache parameters as TorchRec's own type."""
+        """Convert the cache parameters to TorchRec's own type."""
         algorithm = None if self.algorithm is None else CacheAlgorithm[self.algorithm]
         return CacheParams(algorithm, self.load_factor, self.reserved_memory, None, self.prefetch_pipeline)
 
@@ -135,7 +135,7 @@ class _File:
 
 
 def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> ShardingPlan:
-    """The plan in a file that `save_sharding_plan`, or `neuroshard export to=torchrec`, wrote.
+    """Read the plan in a file that `save_sharding_plan`, or `neuroshard export to=torchrec`, wrote.
 
     Args:
         path: of the file.
@@ -151,7 +151,7 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 
 
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
-    """Tables that have no module in the one that has them, by their names, alone or behind its path."""
+    """Assign tables without a module to the one that has them, by their names, alone or behind its path."""
     paths: dict[str, list[tuple[str, str]]] = {}
     for found in parameters_of(model, get_default_sharders()):
         for known_as in {found.name, found.qualified_name}:
@@ -167,7 +167,7 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
 
 
 def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
-    """The plan of what stands in a file; `where` begins an error.
+    """Build the plan of what stands in a file; `where` begins an error.
 
     Raises:
         UserError: TorchRec has no such shards.

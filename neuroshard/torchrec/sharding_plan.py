@@ -34,8 +34,10 @@ def to_sharding_plan(
     local_world_size: int | None = None,
     cache: CacheParams | None = None,
 ) -> ShardingPlan:
-    """The plan for DistributedModelParallel: the dense kernel for copies, the fused one for all else, or its forms for
-    tables in host memory, behind a cache or not.
+    """Translate our plan into TorchRec's, for DistributedModelParallel.
+
+    Copies have the dense kernel, and all else the fused one, or its forms for tables in host memory, behind a cache or
+    not.
 
     Args:
         plan: table-wise where a table is whole, column-wise where it is cut in columns (shards of unequal width stay
@@ -80,7 +82,7 @@ def to_sharding_plan(
 
 
 def parameter_name(table: str, path: str) -> str:
-    """The table's name inside its module: names that aren't unique over all modules carry the module's path."""
+    """Name a table inside its module: a name that isn't unique over all modules loses the module's path."""
     return table.removeprefix(f"{path}.")
 
 
@@ -93,7 +95,7 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
 
 
 def _as_one_group(kind: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
-    """Column-wise for a whole pooled table beside tables that are cut.
+    """Choose column-wise for a whole pooled table beside tables that are cut.
 
     TorchRec exchanges, looks up and permutes for every sharding type of a collection by itself; in one shard the words
     mean the same. (Of sequence tables it reads all column-wise shards as equally wide.)
@@ -106,7 +108,7 @@ def _as_one_group(kind: ShardingType, table: Table, beside_cut: bool) -> Shardin
 def _parameter(
     places: Sequence[tuple[Placement, str]], kind: ShardingType, layout: Layout, cache: CacheParams | None
 ) -> ParameterSharding:
-    """Of the placements of one table, in order of columns and then rows, and their devices' names."""
+    """Build a table's sharding of its placements, in order of columns and then rows, and their devices' names."""
     copied, home = kind is ShardingType.DATA_PARALLEL, places[0][0].home
     shards = [ShardMetadata([it.shard.row, it.shard.column], [it.shard.rows, it.shard.dim], at) for it, at in places]
     return ParameterSharding(
@@ -119,14 +121,14 @@ def _parameter(
 
 
 def parameters_in(sharding_plan: ShardingPlan) -> Iterator[tuple[str, str, ParameterSharding]]:
-    """Path of the module, name and sharding of every parameter; what modules without tables have is left out."""
+    """Yield module path, name and sharding of every parameter; what modules without tables have is left out."""
     for path, module_plan in sharding_plan.plan.items():
         if isinstance(module_plan, Mapping):
             yield from ((path, name, sharding) for name, sharding in module_plan.items())
 
 
 def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
-    """TorchRec's plan as ours; column shards of a table that lie on one device become one.
+    """Translate TorchRec's plan into ours; column shards of a table that lie on one device become one.
 
     Args:
         task: its tables bear the names of the plan's parameters, or "path.name" where that isn't unique; its topology
@@ -156,7 +158,7 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
 
 
 def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
-    """Of the table of that index.
+    """Read the placements of the table of that index.
 
     Raises:
         UserError: its shards don't make it up, or not as the sharding type wants them.

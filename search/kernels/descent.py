@@ -28,7 +28,7 @@ _MOST_STEPS = 10_000  # float32's noise must not keep a descent going for ever
 
 
 class _Touched(NamedTuple):
-    """Which items (I,) and which devices (D,) steps have changed."""
+    """The items (I,) and the devices (D,) that steps have changed."""
 
     items: BoolArray
     devices: BoolArray
@@ -80,7 +80,7 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @kernel
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """(n, 4) what the plan of a number holds otherwise than the start; after that its arrays are the start's again."""
+    """List what plan `number` holds otherwise than the start, (n, 4), and make its arrays the start's again."""
     items, devices, found = np.flatnonzero(touched.items), np.flatnonzero(touched.devices), 0
     changes = np.empty((len(items) * len(devices), 4), np.int64)
     for d in devices:
@@ -98,7 +98,7 @@ def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> 
 def _shake(
     plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, int]:
-    """One random step that is allowed, if some are drawn before long; bytes more that it moves."""
+    """Take one random step that is allowed, if one is drawn before long; count the bytes more that it moves."""
     held = plan.held
     limits, first, size_bytes = all_shards.limits, all_shards.first, all_shards.size_bytes
     for _ in range(_TRIES):
@@ -140,14 +140,14 @@ def _allowed(plan: Contents, limits: Limits, step: tuple[int, int, int, int, int
 
 @kernel
 def _bytes_at(size_bytes: IntArray, first: IntArray, held: IntArray, item: int, device: int, more: int) -> int:
-    """Bytes that `more` units of an item add on a device."""
+    """Count the bytes that `more` units of an item add on a device."""
     before = first[item] + held[item, device]
     return int(size_bytes[before + more] - size_bytes[before])
 
 
 @kernel
 def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
-    """Bytes more that have to be moved after a step."""
+    """Count the bytes more that have to be moved after a step."""
     source, target, out, portion, back = step
     moved = moved_by(all_shards, plan.held, bounds.before, out, portion, (source, target))
     if back >= 0:
@@ -159,7 +159,7 @@ def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[in
 def _apply(
     plan: Contents, touched: _Touched, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs
 ) -> tuple[Contents, int]:
-    """Take a step; the plan after it, and how many units of the item that comes back moved."""
+    """Take a step; return the plan after it, and how many units of the item that comes back moved."""
     source, target, out, portion, back = step
     back_units = plan.held[back, target] if back >= 0 else 0
     _put(plan, all_shards, out, source, -portion)
@@ -181,7 +181,7 @@ def _apply(
 
 @kernel
 def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units: int) -> Contents:
-    """What was held before a step."""
+    """Restore what was held before a step."""
     source, target, out, portion, back = step
     plan.held[out, source] += portion
     plan.held[out, target] -= portion
@@ -193,7 +193,7 @@ def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units:
 
 @kernel
 def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
-    """The plan with what is held by a step's devices of its items listed anew."""
+    """List anew what a step's devices hold of its items."""
     source, target, out, _, back = step
     lists = plan.lists
     for item in (out, back):
@@ -216,7 +216,7 @@ def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: i
 def _descend(
     plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, int]:
-    """The best step from the most loaded devices until none helps; how many were looked at."""
+    """Take the best step from the most loaded devices until none helps; count the plans looked at."""
     best = Steps(np.empty((1, 5), np.int64), np.empty(1))
     left, looked = bounds.bytes_left, 0
     for _ in range(_MOST_STEPS):

@@ -10,7 +10,7 @@ from neuroshard.stages.search.space.items import Limits
 
 
 class Lists(NamedTuple):
-    """Where items lie.
+    """Lists of where items lie.
 
     Attributes:
         shards: (I,) devices that hold each item.
@@ -47,7 +47,7 @@ def listed(held: IntArray) -> Lists:
 
 @kernel
 def on_device(lists: Lists, device: int) -> IntArray:
-    """The items that a device holds, ascending."""
+    """List the items that a device holds, ascending."""
     return lists.items[lists.start[device] : lists.start[device + 1]]
 
 
@@ -162,7 +162,7 @@ def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
 def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
-    """What is left of a device's forward transfer when the last device has started; waits are `device_waits`'."""
+    """Compute what is left of a device's forward transfer when the last one has started; waits: `device_waits`'."""
     table, lead = exchanges.parts, exchanges.lead
     a, x = _cell(own / exchanges.own_step, table.shape[0])
     b, y = _cell((widest - exchanges.widest_first) / exchanges.widest_step, table.shape[1])
@@ -194,7 +194,7 @@ def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float
 
 
 class Costs(NamedTuple):
-    """What plans are estimated by.
+    """The models' numbers that plans are estimated by.
 
     Attributes:
         bias, weight: (H,) of the compute model's head.
@@ -213,7 +213,7 @@ class Costs(NamedTuple):
 
 @fast_leaf
 def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
-    """The score of sums `base` after one vector more and one less."""
+    """Compute the score of sums `base` after one vector more and one less."""
     total = np.float32(0)
     for h in range(len(weight)):
         total += max(base[h] + plus[h] - minus[h], np.float32(0)) * weight[h]
@@ -222,7 +222,7 @@ def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weig
 
 @kernel
 def fill(contents: Contents, device: int, all_shards: AllShards, costs: Costs) -> None:
-    """Add up all else of a device from what it holds."""
+    """Add up a device's sums, bytes, units and score from what it holds."""
     held, lists, sums, size, units, score = contents
     sums[device], size[device], units[device], score[device] = costs.bias, 0, 0.0, 0.0
     for item in on_device(lists, device):
@@ -237,7 +237,7 @@ def fill(contents: Contents, device: int, all_shards: AllShards, costs: Costs) -
 
 @kernel
 def contents_of(held: IntArray, all_shards: AllShards, costs: Costs) -> Contents:
-    """Add up all else of every device from what they hold (I, D)."""
+    """Add up the sums, bytes, units and score of every device from what they hold (I, D)."""
     devices = held.shape[1]
     sums, units = np.empty((devices, len(costs.bias)), np.float32), np.empty(devices)
     contents = Contents(held, listed(held), sums, np.empty(devices, np.int64), units, np.empty(devices))
@@ -248,7 +248,7 @@ def contents_of(held: IntArray, all_shards: AllShards, costs: Costs) -> Contents
 
 @leaf
 def ready_ms(costs: Costs, device: int, score: float, units: float, widest: float) -> float:
-    """When a device's backward communication and compute have ended."""
+    """Compute when a device's backward communication and compute have ended, ms."""
     compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
     return float(compute + costs.base_ms[device] + backward_ms(costs.exchanges, units, widest))
 
@@ -264,7 +264,7 @@ def ready_all(contents: Contents, costs: Costs) -> FloatArray:
 
 @kernel
 def estimate_ms(contents: Contents, costs: Costs) -> float:
-    """The cost of a plan, estimated."""
+    """Estimate the cost of a plan, ms."""
     return step_ms(costs.exchanges, ready_all(contents, costs), contents.units)
 
 
@@ -303,7 +303,7 @@ def after_ms(
     ends: tuple[tuple[float, float], tuple[float, float]],
     now: tuple[float, float],
 ) -> float:
-    """A plan's cost after a step.
+    """Estimate a plan's cost after a step, ms.
 
     `ends` are the scores and units of its two `devices` then, `count` all devices, `now` the widest device's units and
     the mean before the step.

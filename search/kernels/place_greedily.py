@@ -11,7 +11,7 @@ from neuroshard.stages.search.space.sizes import Room, may_join, takes_bytes
 
 
 class PlacementGrid(NamedTuple):
-    """Where P layouts of S shards go under each of M caps on D devices.
+    """Placements of P layouts of S shards under each of M caps on D devices.
 
     Attributes:
         shards: (P, S, 2) item and width, in the order in which they are placed.
@@ -80,7 +80,7 @@ def _least_given(gives: FloatArray, least: FloatArray) -> None:
 
 @kernel
 def _remembered(room: Room, layout: IntArray) -> BoolArray:
-    """Which items (I,) of a layout (S, 2) may meet their own shards or rivals.
+    """Tell which items (I,) of a layout (S, 2) may meet their own shards or rivals.
 
     What is held matters for these alone: that matrix is large, and to write to it takes longer than all else.
     """
@@ -91,7 +91,7 @@ def _remembered(room: Room, layout: IntArray) -> BoolArray:
 
 @leaf
 def _without_full(heap: IntArray, size: int, room: Room, least: float, score: FloatArray) -> int:
-    """Leave devices out of a heap that may not give out `least` units more; how many there are then."""
+    """Take devices that may not give out `least` units more out of a heap; count those that stay."""
     kept = 0
     for node in range(size):
         if room.free_units[heap[node]] >= least:

@@ -24,7 +24,7 @@ SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
 
 
 class Bounds(NamedTuple):
-    """What no step may go beyond.
+    """Limits that no step may go beyond.
 
     Attributes:
         memory_bytes: (D,).
@@ -38,7 +38,7 @@ class Bounds(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Where the best steps are written: (K, 5) the columns above, and (K,) what each leads to, estimated."""
+    """Room for the best steps: (K, 5) the columns above, and (K,) what each leads to, estimated."""
 
     steps: IntArray
     estimate: FloatArray
@@ -48,7 +48,7 @@ class Steps(NamedTuple):
 def may_move(
     limits: Limits, held: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
-    """Whether `portion` units of an item may go from one of the `ends` to the other, while `leaving` goes back.
+    """Tell whether `portion` units of an item may go from one of the `ends` to the other, while `leaving` goes back.
 
     The item is on `shards` devices now.
     """
@@ -65,7 +65,7 @@ def may_move(
 
 @leaf
 def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int) -> int:
-    """Bytes more that have to be moved to a device where `now` units of an item become `then`; once there `was`."""
+    """Count the bytes more to be moved to a device where `now` units of an item become `then`; once there `was`."""
     first, state_bytes = all_shards.first[item], all_shards.state_bytes
     there = state_bytes[first + was]
     return int(max(state_bytes[first + then] - there, 0) - max(state_bytes[first + now] - there, 0))
@@ -75,7 +75,7 @@ def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int)
 def moved_by(
     all_shards: AllShards, held: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Bytes more that have to be moved when `portion` units of an item go from one of the `ends` to the other."""
+    """Count the bytes more to be moved when `portion` units of an item go from one of the `ends` to the other."""
     source, target = ends
     now_source, now_target = held[item, source], held[item, target]
     less = _more_moved(all_shards, item, before[item, source], now_source, now_source - portion)
@@ -85,7 +85,7 @@ def moved_by(
 
 @kernel
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
-    """Write a step down, in place of the worst if there is no room; how many there are then."""
+    """Write a step down, in place of the worst if there is no room; return how many there are then."""
     place = count
     if count == len(best.estimate):
         place = int(np.argmax(best.estimate))
@@ -99,7 +99,7 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
-    """Return whether a step is no better than `worth` because a device with such score and units is ready late."""
+    """Tell whether a step is no better than `worth` because a device with such score and units is ready late."""
     return bool(ready_ms(costs, device, score, units, widest) + left_ms >= worth)
 
 
@@ -227,7 +227,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
 def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:
-    """Return the score of sums `base` after one vector more and two less."""
+    """Compute the score of sums `base` after one vector more and two less."""
     total = np.float32(0)
     for h in range(len(weight)):
         total += max(base[h] + plus[h] - minus[h] - gone[h], np.float32(0)) * weight[h]

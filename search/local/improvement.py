@@ -11,7 +11,7 @@ _TOGETHER = 10  # shakes of one plan that are costed in one call
 
 
 def predicted_ms(plan: CostedPlan) -> float:
-    """Ranks plans by their predicted cost."""
+    """Return a plan's predicted cost, ms, for plans to be ranked by."""
     return plan.cost_ms
 
 
@@ -39,7 +39,7 @@ class Improvement:
     seed: Seed = 0
 
     def improve(self, local: LocalSearch, plan: CostedPlan) -> CostedPlan:
-        """The cheapest plan found, never one that costs more than `plan`."""
+        """Improve `plan` by local search; return the cheapest plan found, never one that costs more."""
         first = local.best_step(plan) or plan
         first = min([first, *local.others(first, 0, [self.seed])], key=predicted_ms)
         most = float("inf") if self.max_plans is None else local.looked + self.max_plans
@@ -56,7 +56,7 @@ class Improvement:
 
 
 def _descend(local: LocalSearch, plan: CostedPlan, most: float) -> CostedPlan:
-    """The best step again and again until none helps, or so many plans were looked at."""
+    """Take the best step again and again until none helps, or so many plans were looked at."""
     while local.looked < most and (cheaper := local.best_step(plan)) is not None:
         plan = cheaper
     return plan

@@ -55,12 +55,12 @@ class CostedPlan:
 
     @property
     def held(self) -> IntArray:
-        """(I, D) units of 4 columns of each item on each device."""
+        """Units of 4 columns of each item on each device, (I, D)."""
         return self.contents.held
 
     @property
     def units(self) -> FloatArray:
-        """(D,) of 4 columns, that a sample gets of each device."""
+        """Units of 4 columns that a sample gets of each device, (D,)."""
         return self.contents.units
 
 
@@ -90,13 +90,13 @@ class LocalSearch:
         return self._looked
 
     def costed(self, held: IntArray) -> CostedPlan:
-        """The plan `held` (I, D), costed."""
+        """Cost the plan `held` (I, D)."""
         return self._costed([held.copy()])[0]
 
     def others(
         self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int], worth: float = np.inf
     ) -> list[CostedPlan]:
-        """Plans made of this one, each shaken by random steps and then improved by estimates, costed.
+        """Make plans of this one, each shaken by random steps and then improved by estimates, and cost them.
 
         Every one depends on its seed alone, so they are made in threads. Those that look dearer than `worth` times
         the cheapest, this plan among them, are left out.
@@ -124,7 +124,7 @@ class LocalSearch:
         return Bounds(self._memory_bytes, self._start, left)
 
     def _costed(self, every: Sequence[IntArray]) -> list[CostedPlan]:
-        """Plans that hold so much (I, D) each; one call of the communication models."""
+        """Cost plans that hold so much (I, D) each, in one call of the communication models."""
         plans = [contents_of(held, self._shards, self._costs) for held in every]
         units = np.stack([plan.units for plan in plans])
         compute_ms = self._head.finish(np.stack([plan.score for plan in plans])) * (units > 0)
@@ -133,7 +133,7 @@ class LocalSearch:
         return [CostedPlan(*its) for its in zip(plans, compute_ms, total_ms, ready_ms, strict=True)]
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
-        """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
+        """Find the cheapest plan one step from the devices that make this one expensive; None if none is cheaper."""
         steps = self.likely_steps(plan)
         if not len(steps):
             return None
@@ -144,7 +144,7 @@ class LocalSearch:
         return self.costed(applied(plan.held, steps[best]))
 
     def likely_steps(self, plan: CostedPlan) -> IntArray:
-        """(K, 5) steps, as the kernels have them, that are best by estimates, among those that are allowed."""
+        """Find the steps (K, 5), as the kernels have them, that are best by estimates, of those that are allowed."""
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
         found = [self._steps_from(plan, source) for source in sorted(sources)]
@@ -156,14 +156,14 @@ class LocalSearch:
         return likely
 
     def _steps_from(self, plan: CostedPlan, source: int) -> tuple[IntArray, FloatArray]:
-        """(K, 5) the steps from `source` that are best by their estimates (K,), among those that are allowed."""
+        """Find the steps (K, 5) from `source` that are best by their estimates (K,), of those that are allowed."""
         best = Steps(np.empty((_COSTED_STEPS, 5), dtype=np.int64), np.empty(_COSTED_STEPS))
         count, looked = best_steps(plan.contents, source, self._shards, self._bounds(plan), self._costs, np.inf, best)
         self._looked += looked
         return best.steps[:count], best.estimate[:count]
 
     def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
-        """(K,) costs of the plans after each of some steps (K, 5) alone."""
+        """Cost the plans after each of some steps (K, 5) alone, (K,)."""
         row = np.arange(len(steps))
         self._looked += 2 * steps.shape[0] * len(plan.units)
         compute_ms = np.tile(plan.compute_ms, (len(steps), 1))
@@ -176,7 +176,7 @@ class LocalSearch:
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
-        """(K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved item arrives."""
+        """Compute (K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved item arrives."""
         first, held = self._catalog.first, plan.held
         item, back = steps[:, ITEM_OUT], np.maximum(steps[:, ITEM_BACK], 0)
         moved = sign * steps[:, UNITS_OUT]
@@ -189,11 +189,11 @@ class LocalSearch:
         return plan.contents.sums[device] + vectors, plan.units[device] + given
 
     def _compute_ms(self, sums: Float32Array, units: FloatArray) -> FloatArray:
-        """(...,) of devices with sums (..., H), bias included; nothing for empty ones."""
+        """Compute ms of devices with sums (..., H), bias included, (...,); nothing for empty ones."""
         return self._head.finish(np.maximum(sums, 0) @ self._head.weight) * (units > 0)
 
     def _exchanges(self) -> Exchanges:
-        """What exchanges cost a device, by its units and the widest device's, where the others are about as wide."""
+        """Tabulate what exchanges cost a device, by its units and the widest's, where others are about as wide."""
         models, devices = self._catalog.simulator.models, len(self._memory_bytes)
         total = self._catalog.total_given
         own = np.linspace(0, 2 * total / devices, _OWN_STEPS)
@@ -214,14 +214,14 @@ class LocalSearch:
 
 
 def _changed(held: IntArray, changes: IntArray) -> IntArray:
-    """`held` (I, D) with other units, by (n, 3) items, devices and units."""
+    """Copy `held` (I, D) with other units, by (n, 3) items, devices and units."""
     after = held.copy()
     after[changes[:, 0], changes[:, 1]] = changes[:, 2]
     return after
 
 
 def applied(held: IntArray, step: IntArray) -> IntArray:
-    """`held` (I, D) after one step (5,)."""
+    """Apply one step (5,) to a copy of `held` (I, D)."""
     source, target, out, units, back = step.tolist()
     after = held.copy()
     after[out, source] -= units

@@ -15,10 +15,10 @@ class ModelChange(ABC):
 
     @abstractmethod
     def of(self, models: CostModels) -> CostModels:
-        """The cost models that the searcher gets to see, instead of `models`."""
+        """Return the cost models that the searcher gets to see, instead of `models`."""
 
     def reads(self) -> tuple[str, ...]:
-        """Digests of the files that it reads."""
+        """List the digests of the files that the change reads."""
         return ()
 
 
@@ -36,11 +36,11 @@ class WithModels(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """Return whether the searcher inside places sequence tables."""
+        """Whether the searcher inside places sequence tables."""
         return self.searcher.takes_sequences
 
     def reads(self) -> tuple[str, ...]:
-        """What the searcher and the change read."""
+        """List what the searcher and the change read."""
         return (*self.searcher.reads(), *self.models.reads())
 
     def find(self, task: Task, simulator: Simulator) -> Found:
@@ -50,19 +50,19 @@ class WithModels(Searcher):
 
 @dataclass(frozen=True)
 class NoCommunication(ModelChange):
-    """Communication costs nothing, so that compute alone is balanced."""
+    """Models of free communication, so that compute alone is balanced."""
 
     def of(self, models: CostModels) -> CostModels:
-        """The same compute model, beside communication that costs nothing."""
+        """Keep the compute model, beside communication that costs nothing."""
         return replace(models, forward=FreeComm(), backward=FreeComm(), margins=None)
 
 
 @dataclass(frozen=True)
 class SingleTableCosts(ModelChange):
-    """A device computes as long as its tables would one after the other, each in a kernel of its own."""
+    """Models of devices that compute as long as their tables would one after the other, each in a kernel of its own."""
 
     def of(self, models: CostModels) -> CostModels:
-        """The same models, but for a device's compute cost: the sum of its tables', each alone."""
+        """Keep the models, but for a device's compute cost: the sum of its tables', each alone."""
         return replace(models, compute=OneByOne(models.compute), margins=None)
 
 
@@ -77,10 +77,10 @@ class OtherModels(ModelChange):
     model: str
 
     def of(self, models: CostModels) -> CostModels:
-        """The other bundle's models, whatever `models` are."""
+        """Load the other bundle's models, whatever `models` are."""
         return CostModels.load(self.model)
 
     def reads(self) -> tuple[str, ...]:
-        """The digest of the other bundle, if it has one."""
+        """Return the digest of the other bundle, if it has one."""
         digest = CostModels.load(self.model).digest
         return () if digest is None else (digest,)

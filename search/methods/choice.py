@@ -45,11 +45,11 @@ class Choice:
     form_doubt: NonNegative = 1.0
 
     def of_forms(self, models: CostModels) -> "Choice":
-        """Between plans in columns alone and plans in other forms; models of whole steps know what a form takes."""
+        """Raise the doubt for plans in other forms than columns; models of whole steps know what a form takes."""
         return self if models.of_whole_steps else replace(self, doubt=max(self.doubt, self.form_doubt))
 
     def among(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> tuple[int, int | None]:
-        """The first of some plans of a task, or, of those whose gain is believed, the one expected to cost least.
+        """Choose, of some plans of a task, the one expected to cost least whose gain is believed, or else the first.
 
         Plans are told apart by their number among `costs`. With it the one that is predicted to cost least, where that
         costs less.
@@ -74,12 +74,12 @@ class Choice:
 
 
 def cheapest(costs: Sequence[Cost]) -> int:
-    """The plan that is predicted to cost least, the earliest one among equals."""
+    """Choose the plan that is predicted to cost least, the earliest one among equals."""
     return min(range(len(costs)), key=lambda number: costs[number].total_ms)
 
 
 def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> str | None:
-    """A line on a plan that was declined for `plan`, of the same task; None where it wouldn't save 1% or doesn't fit.
+    """Describe a plan that was declined for `plan`, of the same task; None if it doesn't save 1% or breaks limits.
 
     Both cost what they do as wholes, whatever part of the task they were found for.
     """
@@ -97,5 +97,5 @@ def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> 
 
 
 def _have_members(simulator: Simulator, task: Task) -> bool:
-    """Whether the models' members may disagree on a task's tables."""
+    """Tell whether the models' members may disagree on a task's tables."""
     return bool(simulator.models.compute.spread_ms(LoadSets.alone(task.loads)).any())

@@ -38,7 +38,7 @@ class FormChanges:
 
     @classmethod
     def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "FormChanges | None":
-        """Changes to forms of some `calls`, of a plan that keeps its task's limits; None if there can be none."""
+        """Prepare changes to forms of some `calls`, of a plan that keeps its task's limits; None if there are none."""
         task, stays = start.task, _on_hosts(start)
         now = np.where(stays, COLUMNS, [FORMS.index(form) for form in start.forms])
         allowed = allowed_forms(task, calls)
@@ -50,7 +50,7 @@ class FormChanges:
         return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:
-        """The plan after the changes that are estimated to help most and let no more bytes arrive; None for any number.
+        """Make the changes that are estimated to help most and let no more bytes arrive; None sets no limit.
 
         Tables that come to lie in columns are whole. If nothing helps, or no such plan keeps the task's limits, the
         plan as it is.
@@ -67,7 +67,7 @@ class FormChanges:
         return next((plan for plan in plans if not plan.violations), self.start)
 
     def in_columns(self, most_ms: float) -> Plan:
-        """The plan with more tables in columns, whole, as many as keep its cost at or below `most_ms` and its limits.
+        """Put more tables in columns, whole, as many as keep the plan's cost at or below `most_ms`, and its limits.
 
         Those go back first that are estimated to gain least where they are: 1, 2, 4, ... at once.
         """
@@ -88,11 +88,11 @@ class FormChanges:
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
-        """(T,) forms with some tables, and those that they are kept together with, in columns."""
+        """Change some tables, and those that they are kept together with, to columns: forms (T,)."""
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
     def _plan(self, forms: IntArray) -> Plan:
-        """The plan with forms (T,)."""
+        """Make the plan with forms (T,)."""
         changed, task = forms != self.now, self.start.task
         kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
         everywhere = np.flatnonzero(changed & (forms != COLUMNS)).tolist()
@@ -101,7 +101,7 @@ class FormChanges:
         return Plan(task, (*kept, *spread, *columns))
 
     def _homes(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
-        """(table, columns, device) of some tables, whole: the dearest first, where least is computed so far."""
+        """Yield (table, columns, device) of some tables, whole: the dearest first, where least is computed so far."""
         task, simulator = self.start.task, self.choices.simulator
         compute_ms = simulator.cost(task, self.start).compute.copy()
         loads = task.loads.take(tables)
@@ -115,7 +115,7 @@ class FormChanges:
 
 
 def _on_hosts(plan: Plan) -> BoolArray:
-    """(T,) which tables lie otherwise than in columns, but not with all columns on all devices."""
+    """Tell which tables lie otherwise than in columns, but not with all columns on all devices, (T,)."""
     devices, each = plan.task.topology.num_devices, zip(plan.task.tables, plan.layouts, plan.by_table, strict=True)
     return np.array(
         [
@@ -126,7 +126,7 @@ def _on_hosts(plan: Plan) -> BoolArray:
 
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) -> IntArray:
-    """(T, F) bytes that arrive somewhere where a table changes to a form, at most; 0 where it has it, or may not."""
+    """Count bytes that arrive anywhere where a table changes to a form, at most, (T, F); 0 if it has it or may not."""
     task, found = start.task, np.zeros(allowed.shape, dtype=np.int64)
     in_blocks = np.array([layout.blocks for layout in LAYOUTS.values()])
     found[:, COLUMNS] = task.memory.state_bytes(task.loads) * in_blocks[now]  # a copy is there already
@@ -139,7 +139,7 @@ def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) ->
 
 
 def rows_on_hosts(plan: Plan, simulator: Simulator) -> Plan:
-    """A plan with the 1, 2, 4, ... dearest of its tables in rows on one host each, or with all of them.
+    """Put the 1, 2, 4, ... dearest tables in rows, or all, in rows on one host each, where that costs least.
 
     The dearest table first, each goes to the host whose tables compute least so far. Everything else stays where it is.
     The plan as it is if none of these is predicted to cost less, or the models don't know what they exchange.
@@ -163,7 +163,7 @@ def rows_on_hosts(plan: Plan, simulator: Simulator) -> Plan:
 
 
 def _movable(plan: Plan, simulator: Simulator) -> list[int]:
-    """Pooled tables, by their index, in rows on all devices that may lie in rows on those of any host."""
+    """List the pooled tables, by their index, in rows on all devices that may lie in rows on those of any host."""
     task, models = plan.task, simulator.models
     host, devices = task.topology.domain_size, task.topology.num_devices
     if not 1 < host < devices:
@@ -184,7 +184,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
 
 
 def _moved(plan: Plan, homes: Mapping[int, int]) -> Plan:
-    """Return the plan with some tables, by their index, in rows on the host of that number."""
+    """Put some of a plan's tables, by their index, in rows on the host of that number."""
     hosts = plan.task.topology.domains
     kept = (placed for placed in plan.placements if placed.shard.table not in homes)
     moved = (
@@ -196,7 +196,7 @@ def _moved(plan: Plan, homes: Mapping[int, int]) -> Plan:
 def simpler(
     plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float, fewer: Plan | None = None
 ) -> Plan:
-    """A plan of the same task and limits with fewer shards that costs at most `tolerance` more, relative.
+    """Find a plan of the same task and limits with fewer shards that costs at most `tolerance` more, relative.
 
     Tables in rows and copies go back to columns, or another plan that has `fewer` shards is gone on from; then shards
     of a table join each other: what costs least first, by prediction. Tables lie in the same memories, and in forms
@@ -235,7 +235,7 @@ def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan
 
 
 def _merged(catalog: Catalog, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:
-    """The plan with fewer shards, the cheapest merges first, as long as it costs no more than `most_ms`.
+    """Merge shards, the cheapest merges first, as long as the plan costs no more than `most_ms`.
 
     Every item's narrowest shard may join any other of it. The plan itself if none may.
     """
@@ -251,7 +251,7 @@ def _merged(catalog: Catalog, local: LocalSearch, plan: CostedPlan, most_ms: flo
 
 
 def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
-    """The plan after the first of some independent steps (K, 5): after all, or half of them, or a quarter, ..."""
+    """Take as many of some independent steps (K, 5) as `most_ms` lets: all, or the first half, or a quarter, ..."""
     count = len(steps)
     while count:
         held = plan.held
@@ -264,7 +264,7 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
 
 
 def _independent(steps: IntArray) -> IntArray:
-    """(k, 5) those of some steps (K, 5) whose items and whose targets no earlier one has: all may be taken at once."""
+    """Choose steps (k, 5), of (K, 5), whose items and targets no earlier one of them has: all may be taken at once."""
     items, targets, kept = set[int](), set[int](), list[bool]()
     for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
         kept.append(item not in items and target not in targets)
@@ -276,7 +276,7 @@ def _independent(steps: IntArray) -> IntArray:
 
 
 def _merges(catalog: Catalog, held: IntArray) -> IntArray:
-    """(K, 5) steps that move all of an item's narrowest shard to a device that holds another and has room for both."""
+    """List steps (K, 5) that move an item's narrowest shard to a device that holds another and has room for both."""
     first, size_bytes = catalog.first[:, None], catalog.size_bytes
     free = catalog.items.free_bytes - size_bytes[first + held].sum(axis=0)
     item = np.flatnonzero((held > 0).sum(axis=1) > np.maximum(catalog.items.limits.min_shards, 1))

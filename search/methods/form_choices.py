@@ -84,12 +84,12 @@ class FormChoices:
 
     @property
     def first(self) -> IntArray:
-        """(T,) columns where they may be, else rows, else copies."""
+        """The first choice of forms, (T,): columns where they may be, else rows, else copies."""
         first: IntArray = self.allowed.argmax(axis=1)
         return first
 
     def searched(self, forms: IntArray, columns: ImprovedSearch) -> Found:
-        """What a search for columns finds with such forms (T,).
+        """Find a plan with such forms (T,) by a search for columns.
 
         Raises:
             InfeasibleError: nothing.
@@ -98,7 +98,7 @@ class FormChoices:
         return columns.found(base, self.simulator) if len(base.in_columns) else Found(base.plan())
 
     def quick_ms(self, forms: IntArray) -> float:
-        """What a choice of forms (T,) costs whose columns are placed quickly; infinite where they find no place.
+        """Cost a choice of forms (T,) whose columns are placed quickly; infinite where they find no place.
 
         Without making a plan: what lies on all devices counts as alike on them.
         """
@@ -119,7 +119,7 @@ class FormChoices:
         return float(base.step(self.simulator, compute_ms, units)[1].max())
 
     def beats_columns(self, plan: Plan) -> bool:
-        """Whether a plan is proven to be predicted cheaper than any of columns alone: these needn't be searched then.
+        """Tell whether a plan is proven to be predicted cheaper than any in columns: these needn't be searched then.
 
         Models that know their margins prove nothing: how large those are hangs on the plans.
         """
@@ -135,7 +135,7 @@ class FormChoices:
         return bound_ms is not None and cost_ms < bound_ms
 
     def best(self, tries: int) -> list[IntArray]:
-        """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest, or two.
+        """Choose, of the choices (T,) that are estimated to be cheap, the one of the cheapest quick plan, or two.
 
         So many are tried: the ends of descents, the cheapest first, until the next is estimated to cost more than one
         that has its place; then changes of the best one, as long as they help. Quick plans place badly what later steps
@@ -171,7 +171,7 @@ class FormChoices:
         return [likely] if (likely == best).all() else [likely, best]
 
     def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
-        """(T,) choices after every step from `first` on, until none helps; tables kept together change as one."""
+        """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one."""
         return self._descent(first, self.allowed, costs)
 
     def _descent(self, first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
@@ -179,7 +179,7 @@ class FormChoices:
         return [forms[self.leaders] for forms in path]
 
     def _candidates(self) -> IntArray:
-        """(n, T) the last two of the descent of the estimates, and others, the cheapest first.
+        """List the last two choices (n, T) of the descent of the estimates, and others, the cheapest first.
 
         One table in rows may cost what several together save, as all take part in one exchange: so the dearest tables
         in rows are tried, and where a descent from them ends. Estimates flatter columns, which have still to be placed,
@@ -200,13 +200,13 @@ class FormChoices:
         return cheapest_first
 
     def _neighbours(self, forms: IntArray) -> IntArray:
-        """(n, T) the changes of a choice (T,) that are estimated to be best; tables kept together change as one."""
+        """Find the changes of a choice (T,) estimated to be best, (n, T); tables kept together change as one."""
         movable = self._leading(self.allowed)
         near = ranked_changes(forms, movable, lambda some: self.estimates.costs(self._followed(some)))
         return self._followed(Changes(forms, near.changes[:_NEIGHBOURS])).forms
 
     def _followed(self, choices: Choices) -> Choices:
-        """Choices with each table in the form of its leader; without groups, as they are: they may be large."""
+        """Put each table in the form of its leader; without groups, choices stay as they are: they may be large."""
         return Forms(choices.forms[:, self.leaders]) if self._has_groups else choices
 
     @cached_property
@@ -214,22 +214,22 @@ class FormChoices:
         return len(np.unique(self.leaders)) < len(self.leaders)
 
     def _leading(self, allowed: BoolArray) -> BoolArray:
-        """(T, F) the forms that tables may change to, and those with them that follow them."""
+        """Tell which forms leaders may change to, (T, F), and with them those that follow them."""
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
 
     def _dearest_in(self, form: int) -> IntArray:
-        """(0 or 1, T) the first choice with its 1, 2, 4, ... dearest tables in a form: the one estimated to be best."""
+        """Put the first choice's 1, 2, 4, ... dearest tables in a form; return the best by estimates, (0 or 1, T)."""
         nested = self._more_in(form, self._alone_ms)[:-1]
         return nested[self.estimates.costs(Forms(nested))[0].argmin()][None] if len(nested) else nested
 
     def more_in_blocks(self) -> Iterator[IntArray]:
-        """(T,) the first choice, with the 1, 2, 4, ... largest tables in a form of blocks that they may lie in."""
+        """Yield the first choice (T,) with the 1, 2, 4, ... largest tables in a form of blocks that they may have."""
         for form in BLOCKS:
             yield from self._more_in(form, self._size_bytes)
 
     def _more_in(self, form: int, value: Callable[[IntArray], FloatArray | IntArray]) -> IntArray:
-        """(n, T) the first choice, with the 1, 2, 4, ... and all tables in a form that may lie so, by value (t,)."""
+        """List the first choice with its 1, 2, 4, ... and all tables in a form that may lie so, by value, (n, T)."""
         movable = np.flatnonzero(self._leading(self.allowed)[:, form] & (self.first == COLUMNS))
         if not len(movable):
             return np.zeros((0, len(self.leaders)), dtype=np.int64)
@@ -240,16 +240,16 @@ class FormChoices:
         return nested[:, self.leaders]
 
     def _alone_ms(self, tables: IntArray) -> FloatArray:
-        """(t,) what some tables cost, each alone on a device."""
+        """Cost some tables, each alone on a device, (t,) ms."""
         compute = self.simulator.compute_for(self.task)
         return compute.predict(LoadSets.alone(self.task.loads.take(tables)))
 
     def _size_bytes(self, tables: IntArray) -> IntArray:
-        """(t,) bytes of the weights of some tables."""
+        """Count the bytes of the weights of some tables, (t,)."""
         return np.array([self.task.tables[table].size_bytes for table in tables.tolist()])
 
     def fitting(self) -> tuple[IntArray | None, bool]:
-        """(T,) a choice that should fit in memory, by integer programming; or whether it is proven that none does.
+        """Find a choice (T,) that should fit in memory, by integer programming; or prove that none does.
 
         Neither, where the task is large, or some table may not lie in columns.
         """
@@ -270,12 +270,12 @@ class FormChoices:
         return forms, False
 
     def _placed(self, leader: int, form: int) -> list[Placement]:
-        """A table and those that are kept together with it, in rows or copies."""
+        """Place a table and those that are kept together with it, in rows or copies."""
         its = np.flatnonzero(self.leaders == leader).tolist()
         return [placed for table in its for placed in self.spread.placements(table, form)]
 
     def shortage(self, error: InfeasibleError, proven: bool) -> InfeasibleError:
-        """The error of having no plan, which is `proven` of all allowed forms or not; `error` is of the first choice.
+        """Make the error of having no plan, `proven` of all allowed forms or not; `error` is of the first choice.
 
         Of all tables together, wherever all may lie in columns.
         """
@@ -292,6 +292,6 @@ class FormChoices:
 
 
 def _too_large(sizes: Sizes) -> list[int]:
-    """Tables, by their index, that fit on no device even where they are cut as finely as they may be."""
+    """List the tables, by their index, that fit on no device even where they are cut as finely as they may be."""
     _, least, room = narrowest_shards(sizes)
     return [table for item in np.flatnonzero(least > room) for table, _ in sizes.items.items[item].parts]

@@ -61,7 +61,7 @@ class Greedy(Searcher):
         return Found(sizes.items.plan(self.held(sizes)))
 
     def held(self, sizes: Sizes) -> IntArray:
-        """(I, D) units of each item on each device of the greedy plan, which may put more on a host than it holds.
+        """Place tables greedily: (I, D) units of each item on each device. Hosts may get more than they hold.
 
         Raises:
             InfeasibleError: some table finds no room.
@@ -119,7 +119,7 @@ class Random(Searcher):
 
 
 def _sizes(task: Task) -> Sizes:
-    """Sizes of all shards of a task's tables.
+    """Compute the sizes of all shards of a task's tables.
 
     Raises:
         InfeasibleError: nothing in columns can fit.
@@ -130,7 +130,7 @@ def _sizes(task: Task) -> Sizes:
 
 
 class _Shard(NamedTuple):
-    """So many units of 4 columns of an item, after so many halvings."""
+    """A shard of so many units of 4 columns of an item, after so many halvings."""
 
     item: int
     width: int
@@ -156,7 +156,7 @@ class _Room:
         self._count = np.bincount(item, minlength=len(self.items))
 
     def places(self, shard: _Shard) -> Iterator[tuple[_Shard, IntArray]]:
-        """The shard with the devices that have room for it; where none has, its halves one after the other, and so on.
+        """Yield the shard with the devices that have room for it; where none has, its halves one by one, and so on.
 
         Each has to be taken before the next one is asked for.
 
@@ -189,5 +189,5 @@ class _Room:
 
     @property
     def held(self) -> IntArray:
-        """(I, D) units of each item on each device, as they were put there."""
+        """Units of each item on each device, (I, D), as they were put there."""
         return self._room.held

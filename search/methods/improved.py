@@ -35,7 +35,7 @@ class Start(Protocol):
     """Gives a first plan of a task."""
 
     def first_held(self, catalog: Catalog) -> IntArray | None:
-        """(I, D) units of 4 columns of each item on each device; None if this start finds no plan.
+        """Find a first plan, (I, D) units of 4 columns of each item on each device; None if this start has none.
 
         Raises:
             InfeasibleError: nothing fits, so that no other start need be asked.
@@ -73,7 +73,7 @@ class EvenLayouts:
 
 
 def _parts(catalog: Catalog) -> list[int]:
-    """Numbers of parts that all tables are cut into: powers of two, up to as many as there are devices."""
+    """List numbers of parts that all tables are cut into: powers of two, up to as many as there are devices."""
     powers = (1 << power for power in range(1, catalog.items.task.topology.num_devices.bit_length()))
     return [count for count in powers if count * catalog.num_items <= _MOST_PARTS]
 
@@ -118,7 +118,7 @@ class ImprovedSearch(Searcher):
         return self.found(Base.empty(task), simulator)
 
     def found(self, base: Base, simulator: Simulator) -> Found:
-        """The same where some tables lie in rows or copies already, and stay."""
+        """Find a plan where some tables lie in rows or copies already, and stay."""
         names = frozenset(base.task.tables[placed.shard.table].name for placed in base.others)
 
         def find(task: Task) -> Found:
@@ -138,7 +138,7 @@ class ImprovedSearch(Searcher):
         return Found(catalog.items.plan(every[chosen]), declined=other)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
-        """The end of local search from first plans (I, D) that cost so much.
+        """Search locally from first plans (I, D) that cost so much; return the cheapest end.
 
         Those that cost nearly the least share half of the shakes, and the lowest of their ends gets the other half.
         """
@@ -152,15 +152,15 @@ class ImprovedSearch(Searcher):
         return min(lowest, rest._end(lowest.held, 1, catalog)[1], key=predicted_ms)
 
     def _shaking(self, times: int) -> "ImprovedSearch":
-        """The same with so many shakes."""
+        """Return the same search with so many shakes."""
         return replace(self, improvement=replace(self.improvement, shakes=times))
 
     def believing(self) -> "ImprovedSearch":
-        """The same search, which takes every predicted gain for true."""
+        """Return the same search, but taking every predicted gain for true."""
         return replace(self, choice=None)
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""
+        """List ends of local searches from all first plans, by other random steps; first plans; the best one shaken."""
         catalog = Catalog.checked(Base.of_plan(plan, simulator.compute_for(plan.task)), simulator)
         first = _first_plans(self.starts, catalog)
         ends = self._ends(first, catalog, -(-count // len(first)))
@@ -175,21 +175,21 @@ class ImprovedSearch(Searcher):
                 yield catalog.items.plan(self._end(held, number, catalog)[1].held)
 
     def _shaken(self, held: IntArray, catalog: Catalog, count: int) -> Iterator[Plan]:
-        """What shaking the end of local search from a plan (I, D) gives, so many times, the cheapest first."""
+        """Shake the end of local search from a plan (I, D) so many times; yield the plans, the cheapest first."""
         local, best = self._end(held, 0, catalog)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
         found = local.others(best, max(self.improvement.shake_steps, 1), seeds)
         yield from (catalog.items.plan(one.held) for one in sorted(found, key=predicted_ms))
 
     def _end(self, held: IntArray, number: int, catalog: Catalog) -> tuple[LocalSearch, CostedPlan]:
-        """Local search from a plan (I, D), and its end; numbers stand for other random steps, 0 for those of `find`."""
+        """Search locally from a plan (I, D) to an end; numbers stand for other random steps, 0 for those of `find`."""
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.shakes)
         local = LocalSearch(catalog, held, self.max_moved_bytes)
         return local, steps.improve(local, local.costed(held))
 
 
 def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
-    """(I, D) every start's plan, in order.
+    """Find every start's plan, (I, D), in order.
 
     Raises:
         InfeasibleError: no start has a plan.
@@ -201,7 +201,7 @@ def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
 
 
 def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator, count: int) -> tuple[Plan, ...]:
-    """`plan`, then the first of each group, then the second ones, and so on: `count` at most, no two of them alike.
+    """List `plan`, the first of each group, then the second ones, and so on: `count` at most, no two of them alike.
 
     Those that break their task's limits, or are predicted to cost more than `plan` by more than both margins together,
     are left out.

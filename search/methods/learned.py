@@ -41,11 +41,11 @@ class PolicySearch(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """Return False: policies place pooled tables only."""
+        """Whether it places sequence tables: policies place pooled tables only."""
         return False
 
     def reads(self) -> tuple[str, ...]:
-        """The digest of the policy's files."""
+        """Return the digest of the policy's files."""
         return (agent_digest(self.policy),)
 
     @within_hosts
@@ -69,7 +69,7 @@ class PolicySearch(Searcher):
         return Found(found[int(np.argmin([cost.total_ms for cost in costs]))])
 
     def _plans(self, task: Task, simulator: Simulator) -> list[Plan | None]:
-        """The likeliest plan, then the samples; None where an episode is dead."""
+        """Draw the likeliest plan, then the samples; None where an episode is dead."""
         agent = self._agent
         batch = TaskBatch.of([task], f"policy {self.policy}")
         environment = Environment(batch, agent.costs(simulator))

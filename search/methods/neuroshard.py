@@ -94,7 +94,7 @@ class NeuroShard(Searcher):
 
     @property
     def quick(self) -> Start:
-        """Places columns in little time: ranks choices of forms."""
+        """The start that places columns in little time, which choices of forms are ranked by."""
         return EvenLayouts(self.grid)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
@@ -130,7 +130,7 @@ class NeuroShard(Searcher):
         return _cheapest(found, simulator)
 
     def _tried(self, task: Task, homes: tuple[Home, ...], simulator: Simulator) -> Found | InfeasibleError:
-        """What is found with tables in such memories (T,), as a plan of the task; or why nothing is."""
+        """Find a plan of the task with tables in such memories (T,); or return why none is found."""
         try:
             return self._in_forms(homed(task, homes), simulator).changed(lambda plan: rehomed(plan, task, homes))
         except InfeasibleError as error:
@@ -149,11 +149,11 @@ class NeuroShard(Searcher):
         return found
 
     def believing(self) -> "NeuroShard":
-        """The same search, which takes every predicted gain for true."""
+        """Return the same search, but taking every predicted gain for true."""
         return replace(self, choice=None)
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """First plans and ends of local searches, of several choices of forms, with tables in the same memories.
+        """List first plans and ends of local searches, of several choices of forms, with tables in the same memories.
 
         The plan's own forms, columns alone, and the best choices with a form fewer.
         """
@@ -170,7 +170,7 @@ class NeuroShard(Searcher):
         return in_turns(plan, [own, *groups], simulator, count)
 
     def _other_forms(self, plan: Plan, simulator: Simulator) -> list[IntArray]:
-        """(T,) choices of a form for each table that differ from the plan's.
+        """List choices of a form for each table, (T,), that differ from the plan's.
 
         Columns alone, the best one by quick searches, and the best ones with a form fewer to choose from.
         """
@@ -188,7 +188,7 @@ class NeuroShard(Searcher):
         return list(found.values())[1:]
 
     def _finalists(self, task: Task, others: Sequence[Placement], simulator: Simulator, count: int) -> Iterator[Plan]:
-        """Finalists with some tables in rows and copies; none where nothing fits."""
+        """Yield finalists with some tables in rows and copies; none where nothing fits."""
         try:
             base = Base.of(task, others, simulator.compute_for(task))
             if len(base.in_columns):
@@ -230,7 +230,7 @@ class NeuroShard(Searcher):
         return columns if other is None else self._believed(columns, other, simulator)
 
     def _of_choice(self, choices: FormChoices, forms: IntArray) -> Found | None:
-        """What is found with such forms (T,); None if nothing is."""
+        """Find a plan with such forms (T,); None if there is none found."""
         try:
             return choices.searched(forms, self.parts)
         except InfeasibleError:
@@ -251,7 +251,7 @@ class NeuroShard(Searcher):
         raise choices.shortage(error, proven) from None
 
     def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
-        """`other`, of the same task, where its gain over columns alone is believed."""
+        """Take `other`, of the same task, where its gain over columns alone is believed."""
         task = columns.plan.task
         costs = simulator.costs(task, [columns.plan, other.plan])
         chosen, declined = cheapest(costs), None
@@ -264,12 +264,12 @@ class NeuroShard(Searcher):
 
 
 def _cheapest(found: Sequence[Found], simulator: Simulator) -> Found:
-    """What is predicted to cost least; of equals the first."""
+    """Choose what is predicted to cost least; of equals the first."""
     if len(found) == 1:
         return found[0]
     return min(found, key=lambda one: simulator.cost(one.plan.task, one.plan).total_ms)
 
 
 def _has_choice(task: Task, allowed: BoolArray) -> bool:
-    """Whether some table may lie otherwise than in columns, on devices that all have memory."""
+    """Tell whether some table may lie otherwise than in columns, on devices that all have memory."""
     return bool(np.delete(allowed, COLUMNS, axis=1).any()) and int(device_memory(task).min()) > 0

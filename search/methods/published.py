@@ -40,7 +40,7 @@ class BeamSearch(Searcher):
         return Found(catalog.items.plan(self.first_held(catalog)))
 
     def first_held(self, catalog: Catalog) -> IntArray:
-        """The plan as (I, D) units of 4 columns of each item on each device.
+        """Find a plan, as (I, D) units of 4 columns of each item on each device.
 
         Raises:
             InfeasibleError: there is no plan, or none was found, not even packed by bytes alone.
@@ -66,7 +66,7 @@ class BeamSearch(Searcher):
 
 
 def _one_more_split(beam: list[IntArray], catalog: Catalog, num_candidates: int) -> IntArray:
-    """(P, S + 1) every layout that splits one candidate of one layout (S,) of the beam, without repeats."""
+    """List the layouts (P, S + 1) that split one candidate of one layout (S,) of the beam, without repeats."""
     found = [one_split_each(catalog, layout, _candidates(layout, catalog, num_candidates)) for layout in beam]
     layouts = np.concatenate(found)
     fresh = {layout.tobytes(): row for row, layout in reversed(list(enumerate(layouts)))}
@@ -75,7 +75,7 @@ def _one_more_split(beam: list[IntArray], catalog: Catalog, num_candidates: int)
 
 
 def _candidates(layout: IntArray, catalog: Catalog, count: int) -> IntArray:
-    """(n,) shards worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
+    """Choose (n,) shards worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
     shards = splittable(catalog, layout)
     values = (-catalog.size_bytes[shards], -catalog.cost_ms[shards])
     chosen = np.concatenate([shards[np.argsort(value, kind="stable")[:count]] for value in values])

@@ -98,7 +98,7 @@ class Replan(Searcher):
         return self.start if isinstance(self.start, Plan) else Plan.load(self.start)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
-        """The starting plan as one of `task`: all of it where that can stay; else what is found beside as much as fits.
+        """Carry the starting plan over to `task`: all of it where that can stay, else as much as fits; find the rest.
 
         Raises:
             UserError: it has none of the task's tables.
@@ -116,7 +116,7 @@ class Replan(Searcher):
         return self._beside(before, carried_over(before, task), simulator)
 
     def _beside(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
-        """A plan of the rest beside as much of what is carried over as leaves it room; from nothing where none does."""
+        """Plan the rest beside as much of what is carried over as leaves it room; from nothing where none does."""
         refused: UserError | None = None
         for share in _HELD:
             try:
@@ -130,7 +130,7 @@ class Replan(Searcher):
         return Found(plan, f"re-planning: the previous plan can't stay ({refused}); planning from nothing")
 
     def _left(self, needed: int) -> int | None:
-        """Bytes that may be moved besides those that have to be; None for any number."""
+        """Count the bytes that may be moved besides those that have to be; None for any number."""
         most = self.max_moved_bytes
         if most is None:
             return None
@@ -142,14 +142,14 @@ class Replan(Searcher):
         return most - needed
 
     def _worth_it(self, before: Plan, found: Sequence[Found], simulator: Simulator) -> Found:
-        """The one that moves least from `before` on, of those nearly as cheap as the cheapest; `found` begins as is."""
+        """Choose what moves least from `before` on, of all nearly as cheap as the cheapest; `found` begins as is."""
         costs = [cost.total_ms for cost in simulator.costs(found[0].plan.task, [one.plan for one in found])]
         most = min(costs) + self.least_gain * costs[0]
         enough = [(moved_bytes(before, one.plan), ms, i) for i, (one, ms) in enumerate(zip(found, costs, strict=True))]
         return found[min(one for one in enough if one[1] <= most)[2]]
 
     def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
-        """Plans with other forms, for changes of form that move at most so many bytes, and half of them."""
+        """Yield plans with other forms, for changes of form that move at most so many bytes, and half of them."""
         changes = FormChanges.of(start, simulator, known_calls(simulator.models, self.forms))
         if changes is None:
             return
@@ -161,7 +161,7 @@ class Replan(Searcher):
                 yield plan
 
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
-        """`first`, its columns moved as far as `most` bytes from `start` on let them, if that is predicted to help."""
+        """Move the columns of `first` as far as `most` bytes from `start` on let them, if predicted to help."""
         kept = kept_on_hosts(first)
         base = Base.of_plan(kept, simulator.compute_for(kept.task))
         if not len(base.in_columns):
@@ -172,12 +172,12 @@ class Replan(Searcher):
         return replace(found, plan=_cheaper(first, replace(found.plan, task=first.task), simulator))
 
     def reads(self) -> tuple[str, ...]:
-        """The digest of the starting plan's file, if it is one."""
+        """Return the digest of the starting plan's file, if it is one."""
         return () if isinstance(self.start, Plan) else (digest_of(Path(self.start)),)
 
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
-    """The plan as one of `task`, shard by shard as it is; None if something has no place, or limits are broken."""
+    """Carry the plan over, shard by shard as it is; None if something has no place in `task`, or limits are broken."""
     if list(map(_key, before.task.tables)) == list(map(_key, task.tables)) and _devices(before.task) == _devices(task):
         plan = Plan(task, before.placements)
         return None if plan.violations else plan
@@ -193,7 +193,7 @@ def _devices(task: Task) -> tuple[int, int, int]:
 
 
 def _forced(before: Plan, plan: Plan, simulator: Simulator) -> str:
-    """What has to be moved in any case, to a plan that everything else stays in, and what that one would cost."""
+    """Tell what has to be moved to a plan that everything else stays in, and what that one would cost."""
     size, (cost,) = readable_bytes(moved_bytes(before, plan)), simulator.costs(plan.task, [plan])
     return f"{size} must be moved in any case, which alone would give {cost.total_ms:.2f} ms"
 
@@ -227,11 +227,11 @@ def _came_and_went(before: Task, after: Task) -> Iterator[str]:
 
 
 def _cheaper(first: Plan, other: Plan, simulator: Simulator) -> Plan:
-    """The one of two plans of a task that is predicted to cost less; of equals the first."""
+    """Choose the one of two plans of a task that is predicted to cost less; of equals the first."""
     before, after = simulator.costs(first.task, [first, other])
     return other if after.total_ms < before.total_ms else first
 
 
 def total_state_bytes(task: Task) -> int:
-    """Bytes of all weights and their optimizer state, unsplit."""
+    """Count the bytes of all weights and their optimizer state, unsplit."""
     return int(task.memory.state_bytes(task.loads).sum())

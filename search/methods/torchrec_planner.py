@@ -59,7 +59,7 @@ class TorchRecSearch(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """Return False: TorchRec's planner is asked for pooled tables only."""
+        """Whether it places sequence tables: TorchRec's planner is asked for pooled tables only."""
         return False
 
     @within_hosts
@@ -87,7 +87,7 @@ class TorchRecSearch(Searcher):
 
 
 def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterator[Plan]:
-    """What each setting finds; settings that find nothing are left out."""
+    """Yield the plan that each setting finds; settings that find nothing are left out."""
     from torchrec.distributed.planner.types import PlannerError
 
     from neuroshard.torchrec import from_sharding_plan
@@ -148,7 +148,7 @@ def _planner(estimates: str, task: Task, simulator: Simulator, constraints: dict
 
 
 def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any) -> tuple[Any, Any]:
-    """What fills in the `perf` of every shard that TorchRec may choose, and what rates a proposal with all placed."""
+    """Choose what fills in the `perf` of every shard that TorchRec may choose, and what rates whole proposals."""
     from torchrec.distributed.planner.perf_models import NoopPerfModel
     from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
@@ -160,7 +160,7 @@ def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any)
 
 
 def _constraints(task: Task, index: int, forms: Sequence[bool], factor: int, share: float) -> Any:
-    """What the task says of a table, by its index, that may lie in such forms (F,), in TorchRec's words.
+    """Put what the task says of a table, by its index, that may lie in forms (F,), into TorchRec's words.
 
     A cache, where there is one, has room for that share of the rows.
     """

@@ -50,7 +50,7 @@ class PlacedLayout:
 
 
 def comparable(cost_ms: FloatArray) -> FloatArray:
-    """Costs (...,) to six significant digits: what differs by less is float32's noise, and a tie."""
+    """Round costs (...,) to six significant digits: what differs by less is float32's noise, and a tie."""
     magnitude = 10.0 ** np.floor(np.log10(np.maximum(cost_ms, 1e-9)))
     rounded: FloatArray = np.round(cost_ms / magnitude, 5) * magnitude
     return rounded
@@ -73,7 +73,7 @@ class GridSearch:
         self._caps = np.append(caps, int(np.ceil(total_units)))
 
     def place(self, layouts: IntArray, keep: int = 1) -> list[PlacedLayout]:
-        """The best placement of each of P layouts (P, S); those not among the `keep` cheapest may look dearer."""
+        """Find the best placement of each of P layouts (P, S); those beyond the `keep` cheapest may look dearer."""
         grid = self._placer.place(layouts, self._caps)
         total = self._total_ms(grid, keep)
         best = np.argmin(total, axis=1)
@@ -83,13 +83,13 @@ class GridSearch:
         ]
 
     def held(self, placed: PlacedLayout) -> IntArray:
-        """(I, D) units of 4 columns of each item on each device, of a placement that fits."""
+        """Count the units of 4 columns of each item on each device, (I, D), of a placement that fits."""
         held = np.zeros((self.catalog.num_items, self._num_devices), dtype=np.int64)
         np.add.at(held, (placed.shards[:, 0], placed.devices), placed.shards[:, 1])
         return held
 
     def _total_ms(self, grid: PlacementGrid, keep: int) -> FloatArray:
-        """(P, M) the plans' costs; infinite where a shard has no place, or the placement doesn't count.
+        """Cost the plans, (P, M); infinite where a shard has no place, or the placement doesn't count.
 
         Those that are the previous cap's again don't count, nor do those without a cap beside others. A plan costs at
         least what its straggler computes, so those that can't be among the `keep` cheapest aren't costed.
@@ -109,7 +109,7 @@ class GridSearch:
         return total
 
     def _costs(self, grid: PlacementGrid, layout: IntArray, cap: IntArray) -> FloatArray:
-        """(n,) of the placements of some layouts (n,) under some caps (n,)."""
+        """Cost the placements of some layouts (n,) under some caps (n,): (n,)."""
         _, total_ms = self.catalog.step(grid.compute_ms[layout, cap], grid.units[layout, cap])
         return comparable(total_ms.max(axis=1))
 
@@ -125,14 +125,14 @@ class _Placer:
         self._place_of[self._entries] = np.arange(len(self._entries))
 
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
-        """P layouts (P, S) under all caps (M,), in units of 4 columns, ascending; in threads where that is worth it."""
+        """Place layouts (P, S) under all caps (M,), in units of 4 columns, ascending; in threads if that pays."""
         shards = self._in_order(layouts)
         threads = min(useful_threads(layouts.size * len(caps)), len(layouts))
         parts = in_threads(lambda part: self._placed(part, caps), np.array_split(shards, threads), threads)
         return PlacementGrid(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _in_order(self, layouts: IntArray) -> IntArray:
-        """(P, S, 2) items and widths of layouts (P, S), in the order in which they are placed."""
+        """List items and widths of layouts (P, S), (P, S, 2), in the order in which they are placed."""
         entries = self._entries[np.sort(self._place_of[layouts], axis=1)]
         item = self._catalog.item[entries]
         return np.stack([item, entries - self._catalog.first[item]], axis=-1)

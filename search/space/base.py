@@ -21,7 +21,7 @@ from neuroshard.words.placement import Placement
 
 
 def device_memory(task: Task) -> IntArray:
-    """(D,) bytes for shards on each device."""
+    """Return the bytes of memory that each device has for shards, (D,)."""
     return np.array(task.shard_memory, dtype=np.int64)
 
 
@@ -49,7 +49,7 @@ class Base:
 
     @classmethod
     def empty(cls, task: Task, tables: IntArray | None = None) -> "Base":
-        """Nothing lies anywhere; all tables are to be placed in columns, or some, and no others."""
+        """Make a base where nothing lies anywhere; all tables, or `tables` (t,) alone, are to be placed in columns."""
         devices = task.topology.num_devices
         which = np.arange(len(task.tables)) if tables is None else tables
         nothing = np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros((devices, len(Collective)))
@@ -57,7 +57,7 @@ class Base:
 
     @classmethod
     def of(cls, task: Task, others: Sequence[Placement], model: ComputeModel) -> "Base":
-        """Some tables lie so, costed by a compute model of kernel calls; all others are to be placed in columns.
+        """Count what the placements `others` take and, by a compute model, cost; all other tables go into columns.
 
         Raises:
             InfeasibleError: they take more memory than there is.
@@ -78,7 +78,7 @@ class Base:
 
     @classmethod
     def of_plan(cls, plan: Plan, model: ComputeModel) -> "Base":
-        """What a plan has in rows and copies stays; its columns are to be placed anew.
+        """Keep what a plan has in rows and copies; its columns are to be placed anew.
 
         Raises:
             InfeasibleError: rows and copies take more memory than there is.
@@ -89,12 +89,12 @@ class Base:
 
     @cached_property
     def free_bytes(self) -> IntArray:
-        """(D,) bytes of each device's memory that are left for columns."""
+        """Bytes of each device's memory that are left for columns, (D,)."""
         free: IntArray = device_memory(self.task) - self.size_bytes
         return free
 
     def traffic(self, units: FloatArray) -> Traffic:
-        """The exchanges of n plans whose devices give out so many units of 4 columns (n, D), with what lies there."""
+        """Count the exchanges of n plans whose devices give out so many units of 4 columns (n, D), and the base's."""
         task, columns = self.task, units * DIM_MULTIPLE
         if not self.given.any():
             return Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
@@ -103,11 +103,11 @@ class Base:
         return Traffic(given, np.full(len(columns), task.batch_size), task.topology.fast_links)
 
     def plan(self, columns: Sequence[tuple[int, int, int]] = ()) -> Plan:
-        """The plan that puts `dim` columns of a table on a device, for each (table index, dim, device)."""
+        """Make the plan that puts `dim` columns of a table on a device, for each (table index, dim, device)."""
         return Plan(self.task, (*in_columns(self.task, columns), *self.others))
 
     def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(n, D) ms until each device may start forward communication, and until it has ended, of n whole plans.
+        """Compute (n, D) ms of n whole plans: until each device may start forward communication, and until its end.
 
         Args:
             simulator: tells what exchanges cost.
@@ -120,7 +120,7 @@ class Base:
         return ready_ms, ready_ms + forward
 
     def closed_to(self) -> BoolArray:
-        """(T, D) devices that each table must leave: others that it is kept apart from lie there."""
+        """Tell which devices each table must leave, (T, D): others that it is kept apart from lie there."""
         names = [table.name for table in self.task.tables]
         closed: BoolArray = np.zeros((len(names), self.task.topology.num_devices), dtype=np.bool_)
         held: dict[str, set[int]] = defaultdict(set)
@@ -134,7 +134,7 @@ class Base:
 
 
 def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
-    """(D,) bytes of device memory that placements of some of the task's tables take."""
+    """Count the bytes of device memory that placements of some of the task's tables take, (D,)."""
     loads = placed_loads(task.tables, placements, task.batch_size, task.topology.num_devices)
     total = np.zeros(task.topology.num_devices, dtype=np.int64)
     np.add.at(total, [placed.device for placed in placements], task.memory.device_bytes(loads))

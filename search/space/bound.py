@@ -36,7 +36,7 @@ _LONGEST = 16  # ranges of the longest wait
 
 
 def lower_bound_ms(catalog: Catalog, steps: int = _STEPS) -> float | None:
-    """What no plan that keeps the task's constraints is predicted to cost less than, ms.
+    """Compute what no plan that keeps the task's constraints is predicted to cost less than, ms.
 
     None for compute models that are no sums over tables (`SumModel`). For sums it always holds; it is close where the
     models keep to physics, as installed ones and rooflines do, and may be 0 where they don't. With fewer steps it is
@@ -65,7 +65,7 @@ def lower_bound_ms(catalog: Catalog, steps: int = _STEPS) -> float | None:
 
 
 def _first_ms(prices: "Prices", backward_ms: float) -> float:
-    """The least R, where backward communication takes `backward_ms` on average."""
+    """Find the least R, where backward communication takes `backward_ms` on average."""
 
     def possible(last_ms: float) -> bool:
         return prices.busy_ms(prices.least_total_ms(last_ms)) + backward_ms <= last_ms
@@ -81,7 +81,7 @@ def _first_ms(prices: "Prices", backward_ms: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """A device that holds anything computes no less than `base_ms` and the prices of its shards, in any plan.
+    """Prices of shards: a device that holds anything computes no less than `base_ms` and theirs, in any plan.
 
     Every number of a head's hidden layer, relu(v + bias) * weight, is bounded by a straight line in v. Where its weight
     is positive, by its tangent at the mean device's v; where it is negative, by its chord from the least v that any
@@ -102,7 +102,7 @@ class Prices:
 
     @classmethod
     def of(cls, catalog: Catalog, head: ReluHead, backward_ms: float) -> "Prices":
-        """The prices of every shard of a catalog that was made with a model of this head."""
+        """Price every shard of a catalog that was made with a model of this head."""
         vectors, first = catalog.vectors.astype(np.float64), catalog.first
         least, most = (bound.reduceat(vectors, first).sum(axis=0) for bound in (np.minimum, np.maximum))
         mean = vectors[catalog.whole].sum(axis=0) / catalog.items.task.topology.num_devices
@@ -121,7 +121,7 @@ class Prices:
         return -float(np.minimum(np.minimum.reduceat(self._shards_ms, self.catalog.first), 0).sum())
 
     def least_total_ms(self, last_ms: float) -> float:
-        """What prices of all shards of a plan add up to at least, where R is `last_ms`; infinite if that is too soon.
+        """Compute what prices of a plan's shards sum to at least, where R is `last_ms`; infinite if that is too soon.
 
         No price is above what a device can compute until then. Of their limits items keep only whether they may be
         split at all.
@@ -131,16 +131,16 @@ class Prices:
         return float(self._least_ms[~cut].sum() + self._cheapest(np.flatnonzero(cut), most_ms).sum())
 
     def busy_ms(self, total_ms: float) -> float:
-        """Mean compute, at least, of the devices that hold anything, where prices add up to `total_ms`."""
+        """Bound the mean compute of the devices that hold anything from below, where prices add up to `total_ms`."""
         return max(0.0, self.base_ms + total_ms / self.catalog.items.task.topology.num_devices)
 
     def mean_ms(self, total_ms: float) -> float:
-        """Mean compute, at least, of all devices: of which some may hold nothing, but not all."""
+        """Bound the mean compute of all devices from below: some may hold nothing, but not all."""
         devices = self.catalog.items.task.topology.num_devices
         return max(0.0, (min(devices * self.base_ms, self.base_ms) + total_ms) / devices)
 
     def of_columns_ms(self, columns: FloatArray) -> FloatArray:
-        """(J,) what the prices of one device's shards add up to at least, if it gives a sample so many columns or more.
+        """Compute what prices of a device's shards sum to at least, (J,), if it gives a sample so many columns or more.
 
         As if any part of an item could be had at its lowest price per column, the cheapest items first.
         """
@@ -156,7 +156,7 @@ class Prices:
 
     @cached_property
     def _shards_ms(self) -> FloatArray:
-        """(N,) the prices of entries that may be shards; infinity for the others."""
+        """The prices of entries that may be shards, (N,); infinity for the others."""
         catalog = self.catalog
         splits = np.repeat(catalog.items.limits.max_shards > 1, catalog.full_width + 1)
         splits[catalog.whole] = True
@@ -165,11 +165,11 @@ class Prices:
 
     @cached_property
     def _least_ms(self) -> FloatArray:
-        """(I,) of each item, however dear its shards may be."""
+        """The least sum of prices of each item's shards, (I,), however dear they may be."""
         return self._cheapest(np.arange(self.catalog.num_items), np.inf)
 
     def _cheapest(self, items: IntArray, most_ms: float) -> FloatArray:
-        """(n,) the least sum of prices, none above `most_ms`, of shards that make up each of n items."""
+        """Find the least sum of prices, none above `most_ms`, of shards that make up each of n items, (n,)."""
         catalog, found = self.catalog, np.zeros(len(items))
         for width in np.unique(catalog.full_width[items]).tolist():
             same = catalog.full_width[items] == width
@@ -180,7 +180,7 @@ class Prices:
 
 
 def _cheapest_cuts(price_ms: FloatArray) -> FloatArray:
-    """(n,) the least sum of prices of shards that make up a width w, from the prices (n, w + 1) of every width."""
+    """Find the least sum of prices of shards that make up a width w, (n,), from prices (n, w + 1) of every width."""
     least = price_ms.copy()
     for width in range(2, price_ms.shape[1]):
         cut = (least[:, 1:width] + price_ms[:, width - 1 : 0 : -1]).min(axis=1)
@@ -203,7 +203,7 @@ class Widest:
 
     @property
     def columns(self) -> FloatArray:
-        """(J,) columns that a sample gets of the widest device, at least."""
+        """Columns that a sample gets of the widest device, at least, (J,)."""
         size_bytes = self.itself.least_bytes[:, None, None]
         return Traffic(size_bytes, np.full(len(size_bytes), self.itself.batch_size)).columns[:, 0]
 
@@ -222,7 +222,7 @@ class Widest:
         return cls(itself, OneDevice(own_least, own_most, least, most, *exchange))
 
     def least_backward_ms(self, model: CommModel) -> tuple[FloatArray, FloatArray]:
-        """(J,) backward communication at least: mean over the devices, or over those that hold anything; of any device.
+        """Bound backward communication from below, (J,) each: the mean, of all devices or those in use; any device's.
 
         What a device takes is no less than a function of its bytes that never falls; the mean, no less than a mixture
         of two of its values that gives out the mean device's bytes.
@@ -241,13 +241,13 @@ class Widest:
 
 
 def _share(low: FloatArray, high: FloatArray, at: float) -> FloatArray:
-    """(L, H) of `high` (H,) in mixtures with `low` (L, 1) that give `at`; 0 where both are the same."""
+    """Compute the share of `high` (H,) in mixtures with `low` (L, 1) that give `at`, (L, H); 0 where both are alike."""
     share: FloatArray = np.divide(at - low, high - low, out=np.zeros((len(low), len(high))), where=high > low)
     return np.clip(share, 0, 1)
 
 
 def longest_waits(num_devices: int) -> FloatArray:
-    """(2 M, W) what the `device_waits` of a device are at most where the mean of the waits is 1.
+    """Compute what the `device_waits` of a device are at most, (2 M, W), where the mean of the waits is 1.
 
     In M ranges of the longest wait, m times the mean: as the last device to start has none, the shortest wait of the
     others is at most (D - m) / (D - 2). In each for the last device, and for another one.
@@ -261,7 +261,7 @@ def longest_waits(num_devices: int) -> FloatArray:
 
 
 def least_left_ms(forward: Outline, mean_wait_ms: FloatArray, longest: FloatArray) -> FloatArray:
-    """(J,) the least transfer of an outline of J devices, where waits are `mean_wait_ms` (J,) on average at most."""
+    """Find the least transfer of an outline, (J,), where devices' waits are `mean_wait_ms` (J,) on average at most."""
     done = mean_wait_ms[:, None, None] * (longest @ forward.lead.T)
     left: FloatArray = np.maximum(forward.parts_ms - done, 0) @ forward.share
     least: FloatArray = left.min(axis=1)

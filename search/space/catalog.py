@@ -48,7 +48,7 @@ class Catalog(Sizes):
 
     @classmethod
     def checked(cls, base: Base, simulator: Simulator) -> "Catalog":
-        """Everything about the shards of the tables that are to be placed in columns.
+        """Check the models and the memory; then cost all shards of the tables that are to be placed in columns.
 
         Raises:
             UserError: the models can't serve the task.
@@ -89,11 +89,11 @@ class Catalog(Sizes):
         )
 
     def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(n, D) ms until each device is ready, and until it has ended, of n whole plans: `Base.step`."""
+        """Compute (n, D) ms until each device is ready, and until it has ended, of n whole plans: `Base.step`."""
         return self.items.base.step(self.simulator, compute_ms, units)
 
     def costs(self, plans: Sequence[IntArray]) -> list[Cost]:
-        """The cost of each of some whole plans, `held` (I, D), as the simulator has it."""
+        """Cost some whole plans, `held` (I, D) each, as the simulator does."""
         task, base = self.items.task, self.items.base
         devices = task.topology.num_devices
         loads = DeviceLoads(self.items).sets(np.concatenate([held.T for held in plans]))
@@ -113,7 +113,7 @@ class Catalog(Sizes):
 
 
 def _vectors_and_costs(sizes: Sizes, model: SumModel) -> tuple[Float32Array, FloatArray]:
-    """(N, H) vectors and (N,) ms."""
+    """Compute the vectors (N, H) of all entries, and what each shard alone costs, (N,) ms."""
     entry, shards = entry_loads(sizes.items, sizes.first)
     cost_ms, filled = np.zeros(len(sizes.size_bytes)), np.unique(entry)
     embedded = model.embed(shards)
@@ -124,7 +124,7 @@ def _vectors_and_costs(sizes: Sizes, model: SumModel) -> tuple[Float32Array, Flo
 
 
 def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
-    """(N,) of vectors (N, H).
+    """Compute what each of some vectors (N, H) adds to a score at least, (N,); minus infinity where nobody can say.
 
     Where every number of every vector pulls a score up, none of a sum falls; and where it pulls a sum up too that
     starts above 0, it counts whole.
@@ -139,12 +139,12 @@ def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
 
 
 def fewest_shards(sizes: Sizes) -> IntArray:
-    """(S,) every item in as few shards as its limits allow, as even as it goes."""
+    """Cut every item into as few shards as its limits allow, as evenly as it goes, (S,)."""
     return _evenly_cut(sizes, sizes.items.limits.min_shards)
 
 
 def even_layout(catalog: Catalog, most: float) -> IntArray:
-    """(S,) every item in as few shards, as even as it goes, as leave none above `most` of a device's even share.
+    """Cut items, as evenly as it goes, into as few shards as leave none above `most` of a device's even share, (S,).
 
     A shard's share is of all compute or of all that is given out, whichever is larger. Items that may not be split that
     far are split as far as they may.
@@ -162,19 +162,19 @@ def even_layout(catalog: Catalog, most: float) -> IntArray:
 
 
 def equal_parts(sizes: Sizes, count: int) -> IntArray:
-    """(S,) every item in `count` shards, as far as its limits allow."""
+    """Cut every item into `count` shards, as far as its limits allow, (S,)."""
     return _evenly_cut(sizes, np.clip(count, sizes.items.limits.min_shards, _most_shards(sizes)))
 
 
 def _most_shards(sizes: Sizes) -> IntArray:
-    """(I,) shards that each item may be cut into."""
+    """Count the shards that each item may be cut into, (I,)."""
     limits = sizes.items.limits
     most: IntArray = np.maximum(np.minimum(limits.max_shards, limits.allowed.sum(axis=1)), limits.min_shards)
     return most
 
 
 def _evenly_cut(sizes: Sizes, counts: IntArray) -> IntArray:
-    """(S,) every item in `counts` (I,) shards whose widths differ by 1 at most."""
+    """Cut every item into `counts` (I,) shards whose widths differ by 1 at most, (S,)."""
     item = np.repeat(np.arange(sizes.num_items), counts)
     number = np.arange(len(item)) - np.repeat(counts.cumsum() - counts, counts)  # of the shard, in its item
     narrow, wider = np.divmod(sizes.full_width, counts)
@@ -184,7 +184,7 @@ def _evenly_cut(sizes: Sizes, counts: IntArray) -> IntArray:
 
 
 def splittable(catalog: Catalog, layout: IntArray) -> IntArray:
-    """(n,) a layout's different shards that can be cut further, ascending."""
+    """Find a layout's different shards that can be cut further, (n,), ascending."""
     shards = np.unique(layout)
     item, limits = catalog.item[shards], catalog.items.limits
     count = np.bincount(catalog.item[layout], minlength=catalog.num_items)
@@ -194,7 +194,7 @@ def splittable(catalog: Catalog, layout: IntArray) -> IntArray:
 
 
 def one_split_each(catalog: Catalog, layout: IntArray, shards: IntArray) -> IntArray:
-    """(n, S + 1) a layout with one of its `shards` (n,) cut in half; odd widths are cut as evenly as it goes."""
+    """Cut one of a layout's `shards` (n,) in half, each in turn, (n, S + 1); odd widths as evenly as it goes."""
     first = catalog.first[catalog.item[shards]]
     half = (shards - first) // 2
     after = np.empty((len(shards), len(layout) + 1), dtype=np.int64)

@@ -26,22 +26,22 @@ def sources_digest(search: Path = _SEARCH) -> str:
 
 
 def kernel(function: _Function) -> _Function:
-    """Compiled, and kept on disk until any of the sources changes."""
+    """Compile a function, and keep it on disk until any of the sources changes."""
     return cast(_Function, _kept(njit(cache=True, nogil=True)(function)))
 
 
 def leaf(function: _Function) -> _Function:
-    """Compiled into its callers: in a call, counting references to its arrays takes longer than what it does."""
+    """Compile a function into its callers: in a call, counting references to its arrays takes longer than its work."""
     return cast(_Function, _kept(njit(cache=True, nogil=True, forceinline=True)(function)))
 
 
 def fast_leaf(function: _Function) -> _Function:
-    """A leaf whose sums may be taken in any order."""
+    """Compile a leaf whose sums may be taken in any order."""
     return cast(_Function, _kept(njit(cache=True, nogil=True, forceinline=True, fastmath=_ANY_ORDER)(function)))
 
 
 def _kept(compiled: Any) -> Any:
-    """The same function, kept on disk until any of the sources changes.
+    """Keep a compiled function on disk until any of the sources changes.
 
     Numba looks at the file of the function alone, but what it keeps holds what the function calls in other files. What
     is kept of other versions isn't read any further: it may name modules that there are no longer.

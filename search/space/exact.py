@@ -26,7 +26,7 @@ _INFEASIBLE = 2
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """What is known: `held` (I, D) that keeps everything, or None, which `proven` says is all there is."""
+    """What is known of a packing: `held` (I, D) that keeps everything, or None, which `proven` says is all there is."""
 
     held: IntArray | None
     proven: bool
@@ -48,7 +48,7 @@ class Elsewhere(NamedTuple):
 
 
 def ways_that_fit(sizes: Sizes, memory_bytes: IntArray, elsewhere: Elsewhere) -> tuple[IntArray | None, bool]:
-    """(n,) ways to leave columns so that the rest should fit in memory_bytes (D,); or whether none is proven to be.
+    """Find (n,) ways to leave columns so that the rest should fit in memory_bytes (D,); or prove that there are none.
 
     Neither, where the task is large or the solver's budget runs out before it knows. Rounding may make it too hopeful.
     """
@@ -60,7 +60,7 @@ def ways_that_fit(sizes: Sizes, memory_bytes: IntArray, elsewhere: Elsewhere) ->
 
 
 def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> Packed:
-    """A packing that keeps within memory_bytes (D,) and the items' limits, a proof that there is none, or neither.
+    """Find a packing that keeps within memory_bytes (D,) and the items' limits, or prove that there is none.
 
     Neither, where the task is large or the solver's budget runs out before it knows.
     """
@@ -83,13 +83,13 @@ def _nowhere(num_devices: int) -> Elsewhere:
 
 
 class _Program:
-    """Unknowns: (I, D) units, where an item may be cut, and (I, D) presence, where that matters; others stay 0.
+    """An integer program: (I, D) units, where an item may be cut, and (I, D) presence, where it matters, are unknown.
 
-    And (K,) whether an item lies elsewhere, in each of some ways.
+    Others of these stay 0. Unknown too is (K,) whether an item lies elsewhere, in each of some ways.
     """
 
     def __init__(self, sizes: Sizes, memory_bytes: IntArray, margin: int, elsewhere: Elsewhere) -> None:
-        """`margin`: how much more than memory_bytes (D,) there is, where bytes have to be rounded; in units of that."""
+        """Enumerate unknowns; `margin`: room beyond memory_bytes (D,) where bytes are rounded, in units of that."""
         self._sizes, self._memory, self._margin = sizes, memory_bytes, margin
         limits, width = sizes.items.limits, sizes.full_width
         slice_bytes = sizes.size_bytes[sizes.first + np.minimum(2, width)] - sizes.size_bytes[sizes.first + 1]
@@ -113,7 +113,7 @@ class _Program:
         self.num_unknowns = count + len(elsewhere.item)
 
     def solve(self) -> tuple[IntArray | None, bool]:
-        """(n,) a solution, up to the solver's rounding, or None; and whether it proves that there is none."""
+        """Find a solution (n,), up to the solver's rounding, or None; tell whether it proves that there is none."""
         from scipy.optimize import Bounds, milp
 
         upper = np.ones(self.num_unknowns)
@@ -135,18 +135,18 @@ class _Program:
         return np.round(answer.x).astype(np.int64), False
 
     def ways(self, values: IntArray) -> IntArray:
-        """Which items lie elsewhere, and how, in a solution (n,)."""
+        """Find which items lie elsewhere, and how, in a solution (n,)."""
         return np.flatnonzero(values[self._ways])
 
     def held(self, values: IntArray) -> IntArray:
-        """(I, D) units of a solution (n,)."""
+        """Count the units of each item on each device, (I, D), in a solution (n,)."""
         units = np.where(self._units >= 0, values[self._units], 0)
         there = np.where(self._presence >= 0, values[self._presence], 0) * self._sizes.full_width[:, None]
         held: IntArray = np.where(self._whole[:, None], there, units)
         return held
 
     def _shards_make_items(self, rows: "_Rows") -> None:
-        """Widths sum to the item's; there are as many shards as there may be, each as wide as it must be."""
+        """Require widths that sum to the item's, and as many shards as there may be, each as wide as it must be."""
         limits, width = self._sizes.items.limits, self._sizes.full_width
         for item in range(self._sizes.num_items):
             units, presence = (one[item][one[item] >= 0] for one in (self._units, self._presence))
@@ -182,12 +182,12 @@ class _Program:
 
 
 def _joined(unknowns: IntArray, ways: IntArray, weight: int) -> tuple[IntArray, IntArray]:
-    """Unknowns that count once, and ways that each count for so many of them, with their weights."""
+    """Join unknowns that count once, and ways that each count for so many of them, with their weights."""
     return np.concatenate([unknowns, ways]), np.repeat([1, weight], [len(unknowns), len(ways)])
 
 
 def keeps(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> bool:
-    """Whether `held` (I, D) places all columns within memory_bytes (D,) and the items' limits, in whole numbers."""
+    """Tell whether `held` (I, D) places all columns in memory_bytes (D,) and the items' limits, in whole numbers."""
     size = [sum(column) for column in sizes.size_bytes[sizes.first[:, None] + held].T.tolist()]
     return bool(
         (held.sum(axis=1) == sizes.full_width).all()
@@ -197,13 +197,13 @@ def keeps(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> bool:
 
 
 def _numbered(some: BoolArray, start: int) -> tuple[IntArray, int]:
-    """Numbers from `start` on for the true cells, -1 for others; and the next number."""
+    """Enumerate the true cells from `start` on, others -1; return the next number too."""
     numbers: IntArray = np.where(some, start + some.cumsum().reshape(some.shape) - 1, -1)
     return numbers, start + int(some.sum())
 
 
 def _groups_of_rivals(items: Items) -> list[list[int]]:
-    """Groups of items of which no two may share a device, that cover all such pairs: tighter than pairs alone."""
+    """Group items of which no two may share a device, so that all such pairs are covered: tighter than pairs alone."""
     rivals = [set(items.rivals_of(item).tolist()) for item in range(len(items))]
     left = [{other for other in some if other > item} for item, some in enumerate(rivals)]
     groups = []
@@ -229,13 +229,13 @@ class _Rows:
         self._bounds: list[tuple[float, float]] = []
 
     def add(self, unknowns: IntArray, weights: Any, lower: float, upper: float) -> None:
-        """Lower <= sum(weights * unknowns) <= upper."""
+        """Add the row lower <= sum(weights * unknowns) <= upper."""
         self._columns.append(unknowns)
         self._weights.append(np.broadcast_to(np.asarray(weights, dtype=np.float64), unknowns.shape))
         self._bounds.append((lower, upper))
 
     def constraint(self, num_unknowns: int) -> "LinearConstraint":
-        """All rows in one, over so many unknowns."""
+        """Join all rows into one constraint, over so many unknowns."""
         from scipy.optimize import LinearConstraint
         from scipy.sparse import coo_array
 

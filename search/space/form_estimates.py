@@ -121,7 +121,7 @@ class Everywhere:
 
 
 def dearest(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """(t,) of some `tables` (t,) over all devices what the one has that has most to look up.
+    """Compute the load of each of `tables` (t,), over all devices, on the one that has most to look up, (t,).
 
     Of blocks of rows that is the first one where lookups are spread evenly: it is no smaller than the others.
     """
@@ -187,7 +187,7 @@ class FormEstimates:
         return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
 
     def base(self, forms: IntArray) -> Base:
-        """What tables in rows and copies take and cost by a choice of forms (T,), the same on every device."""
+        """Compute what tables in rows and copies take and cost by a choice of forms (T,), the same on every device."""
         shared, devices = self.everywhere(Forms(forms[None])), self.task.topology.num_devices
         size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)
         compute_ms, given = np.full(devices, shared.compute_ms[0]), np.repeat(shared.given, devices, axis=0)
@@ -233,7 +233,7 @@ class FormEstimates:
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
     def _fits(self, base: FloatArray, total: FloatArray, largest: FloatArray) -> BoolArray:
-        """Return (B, Q) whether memory may do: base (B,) bytes on each device, a total (B,), largest shards (B, Q)."""
+        """Tell whether memory may do, (B, Q): base (B,) bytes on each device, a total (B,), largest shards (B, Q)."""
         free = device_memory(self.task)[None, :] - base[:, None]  # (B, D)
         fits: BoolArray = ((free.min(axis=1) >= 0) & (total <= free.sum(axis=1)))[:, None] & (
             largest <= free.max(axis=1)[:, None]
@@ -280,7 +280,7 @@ class OtherParts(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "OtherParts":
-        """Gather them; in columns a device has its share of a whole table."""
+        """Gather what such parts hang on, for a task's tables; in columns a device has its share of a whole table."""
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
         counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
@@ -294,7 +294,7 @@ class OtherParts(NamedTuple):
         return cls(np.eye(len(CALLS))[calls], counts, input_bytes)
 
     def shared_ms(self, simulator: Simulator, choices: Choices, task: Task) -> FloatArray:
-        """(B,) ms that such parts add to every device by B choices of forms."""
+        """Compute the ms that other parts of a step add to every device by B choices of forms, (B,)."""
         if not (self.counts.shape[2] or simulator.count_input):
             return np.zeros(len(choices))
         each = (self.called, self.counts, self.input_bytes)
@@ -323,7 +323,7 @@ def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
-    """Return (B, Q) whether a cut has a finite cost and no other has as low a cost and width; of equals, the first."""
+    """Tell which cuts have a finite cost and no other as low a cost and width, (B, Q); of equals, the first."""
     no_worse = (cost_ms[:, :, None] <= cost_ms[:, None]) & (columns[:, :, None] <= columns[:, None])  # (B, one, other)
     earlier = np.triu(np.ones(no_worse.shape[1:], dtype=np.bool_), 1)
     beaten = (no_worse & (earlier | ~no_worse.transpose(0, 2, 1))).any(axis=1)

@@ -20,7 +20,7 @@ BLOCKS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if layou
 
 
 def searched_forms(names: Iterable[str]) -> tuple[Form, ...]:
-    """Forms by their names.
+    """Look up forms by their names.
 
     Raises:
         UserError: there is no form of some name, or columns aren't among them.
@@ -32,13 +32,13 @@ def searched_forms(names: Iterable[str]) -> tuple[Form, ...]:
 
 
 def known_calls(models: ModelSet, forms: Collection[str] = FORMS) -> frozenset[Call]:
-    """The kernel calls of tables in some forms, by name, that models know costs of, what is exchanged included."""
+    """Find the kernel calls of tables in some forms, by name, that models know costs of, exchanges included."""
     known = models.forms.intersection(forms)
     return frozenset(call for call in models.compute.calls if call.form in known)
 
 
 def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
-    """(T, F) which forms each table may lie in: those that there are `calls` of, with its kind and its memory.
+    """Tell which forms each table may lie in, (T, F): those that there are `calls` of, with its kind and its memory.
 
     As far as the task's constraints and what each form asks for let it. Rows and copies lie on every device, so each
     must be allowed. Tables that are pinned or kept apart stay in columns; those kept together may lie in what all of
@@ -64,7 +64,7 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
 
 
 def leaders(task: Task) -> IntArray:
-    """(T,) the first of the tables that each one is kept together with; itself where there are none."""
+    """Find the first of the tables that each one is kept together with, (T,); itself where there are none."""
     number = {table.name: index for index, table in enumerate(task.tables)}
     first = np.arange(len(number))
     for group in task.constraints.together:
@@ -74,7 +74,7 @@ def leaders(task: Task) -> IntArray:
 
 
 def has_other_forms(task: Task, tried: BoolArray) -> bool:
-    """Whether the task lets some table lie otherwise than in columns and as was `tried` (T, F), models aside."""
+    """Tell whether the task lets some table lie otherwise than in columns and as was `tried` (T, F), models aside."""
     if np.delete(allowed_forms(task, CALLS) & ~tried, COLUMNS, axis=1).any():
         return True
     host, devices = task.topology.domain_size, task.topology.num_devices
@@ -83,7 +83,7 @@ def has_other_forms(task: Task, tried: BoolArray) -> bool:
 
 
 def _allowed(task: Task, index: int, forms: Collection[str], bound: bool) -> list[bool]:
-    """(F,) of one table, which may be bound to others or to a device."""
+    """Tell which forms one table may lie in, (F,); a `bound` one is pinned, or kept apart from others."""
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     everywhere = not bound and devices > 1 and len(limits.devices) == devices
     return [
@@ -124,12 +124,12 @@ class Members:
     tables: BoolArray
 
     def total(self, numbers: Numbers) -> FloatArray:
-        """(B, ...) the sum of such numbers (T, ...)."""
+        """Sum numbers (T, ...) over the tables of each choice, (B, ...)."""
         total: FloatArray = np.tensordot(self.tables.astype(np.float64), numbers, 1)
         return total
 
     def largest(self, numbers: FloatArray) -> FloatArray:
-        """(B, Q) the largest of such numbers (T, Q), none below 0; 0 where there are no tables.
+        """Find the largest of numbers (T, Q) in each choice, (B, Q), none below 0; 0 where there are no tables.
 
         Choices that are looked at together differ in few tables: only those are looked at choice by choice.
         """
@@ -156,13 +156,13 @@ class MembersAfter:
     more: IntArray
 
     def total(self, numbers: Numbers) -> FloatArray:
-        """(B, ...) the sum of such numbers (T, ...)."""
+        """Sum numbers (T, ...) over the tables of each choice, (B, ...)."""
         total: FloatArray = self.before.astype(np.float64) @ numbers.reshape(len(numbers), -1)
         after = total + self.more[:, None] * numbers.reshape(len(numbers), -1)[self.table]
         return after.reshape(len(self.table), *numbers.shape[1:])
 
     def largest(self, numbers: FloatArray) -> FloatArray:
-        """(B, Q) the largest of such numbers (T, Q), none below 0; 0 where there are no tables."""
+        """Find the largest of numbers (T, Q) in each choice, (B, Q), none below 0; 0 where there are no tables."""
         its = np.where(self.before[:, None], numbers, 0.0)
         where = its.argmax(axis=0)
         first = its.max(axis=0)
@@ -180,7 +180,7 @@ class Forms:
     forms: IntArray
 
     def __len__(self) -> int:
-        """How many choices these are."""
+        """Count the choices."""
         return len(self.forms)
 
     def some(self, part: slice) -> "Forms":
@@ -188,7 +188,7 @@ class Forms:
         return Forms(self.forms[part])
 
     def at(self, form: int) -> Members:
-        """Which tables have a form."""
+        """Find the tables that each choice has in a form."""
         return Members(self.forms == form)
 
 
@@ -200,12 +200,12 @@ class Changes:
     changes: IntArray
 
     def __len__(self) -> int:
-        """How many choices these are."""
+        """Count the choices."""
         return len(self.changes)
 
     @property
     def forms(self) -> IntArray:
-        """(B, T) the choices themselves."""
+        """The choices after each of the changes, (B, T)."""
         after = np.repeat(self.before[None], len(self.changes), axis=0)
         after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
         return after
@@ -215,7 +215,7 @@ class Changes:
         return Changes(self.before, self.changes[part])
 
     def at(self, form: int) -> MembersAfter:
-        """Which tables have a form."""
+        """Find the tables that each choice has in a form."""
         table, new = self.changes.T
         more = (new == form).astype(np.int64) - (self.before[table] == form)
         return MembersAfter(self.before == form, table, more)
@@ -225,7 +225,7 @@ Choices = Forms | Changes
 
 
 def total_by_form(choices: Choices, numbers: Numbers) -> FloatArray:
-    """(B, ...) sums over all tables of what each counts in its form, (T, F, ...)."""
+    """Sum over all tables what each counts in its form, (T, F, ...), for every choice, (B, ...)."""
     total: FloatArray = np.sum([choices.at(form).total(numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
     return total
 
@@ -251,7 +251,7 @@ class Ranked(NamedTuple):
 
 
 def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
-    """(T,) forms after every step, from `first` on to where no step helps; `allowed` (T, F) holds throughout.
+    """Descend from forms `first` (T,) until no step helps, within `allowed` (T, F); list them after every step.
 
     A step gives one table another form, or those 2, 3, 4, 6, 8, ... that promise most each their own: where many tables
     make a straggler, none of them alone helps.
@@ -273,7 +273,7 @@ def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]
 
 
 def ranked_changes(forms: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
-    """Every change of `forms` (T,) in one table."""
+    """Rank every allowed change of `forms` (T,) in one table, the most promising first."""
     return _ranked(forms, np.argwhere(allowed & (np.arange(len(FORMS)) != forms[:, None])), costs)
 
 
@@ -286,7 +286,7 @@ def _ranked(forms: IntArray, changes: IntArray, costs: Costs) -> Ranked:
 
 
 def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
-    """(ms, (T,) forms) after the best step among such changes; None if none costs less than `lowest_ms`."""
+    """Find the best step among ranked changes: (ms, (T,) forms) after it; None if none is below `lowest_ms`."""
     if not len(ranked.changes):
         return None
     together = np.concatenate(list(_together(forms, ranked.changes)))
@@ -301,7 +301,7 @@ def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(forms: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """(m, T) a choice (T,) after the first 2, 3, 4, 6, 8, ... of some changes at once, of all and of each form's."""
+    """Yield (m, T) choices after the first 2, 3, 4, 6, 8, ... of some changes at once, of all and of each form's."""
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T
         _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one

@@ -58,7 +58,7 @@ class HomeOptions:
         )
 
     def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """(T,) which memory each table lies in, for little cost in all and within bytes of both kinds; None if none is.
+        """Choose each table's memory, (T,), for little cost in all, within bytes of both kinds; None if no choice is.
 
         As many tables as find room there take their best memory, those first that gain most for a byte of the devices;
         host memory has the lowest price at which it suffices.
@@ -80,13 +80,13 @@ class HomeOptions:
         return best
 
     def choices(self, task: Task) -> list[IntArray]:
-        """(T,) the cheapest choices within several shares of the devices' memory, each once; the roomiest first."""
+        """List the cheapest choices (T,) within several shares of device memory, each once, the roomiest first."""
         total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
         chosen = (self.cheapest(total * share, hosts) for share in _FILLED)
         return list({some.tobytes(): some for some in chosen if some is not None}.values())
 
     def shortage(self, task: Task) -> InfeasibleError:
-        """What is too small where no choice of memories fits."""
+        """Make the error that says what is too small where no choice of memories fits."""
         memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
         may = np.isfinite(self.cost_ms)
         least_device, least_host = (
@@ -114,7 +114,7 @@ class HomeOptions:
         return int(self.host_bytes[np.arange(len(chosen)), chosen].sum())
 
     def _within(self, device_bytes: float, host_price: float) -> IntArray | None:
-        """(T,) with a price, in ms, of every byte of host memory; None where not even the smallest choices fit."""
+        """Choose memories (T,) with a price, in ms, of every byte of hosts; None where not even the smallest fit."""
         cost = self.cost_ms + host_price * self.host_bytes
         steps: list[tuple[float, int, int, int]] = []  # what a byte costs less, the table, bytes, the option
         chosen = np.empty(len(cost), dtype=np.int64)
@@ -140,7 +140,7 @@ class HomeOptions:
 
 
 def _hull(size: IntArray, cost: FloatArray) -> list[int]:
-    """Options on the lower left border of all, from the smallest to the cheapest: every byte more gains less."""
+    """Find the options on the lower left border, from the smallest to the cheapest: every byte more gains less."""
     order = [int(o) for o in np.lexsort((cost, size)) if np.isfinite(cost[o])]
     path: list[int] = []
     for option in order:
@@ -159,7 +159,7 @@ def _slope(size: IntArray, cost: FloatArray, before: int, after: int) -> float:
 
 
 def _costed(task: Task, home: Home, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
-    """(T,) ms, bytes of devices and of hosts, with all tables there."""
+    """Compute (T,) ms, bytes of devices and bytes of hosts, with all tables in one memory."""
     loads = Loads.of(task.tables, task.batch_size).at([home] * len(task.tables))
     known = np.flatnonzero([CALLS[number] in model.calls for number in loads.call.tolist()])
     cost_ms = np.full(len(loads), np.inf)
@@ -169,36 +169,36 @@ def _costed(task: Task, home: Home, model: ComputeModel) -> tuple[FloatArray, In
 
 
 def has_other_homes(task: Task) -> bool:
-    """Whether the task lets some table lie in another memory, or with another cache, than where it lies as it is."""
+    """Tell whether some table may lie in another memory, or with another cache, than where it lies as it is."""
     if not task.topology.host_bytes:
         return False
     return any(len(its.tiers) > 1 or (Tier.CACHED in its.tiers and its.cached is None) for its in task.limits)
 
 
 def is_ample(task: Task) -> bool:
-    """Whether all tables lie on devices with so much memory that no choice puts any elsewhere."""
+    """Tell whether all tables lie on devices with so much memory that no choice puts any elsewhere."""
     taken = int(task.memory.device_bytes(task.loads).sum())
     return not task.loads.tier.any() and taken <= _FILLED[-1] * int(device_memory(task).sum())
 
 
 def homed(task: Task, homes: tuple[Home, ...]) -> Task:
-    """The task with each table in a memory (T,) that searches leave it in."""
+    """Fix each table of the task in a memory (T,) that searches leave it in."""
     return replace(task, fixed_homes=homes)
 
 
 def settled(plan: Plan) -> Plan:
-    """The plan as one of a task that gives every table the memory which it has in the plan."""
+    """Restate the plan as one of a task that gives every table the memory which it has in the plan."""
     return plan if plan.homes == plan.task.homes else replace(plan, task=homed(plan.task, plan.homes))
 
 
 def rehomed(plan: Plan, task: Task, homes: tuple[Home, ...]) -> Plan:
-    """The plan's shards as a plan of `task`, of the same tables, with each table in a memory (T,)."""
+    """Restate the plan's shards as a plan of `task`, of the same tables, with each table in a memory (T,)."""
     placements = (replace(placed, home=homes[placed.shard.table]) for placed in plan.placements)
     return Plan(task, tuple(placements))
 
 
 def homes_anew(plan: Plan, options: HomeOptions) -> Plan:
-    """The plan, where tables that lie on one device alone take its memory, and what is left, for the least cost."""
+    """Choose memories anew for tables that lie on one device alone, within theirs and what is left, at least cost."""
     task, homes, free = plan.task, list(plan.homes), device_memory(plan.task) - np.array(plan.device_bytes)
     devices: dict[int, list[int]] = {}
     for placed in plan.placements:
@@ -223,7 +223,7 @@ def homes_anew(plan: Plan, options: HomeOptions) -> Plan:
 
 
 def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan:
-    """The plan, where tables that lie on several devices have larger caches, or leave the hosts, if all have room.
+    """Grow the caches of tables that lie on several devices, or let these leave the hosts, if all have room.
 
     The dearest first, each as far as it goes.
     """

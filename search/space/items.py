@@ -37,7 +37,7 @@ class Limits(NamedTuple):
     rivals: IntArray
 
     def of(self, kept: BoolArray) -> "Limits":
-        """The limits of the items that are kept (I,), with all of their rivals."""
+        """Take the limits of the items that are kept (I,), with all of their rivals."""
         place, count = kept.cumsum() - 1, np.diff(self.rival_first)
         return Limits(
             self.allowed[kept],
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
 
 @leaf
 def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int) -> bool:
-    """Whether a device may hold a shard of an item beside what `held` (I, D) puts there.
+    """Tell whether a device may hold a shard of an item beside what `held` (I, D) puts there.
 
     An item that is `leaving` the device counts as gone; -1 stands for none.
     """
@@ -65,7 +65,7 @@ def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int
 
 @kernel
 def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
-    """(D,) whether each device may hold a shard of an item beside what `held` (I, D) puts there."""
+    """Tell which devices may hold a shard of an item beside what `held` (I, D) puts there, (D,)."""
     found: BoolArray = np.zeros(held.shape[1], np.bool_)
     for device in range(len(found)):
         found[device] = may_lie(limits, held, item, device, -1)
@@ -74,7 +74,7 @@ def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
 
 @leaf
 def keeps_limits(limits: Limits, held: IntArray) -> bool:
-    """Whether all shards of `held` (I, D) lie where they may; items have as many, as wide, as they must and may."""
+    """Tell whether shards of `held` (I, D) lie where they may, and are as many, as wide, as items must and may have."""
     num_items, num_devices = held.shape
     for item in range(num_items):
         shards = 0
@@ -111,7 +111,7 @@ class Item:
         return sum(units for _, units in self.parts)
 
     def columns(self, width: int) -> list[tuple[int, int]]:
-        """(table, dim) of what a shard `width` units wide holds; of tables kept together, all that there is."""
+        """List (table, dim) of what a shard `width` units wide holds; of tables kept together, all that there is."""
         if len(self.parts) > 1:
             return [(table, units * DIM_MULTIPLE) for table, units in self.parts]
         return [(self.parts[0][0], width * DIM_MULTIPLE)]
@@ -127,7 +127,7 @@ class Items:
 
     @classmethod
     def of(cls, base: Base) -> "Items":
-        """The items of a task's tables in columns, in order of their first table; without constraints, the tables."""
+        """Make items of a task's tables in columns, in order of their first table; without constraints, the tables."""
         task = base.task
         items = _items(task, base.in_columns)
         allowed = np.zeros((len(items), task.topology.num_devices), dtype=np.bool_)
@@ -154,33 +154,33 @@ class Items:
 
     @property
     def free_bytes(self) -> IntArray:
-        """(D,) bytes of each device's memory that there are for them."""
+        """Bytes of each device's memory that there are for the items, (D,)."""
         return self.base.free_bytes
 
     def __len__(self) -> int:
         return len(self.items)
 
     def rivals_of(self, index: int) -> IntArray:
-        """Items that may not share a device with item `index`."""
+        """Find the items that may not share a device with item `index`."""
         rivals: IntArray = self.limits.rivals[self.limits.rival_first[index] : self.limits.rival_first[index + 1]]
         return rivals
 
     @property
     def confined(self) -> BoolArray:
-        """(I,) whether an item may not lie just anywhere: such items are better placed first."""
+        """Whether each item, (I,), may not lie just anywhere: such items are better placed first."""
         confined: BoolArray = ~self.limits.allowed.all(axis=1) | (np.diff(self.limits.rival_first) > 0)
         return confined
 
     def name(self, index: int) -> str:
-        """Names of the tables in item `index`, as errors show them."""
+        """Name the tables in item `index`, as errors show them."""
         return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[index].parts)
 
     def tables(self, index: int, width: int) -> list[Table]:
-        """What a shard of item `index`, `width` units wide, holds."""
+        """List the tables that a shard of item `index`, `width` units wide, holds, each as wide as there."""
         return [self.task.tables[table].with_dim(dim) for table, dim in self.items[index].columns(width)]
 
     def plan(self, held: IntArray) -> Plan:
-        """The plan of `held` (I, D), units of each item on each device."""
+        """Make the plan of `held` (I, D), units of each item on each device."""
         places = zip(*(axis.tolist() for axis in held.nonzero()), strict=True)
         return self.base.plan(
             [
@@ -191,7 +191,7 @@ class Items:
         )
 
     def held(self, plan: Plan) -> IntArray:
-        """(I, D) units of each item on each device, of a plan that keeps the task's constraints.
+        """Count the units of each item on each device, (I, D), of a plan that keeps the task's constraints.
 
         Raises:
             UserError: a table that is to be placed in columns lies otherwise.
@@ -259,7 +259,7 @@ def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
 
 
 def _rivals(task: Task, items: Sequence[Item]) -> list[set[int]]:
-    """Return, for each item, those that may not share its device: of tables kept apart, and of its own table."""
+    """Find, for each item, those that may not share its device: of tables kept apart, and of its own table."""
     of_table: dict[str, set[int]] = defaultdict(set)
     for number, item in enumerate(items):
         for table, _ in item.parts:

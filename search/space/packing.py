@@ -45,7 +45,7 @@ def check_hosts(task: Task) -> None:
 
 
 def narrowest_shards(sizes: Sizes) -> tuple[IntArray, IntArray, IntArray]:
-    """Units and bytes of each item's widest shard, cut as finely as it may be, and the room that it has, (I,) each.
+    """Cut each item as finely as it may be: units and bytes of its widest shard, and the room that it has, (I,) each.
 
     Room is the memory of the largest device that may hold it.
     """
@@ -65,7 +65,7 @@ def check_whole(items: Items, method: str) -> None:
 
 
 def no_room(items: Items, index: int, width: int, size_bytes: int, most_free: int, method: str) -> InfeasibleError:
-    """The error of a method that finds no device with room for a shard of an item, `width` units wide."""
+    """Make the error of a method that finds no device with room for a shard of an item, `width` units wide."""
     full = items.items[index].width
     what = "" if width == full else f"a shard of {width * DIM_MULTIPLE} of {full * DIM_MULTIPLE} columns of "
     return InfeasibleError(
@@ -76,7 +76,7 @@ def no_room(items: Items, index: int, width: int, size_bytes: int, most_free: in
 
 
 def nothing_fits(sizes: Sizes, factor: float, outcome: str) -> InfeasibleError:
-    """The error of a search that has no plan, with what is known of that: `outcome`.
+    """Make the error of a search that has no plan, with what is known of that: `outcome`.
 
     `factor` is how many times the memory for shards would do, in columns.
     """
@@ -91,7 +91,7 @@ def nothing_fits(sizes: Sizes, factor: float, outcome: str) -> InfeasibleError:
 
 
 def enough(items: Items, factor: float) -> str:
-    """The `topology.memory_bytes` that leave shards so many times the memory they have: never less, as text."""
+    """Name the `topology.memory_bytes` that leave shards so many times the memory they have: never less, as text."""
     task, shards = items.task, items.free_bytes
     given = task.topology.memory_bytes
     each = np.array(given if isinstance(given, tuple) else [given] * task.topology.num_devices, dtype=np.float64)
@@ -102,7 +102,7 @@ def enough(items: Items, factor: float) -> str:
 
 
 def keeps_nothing(proven: bool) -> InfeasibleError:
-    """The error of a search that has no plan whatever the memory, because there is none if that is `proven`."""
+    """Make the error of a search that has no plan whatever the memory, because there is none if that is `proven`."""
     if proven:
         return InfeasibleError("no plan keeps the constraints, whatever the memory; loosen some of them")
     return InfeasibleError(
@@ -112,7 +112,7 @@ def keeps_nothing(proven: bool) -> InfeasibleError:
 
 
 def described(memory: IntArray) -> str:
-    """Devices with (D,) bytes for shards, for people."""
+    """Describe devices with (D,) bytes for shards, for people."""
     smallest, largest = readable_bytes(memory.min()), readable_bytes(memory.max())
     return f"{len(memory)} devices of " + (smallest if smallest == largest else f"{smallest} to {largest}")
 
@@ -152,7 +152,7 @@ def _advice(sizes: Sizes, memory: IntArray) -> str:
 
 
 def packed(sizes: Sizes) -> IntArray:
-    """`held` (I, D) of some plan of the task in columns: quickly where that works, else exactly.
+    """Pack the columns of the task into some plan, `held` (I, D): quickly where that works, else exactly.
 
     Raises:
         InfeasibleError: there is none, which is said only with a proof, or none was found. That there is no plan in
@@ -170,14 +170,14 @@ def packed(sizes: Sizes) -> IntArray:
 
 
 def _outcome(task: Task) -> str:
-    """What a proof that columns don't fit says of a task."""
+    """Tell what a proof that columns don't fit says of a task."""
     if has_other_homes(task):
         return NONE_FOUND
     return NO_COLUMNS if has_other_forms(task, np.zeros((len(task.tables), len(FORMS)), dtype=np.bool_)) else NO_PLAN
 
 
 def shortage(sizes: Sizes, outcome: str) -> InfeasibleError:
-    """The error of having no plan, with the memory that would do in columns, and what is known: `outcome`."""
+    """Make the error of having no plan, with the memory that would do in columns, and what is known: `outcome`."""
     memory = sizes.items.free_bytes
     if (factor := smallest_factor(sizes, memory)) is not None:
         return nothing_fits(sizes, factor, outcome)
@@ -188,13 +188,13 @@ def shortage(sizes: Sizes, outcome: str) -> InfeasibleError:
 
 
 def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
-    """`held` (I, D) that keeps within memory_bytes (D,) and the items' limits, with few cuts; None if none is found."""
+    """Pack items within memory_bytes (D,) and their limits, `held` (I, D), with few cuts; None if that isn't found."""
     slice_bytes = sizes.size_bytes[sizes.first + np.where(sizes.items.limits.max_shards > 1, 1, sizes.full_width)]
     return _pack_in_order(sizes, memory_bytes, np.lexsort((-slice_bytes, ~sizes.items.confined)))
 
 
 def _pack_in_other_orders(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
-    """The items with the fewest devices to go to first, then largest first, and around that in orders drawn by seed."""
+    """Pack in several orders: fewest devices to go to first, then largest, and around that as drawn by seed."""
     rng = np.random.default_rng(0)
     places, size = sizes.items.limits.allowed.sum(axis=1), sizes.size_bytes[sizes.whole]
     tries = min(_TRIES, 1 + _MOST_CELLS // sizes.items.limits.allowed.size)
@@ -239,7 +239,7 @@ def _pack_item(sizes: Sizes, item: int, free: IntArray, open_to: BoolArray, held
 
 
 def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
-    """How many times memory_bytes (D,) are enough for `pack`, within 0.2%; None if no amount is."""
+    """Find how many times memory_bytes (D,) are enough for `pack`, within 0.2%; None if no amount is."""
     _, least, _ = narrowest_shards(sizes)
     room = np.where(sizes.items.limits.allowed, memory_bytes, 0).max(axis=1)
     total = int(sizes.size_bytes[sizes.whole].sum())
@@ -262,7 +262,7 @@ def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
 
 
 def _factor_for(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> float:
-    """How many times memory_bytes (D,) are enough for `held` (I, D)."""
+    """Compute how many times memory_bytes (D,) are enough for `held` (I, D)."""
     used = sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0)
     return float((used / np.maximum(memory_bytes, 1)).max())
 

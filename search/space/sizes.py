@@ -59,12 +59,12 @@ class Sizes:
 
     @cached_property
     def item(self) -> IntArray:
-        """(N,) the item of each entry."""
+        """The item of each entry, (N,)."""
         return np.repeat(np.arange(self.num_items), self.full_width + 1)
 
     @property
     def whole(self) -> IntArray:
-        """(I,) entries of the whole items."""
+        """Entries of the whole items, (I,)."""
         whole: IntArray = self.first + self.full_width
         return whole
 
@@ -74,12 +74,12 @@ class Sizes:
         return float(self.given[self.whole].sum())
 
     def given_by(self, contents: IntArray) -> FloatArray:
-        """(...,) units of 4 columns that a sample gets of devices that hold so many of each item, (..., I)."""
+        """Count units of 4 columns that a sample gets of devices (...,) that hold so many of each item, (..., I)."""
         given: FloatArray = self.given[self.first + contents].sum(axis=-1)
         return given
 
     def moved_bytes(self, before: IntArray, after: IntArray) -> IntArray:
-        """(I,) bytes of weights and optimizer state that arrive on any device, by what each held and holds, (I, D).
+        """Count bytes of weights and optimizer state that arrive on devices, (I,), by what each held and holds, (I, D).
 
         Columns are free to be renumbered, so a device keeps as many as it has in both.
         """
@@ -89,13 +89,13 @@ class Sizes:
 
 
 def _parts(units: FloatArray) -> FloatArray:
-    """(n,) the nearest parts of units, none of them nothing."""
+    """Round units (n,) to the nearest parts, none of them to nothing."""
     parts: FloatArray = np.maximum(np.round(units * _PARTS), 1) / _PARTS
     return parts
 
 
 def entry_loads(items: Items, first: IntArray) -> tuple[IntArray, Loads]:
-    """(n,) the entry that each of n loads belongs to, and those loads, over all entries."""
+    """Compute n loads over all entries: the entry that each belongs to, (n,), and the loads."""
     entries, tables, widths = [], [], []
     for item, start in zip(items.items, first.tolist(), strict=True):
         if len(item.parts) > 1:
@@ -122,7 +122,7 @@ class DeviceLoads:
         self._table, self._units = np.array([part for item in items.items for part in item.parts], dtype=np.int64).T
 
     def sets(self, contents: IntArray) -> LoadSets:
-        """Return the loads of n devices that hold so many units of 4 columns of each item, (n, I).
+        """Compute the loads of n devices that hold so many units of 4 columns of each item, (n, I).
 
         Of an item that is several tables kept together, a device holds all columns or none.
         """
@@ -156,7 +156,7 @@ class Room(NamedTuple):
 
     @classmethod
     def empty(cls, sizes: Sizes, memory_bytes: IntArray) -> "Room":
-        """Devices with memory_bytes (D,) that may give out everything."""
+        """Make room on empty devices with memory_bytes (D,) that may give out everything."""
         held = np.zeros(sizes.items.limits.allowed.shape, dtype=np.int64)
         units = np.full(len(memory_bytes), sizes.total_given)
         return cls(sizes.items.limits, sizes.first, sizes.size_bytes, sizes.given, held, memory_bytes.copy(), units)
@@ -164,7 +164,7 @@ class Room(NamedTuple):
 
 @leaf
 def may_join(room: Room, item: int, device: int, held: int, gives: float, takes: int) -> bool:
-    """Whether a shard of an item that gives and takes so much may go to a device that holds so many units of the item.
+    """Tell whether a shard of an item that gives and takes so much may go to a device that holds so many units of it.
 
     What it gives out and its bytes must find room, its item be allowed there, and none of its item's rivals lie there.
     Two shards of an item become one where they meet, so those of an item that needs several devices must not.
@@ -178,14 +178,14 @@ def may_join(room: Room, item: int, device: int, held: int, gives: float, takes:
 
 @leaf
 def takes_bytes(room: Room, item: int, width: int, held: int) -> int:
-    """Bytes that a shard of an item, `width` units wide, takes of a device that holds so many units of the item."""
+    """Count the bytes that a shard of an item, `width` units wide, takes of a device that holds so many units of it."""
     before = room.first[item] + held
     return int(room.size_bytes[before + width] - room.size_bytes[before])
 
 
 @leaf
 def may_put(room: Room, item: int, width: int, device: int) -> bool:
-    """Whether a shard of an item, `width` units wide, may go to a device."""
+    """Tell whether a shard of an item, `width` units wide, may go to a device."""
     held = room.held[item, device]
     gives = room.given[room.first[item] + width]
     return may_join(room, item, device, held, gives, takes_bytes(room, item, width, held))
@@ -193,7 +193,7 @@ def may_put(room: Room, item: int, width: int, device: int) -> bool:
 
 @kernel
 def devices_with_room(room: Room, item: int, width: int) -> BoolArray:
-    """(D,) whether a shard of an item, `width` units wide, may go to each device."""
+    """Tell which devices a shard of an item, `width` units wide, may go to, (D,)."""
     found: BoolArray = np.zeros(len(room.free_bytes), np.bool_)
     for device in range(len(found)):
         found[device] = may_put(room, item, width, device)
