@@ -18,13 +18,13 @@ _MOST_THREADS = 8
 
 
 def useful_threads() -> int:
-    """Threads for work that is cut into pieces: one for each core that this process may use, up to 8."""
+    """Count the threads for work that is cut into pieces: one for each core that this process may use, up to 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MOST_THREADS)
 
 
 def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """What work makes of every item, in order, in `useful_threads`; it helps where work lets go of Python's lock."""
+    """Do work on every item in `useful_threads`, results in order; it helps where work lets go of Python's lock."""
     if (threads := min(len(items), useful_threads())) < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:
@@ -32,7 +32,7 @@ def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list
 
 
 def blas_threads(count: int) -> AbstractContextManager[object]:
-    """BLAS and OpenMP on `count` threads inside, as before outside.
+    """Run BLAS and OpenMP on `count` threads inside, as before outside.
 
     Looking up the libraries takes some milliseconds: for a whole run or search, not for a prediction.
     """
@@ -42,7 +42,7 @@ def blas_threads(count: int) -> AbstractContextManager[object]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Torch on `count` threads inside, as before outside."""
+    """Run torch on `count` threads inside, as before outside."""
     import torch  # slow to import: not with this module
 
     before = torch.get_num_threads()
