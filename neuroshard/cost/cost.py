@@ -50,7 +50,7 @@ class Called(NamedTuple):
     counts: FloatArray
 
     def beside(self, other: "Called") -> "Called":
-        """These calls and others that the same devices make besides."""
+        """Add to these calls others that the same devices make besides."""
         ms, spread_ms = self.ms + other.ms, self.spread_ms + other.spread_ms
         return Called(ms, spread_ms, self.shards + other.shards, self.counts + other.counts)
 
@@ -109,13 +109,13 @@ class Step:
         return cls(tuple(found[work.name] for work in works))
 
     def __getitem__(self, plan: int) -> "Step":
-        """The step of one of B plans."""
+        """Pick the step of one of B plans."""
         margins = (None if part.margin is None else part.margin[plan] for part in self.parts)
         its = (part._replace(ms=part.ms[plan], margin=one) for part, one in zip(self.parts, margins, strict=True))
         return Step(tuple(its))
 
     def ms(self, name: str) -> FloatArray:
-        """(..., D) ms of a part, by its name.
+        """Look up (..., D) ms of a part, by its name.
 
         Raises:
             KeyError: the step has none of that name.
@@ -196,12 +196,12 @@ class Cost(Step):
 
     @property
     def total_ms(self) -> float:
-        """Return the plan's cost, ms: what the straggler's parts add up to."""
+        """The plan's cost, ms: what the straggler's parts add up to."""
         return float(np.max(self.device_ms))
 
     @property
     def margin_ms(self) -> float:
-        """Return the margin of the plan's cost, ms: the straggler's; NaN where nothing is known of it."""
+        """The margin of the plan's cost, ms: the straggler's; NaN where nothing is known of it."""
         return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
 
     @property
@@ -211,7 +211,7 @@ class Cost(Step):
 
     @property
     def expected_ms(self) -> float:
-        """Return the plan's cost, ms, with less bias than `total_ms`, which is too low; NaN where no margin is known.
+        """The plan's cost, ms, with less bias than `total_ms`, which is too low; NaN where no margin is known.
 
         A plan waits for its true straggler, and with every device's prediction off by something of its own, that one
         is slower on average than the predicted straggler: the more devices are predicted to be about as slow, the
@@ -240,14 +240,14 @@ class Cost(Step):
 
 
 def described_expectation(total_ms: float, expected_ms: float) -> str | None:
-    """What a predicted cost is expected to be, for people; None where that isn't known, or as good as the same."""
+    """Say what a predicted cost is expected to be, for people; None where that isn't known, or as good as the same."""
     if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
         return None
     return f"{expected_ms:.2f} ms, for a step waits for whichever device turns out to be the straggler"
 
 
 def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:
-    """Mean of the largest of independent normal numbers with these means and standard deviations, (D,)."""
+    """Compute the mean of the largest of independent normal numbers with these means and deviations, (D,)."""
     from scipy.special import ndtr  # slow to import: only where it is used
 
     scatter = np.maximum(deviation, 1e-9 * np.abs(mean).max())

@@ -59,7 +59,7 @@ class Loads:
 
     @classmethod
     def of(cls, tables: Sequence[Table], batch_size: int | IntArray) -> "Loads":
-        """Of whole tables in device memory, in order, at a global batch size: one for all, or (n,)."""
+        """Make the loads of whole tables in device memory, in order, at a global batch size: one for all, or (n,)."""
         rows_of = [(t.rows, t.dim, t.pooling_factor, t.bytes_per_element, t.features) for t in tables]
         plain = np.array(rows_of, dtype=np.float64).reshape(len(tables), 5)
         reuse = np.array([t.reuse for t in tables], dtype=np.float64).reshape(len(tables), NUM_REUSE_BINS)
@@ -91,29 +91,29 @@ class Loads:
 
     @property
     def output_bytes(self) -> FloatArray:
-        """(n,) bytes of them, as they travel."""
+        """(n,) bytes of the outputs, as they travel."""
         return self.outputs * self.dim * ELEMENT_BYTES
 
     @property
     def call(self) -> IntArray:
-        """(n,) what kernels are called with for each, by its place in `CALLS`."""
+        """(n,) the kernel call of each load, by its place in `CALLS`."""
         return _CALL_NUMBERS[self.tier, self.pooled.astype(np.int64), self.form]
 
     def take(self, indices: IntArray) -> "Loads":
-        """The loads at `indices` (m,)."""
+        """Pick the loads at `indices` (m,)."""
         return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
 
     def at(self, homes: Sequence[Home]) -> "Loads":
-        """The same loads of tables that lie in these memories (n,)."""
+        """Put the tables of the loads in these memories (n,)."""
         tier = np.array([TIERS.index(home.tier) for home in homes], dtype=np.int64)
         return replace(self, tier=tier, cached=np.array([home.cached_share for home in homes], dtype=np.float64))
 
     def on_device(self) -> "Loads":
-        """The same loads of tables that lie in device memory."""
+        """Put the tables of the loads in device memory."""
         return self.at([ON_DEVICE] * len(self))
 
     def columns(self, dim: FloatArray | IntArray) -> "Loads":
-        """Of shards of the same rows that are `dim` (n,) wide."""
+        """Make the loads of shards of the same rows that are `dim` (n,) wide."""
         return replace(self, dim=np.asarray(dim, dtype=np.float64))
 
 
@@ -131,13 +131,13 @@ class LoadSets:
 
     @classmethod
     def of(cls, sets: Sequence[Sequence[Table]], batch_size: int) -> "LoadSets":
-        """Of sets of whole tables."""
+        """Make the sets of loads of sets of whole tables."""
         counts = np.array([len(tables) for tables in sets], dtype=np.int64)
         return cls(Loads.of([table for tables in sets for table in tables], batch_size), counts)
 
     @classmethod
     def joined(cls, parts: Sequence["LoadSets"]) -> "LoadSets":
-        """The sets of all parts, in order."""
+        """Join the sets of all parts, in order."""
         arrays = {
             field.name: np.concatenate([getattr(part.loads, field.name) for part in parts]) for field in fields(Loads)
         }
@@ -145,17 +145,17 @@ class LoadSets:
 
     @classmethod
     def alone(cls, loads: Loads) -> "LoadSets":
-        """Every load on a device of its own."""
+        """Put every load on a device of its own."""
         return cls(loads, np.ones(len(loads), dtype=np.int64))
 
     @classmethod
     def grouped(cls, loads: Loads, places: IntArray, num_sets: int) -> "LoadSets":
-        """Loads (n,) in sets by `places` (n,), the number of each one's set; order within a set is kept."""
+        """Group loads (n,) in sets by `places` (n,), the number of each one's set; order within a set is kept."""
         order = np.argsort(places, kind="stable")
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
     def by_call(self) -> "LoadSets":
-        """(B K) each set's loads of every kernel call, one set of each of the K in `CALLS` after the other."""
+        """Split each set by kernel call, (B K): a set for each of the K in `CALLS`, one after the other."""
         places = self.owners * len(CALLS) + self.loads.call
         return LoadSets.grouped(self.loads, places, len(self) * len(CALLS))
 
@@ -165,7 +165,7 @@ class LoadSets:
         return np.repeat(np.arange(len(self)), self.counts)
 
     def totals(self, amounts: FloatArray) -> FloatArray:
-        """(B,) sums over each set of what its loads have of amounts (n,)."""
+        """Sum over each set, (B,), what its loads have of amounts (n,)."""
         sums: FloatArray = np.bincount(self.owners, amounts, minlength=len(self)).astype(np.float64)
         return sums
 
@@ -178,7 +178,7 @@ class LoadSets:
         return calls
 
     def take(self, indices: IntArray) -> "LoadSets":
-        """The sets at `indices` (m,)."""
+        """Pick the sets at `indices` (m,)."""
         counts, starts = self.counts[indices], (self.counts.cumsum() - self.counts)[indices]
         within = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
         return LoadSets(self.loads.take(np.repeat(starts, counts) + within), counts)
@@ -207,9 +207,10 @@ class Traffic:
     def of_columns(
         cls, dims: FloatArray | IntArray, batch_size: int | IntArray, host_size: int | None = None
     ) -> "Traffic":
-        """Of column shards: (B, D) columns that a sample gets of each device, at a global batch size, for all or (B,).
+        """Make the traffic of column shards from `dims` (B, D), the columns that a sample gets of each device.
 
-        Of all-to-alls alone, without the input: what costs of columns hang on, and quick to make.
+        The global batch size is one for all, or (B,). These are all-to-alls alone, without the input: what costs of
+        columns hang on, and quick to make.
         """
         sizes = np.broadcast_to(np.asarray(batch_size, dtype=np.int64), len(dims))
         return cls((dims * (ELEMENT_BYTES * sizes.astype(np.float64))[:, None])[..., None], sizes, host_size)
@@ -218,10 +219,10 @@ class Traffic:
     def of(
         cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int | None
     ) -> "Traffic":
-        """Of B plans, with the loads of their devices, (B D) sets, one plan after the other.
+        """Sum up the traffic of B plans from the loads of their devices, (B D) sets, one plan after the other.
 
-        At a global batch size, on hosts of so many devices; each load makes its device put `given` (n, C) bytes into
-        every collective.
+        They train at a global batch size, on hosts of so many devices; each load makes its device put `given` (n, C)
+        bytes into every collective.
         """
         size_bytes = np.stack([device_loads.totals(given[:, collective]) for collective in Collective], axis=-1)
         plans = len(device_loads) // num_devices
@@ -229,7 +230,7 @@ class Traffic:
 
     @classmethod
     def joined(cls, parts: Sequence["Traffic"]) -> "Traffic":
-        """The exchanges of all parts, in order: of the same devices and collectives."""
+        """Join the exchanges of all parts, in order: of the same devices and collectives."""
         size_bytes = np.concatenate([part.size_bytes for part in parts])
         return cls(size_bytes, np.concatenate([part.batch_size for part in parts]), parts[0].host_size)
 
@@ -238,7 +239,7 @@ class Traffic:
 
     @property
     def num_devices(self) -> int:
-        """Return D, the number of devices that take part."""
+        """D, the number of devices that take part."""
         return int(self.size_bytes.shape[1])
 
     @property
@@ -247,13 +248,13 @@ class Traffic:
         return tuple(Collective)[: self.size_bytes.shape[2]]
 
     def given(self, collective: Collective) -> FloatArray:
-        """(B, D) bytes that each device puts into a collective."""
+        """Look up (B, D) bytes that each device puts into a collective."""
         if collective < self.size_bytes.shape[2]:
             return self.size_bytes[..., collective]
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """The collective by itself, as if it were an all-to-all: (B G, M, 1), each group's exchange after the other.
+        """Take a collective by itself, as if it were an all-to-all: (B G, M, 1), one group's exchange after the other.
 
         Within `groups` (G, M); of the input, what a device puts in is what comes to it.
         """
@@ -263,14 +264,14 @@ class Traffic:
         return Traffic(size_bytes, np.repeat(self.batch_size, len(groups)), host_size)
 
     def groups(self, collective: Collective) -> IntArray:
-        """(G, M) devices that take part in one exchange with each other: all, or those of a host or a place on it."""
+        """Group devices, (G, M), that take part in one exchange: all, or those of a host or a place on it."""
         ranks, host = np.arange(self.num_devices), self.host_size or self.num_devices
         if collective is Collective.HOST_REDUCE_SCATTER:
             return ranks.reshape(-1, host)
         return ranks.reshape(-1, host).T if collective is Collective.HOST_ALL_TO_ALL else ranks[None]
 
     def with_columns(self, dims: FloatArray) -> "Traffic":
-        """With all-to-alls of (B, D) columns on each device instead; of one exchange (B = 1), as many as there are."""
+        """Replace all-to-alls by those of (B, D) columns on each device; one exchange (B = 1) is repeated for all."""
         size_bytes = np.repeat(self.size_bytes, len(dims) // len(self), axis=0)
         batch_size = np.repeat(self.batch_size, len(dims) // len(self))
         size_bytes[..., Collective.ALL_TO_ALL] = dims * (ELEMENT_BYTES * batch_size.astype(np.float64))[:, None]
@@ -278,7 +279,7 @@ class Traffic:
 
     @property
     def forward(self) -> "Traffic":
-        """What of it there is on the way forward: copies exchange nothing then."""
+        """The traffic on the way forward, without all-reduces: copies exchange nothing then."""
         if self.size_bytes.shape[2] <= Collective.ALL_REDUCE:
             return self
         size_bytes = self.size_bytes.copy()

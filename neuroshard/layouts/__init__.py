@@ -25,21 +25,21 @@ __all__ = [
 
 
 def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
-    """The layout of a table that lies in these shards: nothing else says which one it is.
+    """Find the layout of a table that lies in these shards: nothing else says which one it is.
 
-    The last one that holds it: what is listed later may be a case of what is listed before.
+    It is the last one that holds it: what is listed later may be a case of what is listed before.
     """
     return next(layout for layout in reversed(LAYOUTS.values()) if layout.holds(table, shards))
 
 
 def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -> tuple[Layout, ...]:
-    """(T,) the layout of every table that has such placements (T,)."""
+    """Find the layout of every table, (T,), that has such placements (T,)."""
     pairs = zip(tables, placed, strict=True)
     return tuple(layout_of(table, [placed.shard for placed in its]) for table, its in pairs)
 
 
 def are(loads: Loads, has: Callable[[Layout], bool]) -> BoolArray:
-    """(n,) whether the layout of each load has something."""
+    """Tell whether the layout of each load, (n,), has something."""
     return np.array([has(layout) for layout in LAYOUTS.values()])[loads.form]
 
 
@@ -50,7 +50,7 @@ def placed_loads(
     num_devices: int,
     layouts: Sequence[Layout] | None = None,
 ) -> Loads:
-    """(S,) loads of all placements of some tables, in order, at a global batch size; in `layouts` (T,) if known."""
+    """Compute (S,) loads of all placements of tables, in order, at a global batch size; `layouts`: (T,) if known."""
     layouts = layouts or layouts_of(tables, by_table(placements, len(tables)))
     table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
     dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
@@ -65,7 +65,7 @@ def placed_loads(
 
 
 def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
-    """(n, C) bytes that each of n loads makes its device put into every collective."""
+    """Compute (n, C) bytes that each of n loads makes its device put into every collective."""
     output_bytes, given = loads.output_bytes, np.zeros((len(loads), len(Collective)))
     for number, layout in enumerate(LAYOUTS.values()):
         if (its := loads.form == number).any():

@@ -15,7 +15,7 @@ _WHOLE, _CUT, _ON_A_HOST = "table_wise", "column_wise", "table_column_wise"
 
 
 class Columns(Layout):
-    """A device of a shard looks up all samples in its columns, and sends each sample's to the sample's device.
+    """The form of columns: a shard's device looks up all samples in its columns; outputs go to the samples' devices.
 
     TorchRec's third word for columns is that for those on the devices of one host; the plan itself looks the same.
     """
@@ -27,7 +27,7 @@ class Columns(Layout):
     free: ClassVar[bool] = True
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Whether all shards have all rows, and at most one of them all columns."""
+        """Tell whether all shards have all rows, and at most one of them all columns."""
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) < 2
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
@@ -43,7 +43,7 @@ class Columns(Layout):
         return loads
 
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """(n,) bytes into all-to-alls: all outputs."""
+        """Compute (n,) bytes into all-to-alls: all outputs."""
         return {Collective.ALL_TO_ALL: output_bytes}
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
@@ -53,16 +53,16 @@ class Columns(Layout):
         return f"in shards of {' and '.join(map(str, sorted(set(widths))))} columns; give them all as many"
 
     def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
-        """TorchRec's word for whole tables, or for those that are cut."""
+        """Name TorchRec's word for whole tables, or for those that are cut."""
         return _WHOLE if len(placements) == 1 else _CUT
 
     def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
-        """Return all of TorchRec's words for columns: in shards of all rows they mean the same."""
+        """List all of TorchRec's words for columns: in shards of all rows they mean the same."""
         return set(self.words)
 
 
 def in_columns(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
-    """`dim` columns of a table on a device, for each (table index, dim, device) in `placed`.
+    """Place `dim` columns of a table on a device, for each (table index, dim, device) in `placed`.
 
     Columns of one table that meet on one device become one shard, with all rows; columns are handed out in order of
     device.

@@ -18,7 +18,7 @@ from neuroshard.words.placement import ON_DEVICE, Placement, Shard
 
 
 class Copies(Layout):
-    """Each device looks up its own samples in its copy; gradients of all weights are added up everywhere."""
+    """The form of copies: each device looks up its own samples; an all-reduce adds up gradients of all weights."""
 
     form: ClassVar[Form] = Form.COPIES
     exchanges: ClassVar[tuple[Collective, ...]] = (Collective.ALL_REDUCE,)
@@ -31,7 +31,7 @@ class Copies(Layout):
     counted: ClassVar[str] = ", in copies, which count as one shard"
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Whether several shards have all columns, and all have all rows."""
+        """Tell whether several shards have all columns, and all have all rows."""
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) > 1
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
@@ -57,16 +57,16 @@ class Copies(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Loads with those of copies at `which` (m,) as one device's samples ask them."""
+        """Cut loads of copies at `which` (m,) to what one device's samples ask of them."""
         return _of_own_samples(loads, num_devices, which)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Of whole tables: of each a copy, for the samples of one device of `count`."""
+        """Compute the loads of a copy of each whole table, for the samples of one device of `count`."""
         formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
         return _of_own_samples(formed, count, np.arange(len(loads)))
 
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """(n,) bytes into all-reduces: a gradient of every weight."""
+        """Compute (n,) bytes into all-reduces: a gradient of every weight."""
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 
     def num_shards(self, devices: int) -> int:
@@ -75,7 +75,7 @@ class Copies(Layout):
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
-    """With those at `which` (m,) for the samples of one device alone: so small a batch has a histogram of its own."""
+    """Cut loads at `which` (m,) to the samples of one device: so small a batch has a histogram of its own."""
     part, reuse = np.ones(len(loads)), loads.reuse.copy()
     part[which] = 1 / num_devices
     reuse[which] = reuse_at(loads.reuse[which], 1 / num_devices)
@@ -85,7 +85,7 @@ def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
 
 
 def in_copies(task: Whole, table: int) -> list[Placement]:
-    """A copy of a table on every device.
+    """Place a copy of a table on every device.
 
     Raises:
         UserError: there is no such table.

@@ -24,7 +24,7 @@ class Devices(Protocol):
 
     @property
     def domain_size(self) -> int:
-        """How many fast links join: those of a host, or of several; domains follow each other in order of rank."""
+        """Number of devices that fast links join: a host's, or those of several; domains follow in order of rank."""
         ...
 
 
@@ -38,7 +38,7 @@ class Whole(Protocol):
 
     @property
     def homes(self) -> tuple[Home, ...]:
-        """(T,) the memory of each."""
+        """(T,) the memory that each table lies in."""
         ...
 
     @property
@@ -85,13 +85,13 @@ class Layout(ABC):
 
     @abstractmethod
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Whether a table in these shards lies so; that they make it up is checked afterwards.
+        """Tell whether a table in these shards lies in this form; that they make it up is checked afterwards.
 
-        Of one that isn't placed there is none: then only columns say so.
+        A table that isn't placed has none: then only columns say so.
         """
 
     def fits(self, table: Table, count: int) -> bool:
-        """Whether a table is large enough to lie so on `count` devices."""
+        """Tell whether a table is large enough to lie so on `count` devices."""
         return True
 
     @abstractmethod
@@ -113,16 +113,16 @@ class Layout(ABC):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Loads (n,) of placements as if they held all rows for all samples, with those at `which` (m,) as they are."""
+        """Cut loads (n,), made as if placements held all rows for all samples, to what those at `which` (m,) hold."""
         return loads
 
     @abstractmethod
     def share(self, loads: Loads, count: int) -> Loads:
-        """Of whole tables whose lookups are spread evenly: what the first of `count` devices has of each."""
+        """Compute what the first of `count` devices has of each of some whole tables with evenly spread lookups."""
 
     @abstractmethod
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """(n,) bytes that each of n loads makes its device put into collectives; those of others' forms don't count.
+        """Compute (n,) bytes that each load makes its device put into collectives; those of other forms don't count.
 
         `output_bytes` (n,) are of all embeddings that come of a batch, at the load's width.
         """
@@ -132,23 +132,23 @@ class Layout(ABC):
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Why no collection serves a sequence table in shards of these widths, one for each of its devices; else None.
+        """Say why no collection serves a sequence table in shards of such widths, one for each device; else None.
 
         It follows "is a sequence table".
         """
         return None
 
     def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
-        """TorchRec's word for how a table lies that has these placements; there are some."""
+        """Name TorchRec's word for how a table lies that has these placements; there are some."""
         return self.words[0]
 
     def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
-        """The sharding types that TorchRec reads such placements of a table right with."""
+        """List the sharding types that TorchRec reads such placements of a table right with."""
         return {self.sharding_type(placements, topology)}
 
 
 def table_of(whole: Whole, index: int) -> Table:
-    """The table of that index.
+    """Look up the table of that index.
 
     Raises:
         UserError: there is none.
@@ -159,7 +159,7 @@ def table_of(whole: Whole, index: int) -> Table:
 
 
 def place_of(table: Table, column: int, row: int) -> str:
-    """An element of a table, in words."""
+    """Name an element of a table, in words."""
     return f"column {column} of table {table.name!r}, row {row},"
 
 

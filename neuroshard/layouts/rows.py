@@ -21,7 +21,7 @@ _ON_ALL, _ON_A_HOST, _ON_HOSTS = "row_wise", "table_row_wise", "grid_shard"
 
 
 class Rows(Layout):
-    """A device of a block has a part in every sample's output; parts are added up on the samples' devices.
+    """The form of rows: a block's device has a part in every sample's output; the samples' devices add up the parts.
 
     A block needs the lookups of its rows, with the histogram that they have. Sequence tables exchange as columns do:
     nothing of them is added up.
@@ -40,11 +40,11 @@ class Rows(Layout):
     joins: ClassVar[bool] = False
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Whether a shard lacks rows."""
+        """Tell whether a shard lacks rows."""
         return any(shard.rows < table.rows for shard in shards)
 
     def fits(self, table: Table, count: int) -> bool:
-        """Whether a table has rows for so many blocks."""
+        """Tell whether a table has rows for so many blocks."""
         return has_row_blocks(table, count)
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
@@ -66,7 +66,7 @@ class Rows(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Loads with what blocks of rows at `which` (m,) need of the lookups of their tables."""
+        """Cut loads of blocks of rows at `which` (m,) to what these need of the lookups of their tables."""
         shards = [placement.shard for placement in placements]
         groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
         rows, lookups, reuse = (values.copy() for values in (loads.rows, loads.lookups, loads.reuse))
@@ -81,13 +81,13 @@ class Rows(Layout):
         return replace(loads, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Of whole tables whose lookups are spread evenly: of each the first of `count` blocks."""
+        """Compute the loads of the first of `count` blocks of each whole table, whose lookups are spread evenly."""
         rows, form = block_rows(loads.rows, count), np.full(len(loads), FORMS.index(self.form))
         sharers = np.full(len(loads), count, dtype=np.int64)
         return replace(loads, rows=rows, lookups=loads.lookups * (rows / loads.rows), form=form, sharers=sharers)
 
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """(n,) bytes into each collective: sums that have a part on each of all devices, or of a host's."""
+        """Compute (n,) bytes into each collective: sums that have a part on each of all devices, or of a host's."""
         everywhere = loads.pooled & (loads.sharers == num_devices)
         by_host = loads.pooled & ~everywhere
         return {
@@ -103,13 +103,13 @@ class Rows(Layout):
         return f"in rows on {len(widths)} devices; put it on all {num_devices}" if fewer else None
 
     def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
-        """TorchRec's word for rows on all devices, on those of a host, or in ranges of columns on several hosts."""
+        """Name TorchRec's word for rows on all devices, on those of a host, or in column ranges on several hosts."""
         if len({placed.shard.column for placed in placements}) > 1:
             return _ON_HOSTS
         return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST
 
     def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
-        """The sharding types that TorchRec reads such blocks right with: any, where one host has all devices."""
+        """List the sharding types that TorchRec reads such blocks right with: any, where one host has all devices."""
         if topology.domain_size == topology.num_devices:
             return set(self.words)
         kind = self.sharding_type(placements, topology)
@@ -117,7 +117,7 @@ class Rows(Layout):
 
 
 def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int, int] | None = None) -> list[Placement]:
-    """A table's rows, in a block on each of the devices of a group.
+    """Place a table's rows, in a block on each of the devices of a group.
 
     Args:
         task: whose table it is.
@@ -138,7 +138,7 @@ def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int,
 
 
 def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
-    """(first row, rows) of each of the `count` blocks of a table, in order of rank.
+    """Cut a table into `count` blocks of rows: (first row, rows) of each, in order of rank.
 
     All have ceil(rows / count) rows but the last one, which has what is left: of other blocks TorchRec trains other
     rows than it should, without an error.
@@ -156,12 +156,12 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
 
 
 def has_row_blocks(table: Table, count: int) -> bool:
-    """Whether a table has rows for `count` blocks, none of them empty."""
+    """Tell whether a table has rows for `count` blocks, none of them empty."""
     return block_rows(table.rows, count) * (count - 1) < table.rows
 
 
 def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Devices) -> None:
-    """Of the blocks, in order of device, of the columns from one to before another."""
+    """Check the blocks, in order of device, of the columns from one to before another."""
     where = f"plan: columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
     devices = [placement.device for placement in blocks]
     if not _is_group(devices, topology):
@@ -178,7 +178,7 @@ def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placem
 
 
 def _is_group(devices: Sequence[int], topology: Devices) -> bool:
-    """Whether these, each once and in order, are all devices or those of one host."""
+    """Tell whether these devices, each once and in order, are all or those of one host."""
     count, size = len(devices), topology.domain_size
     one_host = count == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1
     return count == topology.num_devices or one_host

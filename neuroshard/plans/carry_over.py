@@ -60,7 +60,7 @@ class Carried:
 
     @property
     def fitting(self) -> "Carried":
-        """With as many column shards on each device as its memory has room for, the largest first."""
+        """What stays with as many column shards on each device as its memory has room for, the largest first."""
         tables = [self.task.tables[table].with_dim(dim) for table, dim, _ in self.columns]
         homes = [self.homes.get(table, ON_DEVICE) for table, _, _ in self.columns]
         sizes = self.task.memory.device_bytes(Loads.of(tables, self.task.batch_size).at(homes)).tolist()
@@ -73,7 +73,7 @@ class Carried:
         return replace(self, columns=tuple(column for i, column in enumerate(self.columns) if i in kept))
 
     def largest(self, share: float) -> "Carried":
-        """With the largest column shards only, which hold so much of the bytes of all: small ones fill gaps."""
+        """Keep the largest column shards only, which hold so much of the bytes of all: small ones fill gaps."""
         ranked = sorted(self.columns, key=lambda column: (-self._size_bytes(column), column))
         most, kept, total = share * sum(map(self._size_bytes, ranked)), list[tuple[int, int, int]](), 0
         for column in ranked:
@@ -83,17 +83,17 @@ class Carried:
         return replace(self, columns=tuple(kept))
 
     def _at_home(self, placed: Placement) -> Placement:
-        """In the memory that its table had."""
+        """Put a placement in the memory that its table had."""
         return replace(placed, home=self.homes.get(placed.shard.table, ON_DEVICE))
 
     def _size_bytes(self, column: tuple[int, int, int]) -> int:
-        """Of a column shard's weights."""
+        """Compute the bytes of a column shard's weights."""
         table, dim, _ = column
         return self.task.tables[table].with_dim(dim).size_bytes
 
 
 def carried_over(before: Plan, task: Task) -> Carried:
-    """What of the plan stays: shards of tables that both have, on devices that both have.
+    """Find what of the plan stays: shards of tables that both have, on devices that both have.
 
     Devices are known by their numbers. Tables in columns keep the shards whose devices stay; those in rows or copies
     stay only where devices and hosts are as many as before, for their blocks follow from these. Tables stay in the
@@ -119,7 +119,7 @@ def carried_over(before: Plan, task: Task) -> Carried:
 
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
-    """Whether rules let a table have this form, on those of its devices that stay, in the memory that it lies in."""
+    """Tell whether rules let a table have this form, on those of its devices that stay, in the memory it lies in."""
     limits = task.limits[index]
     staying = {placed.device for placed in placements if placed.device < task.topology.num_devices}
     home = placements[0].home
@@ -128,7 +128,7 @@ def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placem
 
 
 def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
-    """Holds a table that lies in rows or copies to its devices."""
+    """Hold a table that lies in rows or copies to its devices."""
     devices = tuple(sorted(placed.device for placed in placements))
     layout = layout_of(table, [placed.shard for placed in placements])
     return TableRule(escape(table.name), devices=devices, forms=(layout.form,))

@@ -22,7 +22,7 @@ def plan_lines(
     device_dims: Sequence[int],
     prediction: Prediction | None,
 ) -> Iterator[str]:
-    """A line for the plan and one for each of the first devices.
+    """Yield a line for the plan and one for each of the first devices.
 
     These hold `device_bytes` (D,), and a sample gets `device_dims` (D,) columns of them, as `Plan` has both.
     """
@@ -44,7 +44,7 @@ def plan_lines(
 def _contents(
     task: Task, placements: Sequence[Placement], layouts: Sequence[Layout], size_bytes: int, dims: int
 ) -> str:
-    """What lies on one device: the first shards named are the largest ones."""
+    """Say what lies on one device: the first shards named are the largest ones."""
     pairs = [(placement, task.tables[placement.shard.table]) for placement in placements]
     pairs.sort(key=lambda pair: -pair[0].shard.dim * pair[0].shard.rows * pair[1].bytes_per_element)
     names = [_name(placed, table, layouts[placed.shard.table]) for placed, table in pairs]
@@ -55,7 +55,7 @@ def _contents(
 
 
 def _name(placed: Placement, table: Table, layout: Layout) -> str:
-    """A copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
+    """Name a copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
 
     What several features read says how many, sequence tables that they are: "name[0:8] (3 features, sequence)", and
     tables in host memory which part of the rows the device's cache holds: "name (cached 0.2)", "name (host)".
@@ -70,7 +70,7 @@ def _name(placed: Placement, table: Table, layout: Layout) -> str:
 
 
 def _inside(shard: Shard, table: Table, layout: Layout) -> str:
-    """What of the table is in the shard, in brackets; nothing where all of it is."""
+    """Say what of the table is in the shard, in brackets; nothing where all of it is."""
     rows = f"{shard.row}:{shard.row_end}" if layout.blocks else ""
     columns = f"{shard.column}:{shard.column_end}" if shard.dim < table.dim else ""
     inside = f"{rows}, {columns or ':'}" if rows else columns

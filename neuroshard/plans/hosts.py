@@ -24,14 +24,14 @@ _PRECISION = 1.002  # of the least host memory that is named
 
 
 def may_overfill(task: Task) -> bool:
-    """Whether some plan of the task could put more into a host's memory than there is: several hosts, and too small."""
+    """Tell whether a plan of the task could overfill a host's memory: there are several hosts, and too small."""
     topology = task.topology
     used = sum(task.memory.host_bytes(task.loads).tolist())
     return len(topology.hosts) > 1 and used > topology.host_bytes
 
 
 def given_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
-    """The task with its tables in host memory given to hosts, within their memory; None if no way is found.
+    """Give the task's tables in host memory to hosts, within their memory; None if no way is found.
 
     A table lies on one host where one has room for it, else its columns are divided between as few as will do. None
     also where no plan could overfill a host. Tables `in_rows`, by name, lie on all hosts alike.
@@ -40,7 +40,7 @@ def given_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
 
 
 def least_host_bytes(task: Task) -> int:
-    """How much memory lets tables be given to hosts, of each, within 0.2%; what all tables take, if no less does."""
+    """Find the memory of each host that lets tables be given to hosts, within 0.2%; what all take, if no less does."""
     total: int = sum(task.memory.host_bytes(task.loads).tolist())
     low, high = total // len(task.topology.hosts), total
     while high > max(low, 1) * _PRECISION:
@@ -50,7 +50,7 @@ def least_host_bytes(task: Task) -> int:
 
 
 def kept_on_hosts(plan: Plan) -> Plan:
-    """The plan as one of a task whose columns in host memory stay on their hosts, where these may overfill.
+    """Hold the plan's columns in host memory to their hosts, by its task's constraints, where these may overfill.
 
     Shards of a table that lies on several hosts keep their widths. What the constraints pin is left to them.
     """
@@ -98,7 +98,7 @@ class _Piece:
 
     @classmethod
     def of_table(cls, task: Task, table: int) -> "_Piece":
-        """A whole table, without what is kept together with it."""
+        """Make a piece of a whole table, without what is kept together with it."""
         its, limits = task.tables[table], task.limits[table]
         units = its.dim // DIM_MULTIPLE
         size_bytes = int(task.memory.host_bytes(task.loads.take(np.array([table])))[0])
@@ -117,11 +117,11 @@ class _Piece:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of host memory of all of it."""
+        """Bytes of host memory that all of the piece takes."""
         return self.units * self.unit_bytes
 
     def shards(self, free: IntArray) -> list[tuple[int, int]] | None:
-        """(host, units) of each shard, on hosts with so much memory left, (H,) bytes; None where it has no room."""
+        """Choose (host, units) of each shard, on hosts with (H,) bytes of memory left; None where it has no room."""
         hosts = [int(h) for h in np.argsort(-free, kind="stable") if self.devices[h]]
         if hosts and self.size_bytes <= free[hosts[0]]:
             return [(hosts[0], self.units)]
@@ -146,16 +146,16 @@ class _Piece:
         return [(host, self.units // 2) for host in hosts] if fits and may else None
 
     def rules(self, host: int) -> Iterator[TableRule]:
-        """That keep all of it on a host."""
+        """Yield the rules that keep all of the piece on a host."""
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 
     def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
-        """That keep (host, units) of it where they are; of a single table."""
+        """Yield the pinned shards that keep (host, units) of the piece where they are; of a single table."""
         return (PinnedShard(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in shards)
 
 
 def _given(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:
-    """The task with tables in host memory given to hosts with so much memory each; None if no way is found."""
+    """Give the task's tables in host memory to hosts with so much memory each; None if no way is found."""
     constraints, hosts = task.constraints, task.topology.hosts
     pieces, spread_bytes = _pieces(task, in_rows)
     free = np.full(len(hosts), host_bytes - -(-spread_bytes // len(hosts)), dtype=np.int64)
@@ -183,7 +183,7 @@ def _given(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None
 
 
 def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
-    """What is given to hosts, and the bytes of tables that lie in rows only, on all hosts alike."""
+    """Collect what is given to hosts, and the bytes of tables that lie in rows only, on all hosts alike."""
     group_of = task.constraints.group_of
     grouped: dict[tuple[str, ...], list[_Piece]] = {}
     pieces, spread_bytes = list[_Piece](), 0
@@ -203,7 +203,7 @@ def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
 
 
 def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
-    """A table's pinned shards, and what is left of it."""
+    """Yield a table's pinned shards, and what is left of it."""
     for pin in pins:
         devices = tuple(tuple(sorted(set(its).intersection(pin.devices))) for its in piece.devices)
         yield replace(piece, units=pin.dim // DIM_MULTIPLE, devices=devices, most_shards=1, equal=False, pinned=True)
@@ -212,7 +212,7 @@ def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
 
 
 def _together(pieces: list[_Piece]) -> _Piece:
-    """Tables that lie on one device, unsplit."""
+    """Join tables that lie on one device, unsplit, into one piece."""
     devices = tuple(
         tuple(sorted(set.intersection(*map(set, its))))
         for its in zip(*(piece.devices for piece in pieces), strict=True)

@@ -37,7 +37,7 @@ class TableChange:
 
     @property
     def is_new(self) -> bool:
-        """Whether there was no such table."""
+        """Whether there was no such table before."""
         return not self.before
 
     def __str__(self) -> str:
@@ -63,14 +63,14 @@ def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
 
 
 def moved_bytes(before: Plan, after: Plan) -> int:
-    """Bytes of weights and optimizer state of tables of both plans that arrive on any device."""
+    """Count the bytes of weights and optimizer state of tables of both plans that arrive on any device."""
     known = {table.name for table in before.task.tables}
     arriving = zip(after.task.tables, moved_between(before, after).tolist(), strict=True)
     return sum(size for table, size in arriving if table.name in known)
 
 
 def moved_between(before: Plan, after: Plan) -> IntArray:
-    """(T,) bytes of weights and optimizer state of each table of `after` that arrive on any device.
+    """Count (T,) bytes of weights and optimizer state of each table of `after` that arrive on any device.
 
     Tables are known by their names, and devices by their numbers; either may be others. Of a table that is new all
     bytes arrive; optimizer state is what the task of `after` counts. A device keeps of its rows those that it has in
@@ -92,13 +92,13 @@ def moved_between(before: Plan, after: Plan) -> IntArray:
 
 
 def _held(plan: Plan) -> Mapping[tuple[str, int], Shard]:
-    """Shards by table and device."""
+    """Index shards by table and device."""
     tables = plan.task.tables
     return {(tables[placed.shard.table].name, placed.device): placed.shard for placed in plan.placements}
 
 
 def _lying(plan: Plan) -> dict[str, tuple[Places, Layout]]:
-    """The places of every table and its layout, by name."""
+    """Find the places of every table and its layout, by name."""
     return {
         table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in its)), layout)
         for table, its, layout in zip(plan.task.tables, plan.by_table, plan.layouts, strict=True)
@@ -111,7 +111,7 @@ def _told(places: Places, layout: Layout) -> str:
 
 
 def layout_key(plan: Plan) -> Hashable:
-    """Equal for plans of one task that differ in nothing but the order of a host's devices, and of hosts.
+    """Make a key that is equal for plans of one task that differ only in the order of a host's devices, and of hosts.
 
     Which of a table's columns a shard holds doesn't count, for all cost the same; which of its rows does.
     """

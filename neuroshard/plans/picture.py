@@ -28,7 +28,7 @@ _LONGEST_LABEL = 48
 
 
 def drawn(draw: Callable[["Figure"], None], width: float, height: float) -> bytes:
-    """A PNG of what `draw` draws on a figure of so many inches, without a display; texts are never read as formulas."""
+    """Render as PNG what `draw` draws on a figure of so many inches, without a display; texts are never formulas."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def drawn(draw: Callable[["Figure"], None], width: float, height: float) -> byte
 
 
 def label(text: str) -> str:
-    """A name for a picture: of bounded length, without line breaks and halves of characters."""
+    """Fit a name to a picture: of bounded length, without line breaks and halves of characters."""
     plain = " ".join(text.encode("utf-8", "replace").decode().split()) or "(no name)"
     half = _LONGEST_LABEL // 2
     short = plain if len(plain) <= _LONGEST_LABEL else f"{plain[:half]}...{plain[-half:]}"
@@ -54,7 +54,7 @@ def label(text: str) -> str:
 
 
 def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
-    """A PNG: stacked bars of every device's cost by part, and bars of its memory, by form, beside the cap."""
+    """Draw a PNG: stacked bars of every device's cost by part, and bars of its memory, by form, beside the cap."""
     many = len(cost.compute) > _MANY_DEVICES
 
     def draw(figure: "Figure") -> None:
@@ -94,7 +94,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
 
 
 def _bars(axes: "Axes", values: FloatArray, bottom: FloatArray, color: str, name: str) -> None:
-    """Bars on (D,) devices, from `bottom`; of many, their outline, filled."""
+    """Draw bars on (D,) devices, from `bottom`; of many, their outline, filled."""
     devices = np.arange(len(values))
     if len(values) > _MANY_DEVICES:
         edges = np.arange(len(values) + 1) - 0.5
@@ -109,7 +109,7 @@ def _bars(axes: "Axes", values: FloatArray, bottom: FloatArray, color: str, name
 
 
 def _note(axes: "Axes", text: str, y: float) -> None:
-    """A word at the right end of a horizontal line."""
+    """Write a word at the right end of a horizontal line."""
     axes.annotate(
         text, (1, y), xycoords=("axes fraction", "data"), xytext=(-4, 3), textcoords="offset points", ha="right",
         va="bottom", fontsize=9,
@@ -117,14 +117,14 @@ def _note(axes: "Axes", text: str, y: float) -> None:
 
 
 def _top(highest: float, factor: float) -> float:
-    """Where an axis that begins with 0 ends: above its highest value, if that is anything."""
+    """Choose where an axis that begins with 0 ends: above its highest value, if that is anything."""
     return highest * factor if highest > 0 else 1.0
 
 
 def curves_png(
     curves: Sequence[tuple[str, FloatArray]], references: Mapping[str, float], title: str | None = None
 ) -> bytes:
-    """A PNG: learning curves, ms by round, beside what other methods reach (horizontal lines).
+    """Draw a PNG: learning curves, ms by round, beside what other methods reach (horizontal lines).
 
     Of more curves than there are colours, all are grey and without a name.
     """

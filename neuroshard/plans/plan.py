@@ -50,7 +50,7 @@ class Plan:
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        """(T,) how each table is laid out."""
+        """(T,) the layout of each table."""
         return layouts_of(self.task.tables, self.by_table)
 
     @cached_property
@@ -64,7 +64,7 @@ class Plan:
         return all(layout.free for layout in self.layouts)
 
     def names_where(self, has: Callable[[Layout], bool]) -> list[str]:
-        """Names of the tables whose layouts have something, in the task's order."""
+        """List the tables whose layouts have something, by name, in the task's order."""
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_layouts(self, served: Callable[[Layout], bool], what: str, do: str) -> None:
@@ -98,7 +98,7 @@ class Plan:
 
     @cached_property
     def table_loads(self) -> Loads:
-        """(T,) of the whole tables, each in columns on a device, in the memory that it lies in."""
+        """(T,) loads of the whole tables, each in columns on a device, in the memory that it lies in."""
         return Loads.of(self.task.tables, self.task.batch_size).at(self.homes)
 
     @cached_property
@@ -175,7 +175,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """The plan in a file that `save` wrote.
+        """Load the plan in a file that `save` wrote.
 
         Raises:
             UserError: the file is missing, malformed, or its shards don't cover its tables exactly once.
@@ -184,7 +184,7 @@ class Plan:
         return cls.from_json(content, str(path))
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON-ready fields."""
+        """Convert the plan to JSON-ready fields."""
         return {
             "format": _FORMAT,
             "placements": [_as_fields(placement) for placement in self.placements],
@@ -194,7 +194,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: object, where: str = "plan") -> "Plan":
-        """The plan in `content`, as `to_json` gives it; `where` is what an error begins with.
+        """Read the plan in `content`, as `to_json` gives it; `where` is what an error begins with.
 
         Raises:
             UserError: it is malformed, or its shards don't cover its tables exactly once.
@@ -236,7 +236,7 @@ def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
 
 
 def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
-    """The plan of columns that puts `dim` columns of a table on a device, for each (table index, dim, device).
+    """Assemble the plan that puts `dim` columns of a table on a device, for each (table index, dim, device).
 
     Columns of one table that meet on one device become one shard, with all rows; columns are handed out in order of
     device.
@@ -245,7 +245,7 @@ def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
 
 
 def _predicted(prediction: Prediction) -> dict[str, Any]:
-    """Without an expected cost or caveat where there is none."""
+    """Convert a prediction to fields, without an expected cost or caveat where there is none."""
     fields, rare = asdict(prediction), ("expected_ms", "caveat")
     return {name: value for name, value in fields.items() if name not in rare or value is not None}
 
@@ -278,7 +278,7 @@ class _Placed:
     cached: CacheShare | None = None
 
     def read(self) -> Placement:
-        """Return the placement that the fields describe."""
+        """Make the placement that the fields describe."""
         shard = Shard(self.table, self.column, self.dim, self.row, self.rows)
         return Placement(shard, self.device, Home(Tier(self.tier), self.cached))
 

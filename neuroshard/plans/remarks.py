@@ -6,7 +6,7 @@ _SHOWN = 5  # tables that a remark names
 
 
 def copies_remarks(plan: Plan) -> tuple[str, ...]:
-    """What tables in copies ask of a training loop; nothing where there are none."""
+    """Say what tables in copies ask of a training loop; nothing where there are none."""
     copied = plan.names_where(lambda layout: layout.dense)
     if not copied:
         return ()

@@ -21,9 +21,9 @@ def violations(
     device_bytes: Sequence[int],
     host_bytes: Sequence[int],
 ) -> Iterator[str]:
-    """A line for everything that placements of the task's tables (T,), in such layouts (T,), break.
+    """Yield a line for everything that placements of the task's tables (T,), in such layouts (T,), break.
 
-    With `device_bytes` (D,) on the devices, and `host_bytes` (H,) on the hosts.
+    They take `device_bytes` (D,) of the devices, and `host_bytes` (H,) of the hosts.
     """
     for device, (used, free) in enumerate(zip(device_bytes, task.shard_memory, strict=True)):
         if used > free:
@@ -44,7 +44,7 @@ def violations(
 
 
 def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
-    """Of one table; `held`: columns by device."""
+    """Name what a table breaks of its limits; `held`: columns by device."""
     if layout.form not in limits.forms:
         yield f"table {name!r} must not lie in {layout}, only in {' or '.join(sorted(limits.forms))}"
     if wrong := set(held).difference(limits.devices):
@@ -65,7 +65,7 @@ def _broken_home(name: str, home: Home, limits: TableLimits) -> Iterator[str]:
 
 
 def _broken_groups(constraints: Constraints, held: _Held, others: Collection[str]) -> Iterator[str]:
-    """`others` are the tables whose shards aren't free: nothing of them is pinned."""
+    """Name broken pins and groups; `others` are the tables whose shards aren't free: nothing of them is pinned."""
     for name, pinned in constraints.pins.items():
         if name in others or not _pins_met(pinned, held[name]):
             yield f"the pinned shards of table {name!r} are not where they belong"
@@ -80,6 +80,6 @@ def _broken_groups(constraints: Constraints, held: _Held, others: Collection[str
 
 
 def _pins_met(pinned: Sequence[PinnedShard], held: Mapping[int, int]) -> bool:
-    """Whether every pinned shard has a device of its own that holds just as many columns; `held`: columns by device."""
+    """Tell whether every pinned shard has a device of its own with just as many columns; `held`: columns by device."""
     fits = [[device in shard.devices and dim == shard.dim for device, dim in held.items()] for shard in pinned]
     return own_places(np.array(fits)) is not None

@@ -10,7 +10,7 @@ BoolArray = NDArray[np.bool_]
 
 
 def own_places(allowed: BoolArray) -> IntArray | None:
-    """(n,) a place for each of n that no other has, of those that `allowed` (n, m) lets it have, in polynomial time.
+    """Give each of n a place of its own, (n,), of those that `allowed` (n, m) lets it have, in polynomial time.
 
     None proves that there is no way.
     """

@@ -19,7 +19,7 @@ _PLAIN = (int, float, str, bool, NoneType)
 
 
 def checked(target: _T) -> _T:
-    """Decorates a function, or a class below `@dataclass`: its arguments or fields are checked against annotations.
+    """Decorate a function, or a class below `@dataclass`: its arguments or fields are checked against annotations.
 
     Plain types only; what is annotated with another class is left to the type checker. Lists become tuples, whole
     numbers floats, NumPy's numbers Python's, and sizes such as "4GiB" bytes, where the annotation wants them.
@@ -63,7 +63,7 @@ def _as_struct(target: Hashable) -> type[msgspec.Struct]:
 
 
 def _described(value: object) -> str:
-    """What a value is, and its name if it has one."""
+    """Say what a value is, and its name if it has one."""
     what = re.sub(r"(?<!^)(?=[A-Z])", " ", type(value).__name__).lower()
     name = getattr(value, "name", None)
     return f"{what} {shown(name)}" if isinstance(name, str) else what
@@ -98,14 +98,14 @@ def _checked_value(value: object, hint: Any, name: str) -> Any:
 
 @cache
 def _is_size(hint: Hashable) -> bool:
-    """Whether an annotation is `ByteSize`, or may be None besides."""
+    """Tell whether an annotation is `ByteSize`, or may be None besides."""
     return AS_SIZE in getattr(hint, "__metadata__", ()) or any(
         _is_size(one) for one in get_args(hint) if get_origin(hint) in (Union, UnionType)
     )
 
 
 def _without_numpy(value: object) -> object:
-    """NumPy's numbers and arrays as Python's."""
+    """Turn NumPy's numbers and arrays into Python's."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     return [_without_numpy(inner) for inner in value] if isinstance(value, (tuple, list)) else value
@@ -113,7 +113,7 @@ def _without_numpy(value: object) -> object:
 
 @cache
 def _plain_hints(target: Hashable) -> tuple[tuple[str, Any], ...]:
-    """(name, annotation) of the fields or arguments of plain type."""
+    """List (name, annotation) of the fields or arguments of plain type."""
     checks: Any = target
     hints = get_type_hints(checks, include_extras=True)
     names = [field.name for field in fields(checks)] if is_dataclass(checks) else [n for n in hints if n != "return"]

@@ -26,27 +26,27 @@ BUILDING = ("_target_", "_partial_")  # keys, or the ends of some, that say what
 
 @cache
 def choices(group: str) -> tuple[str, ...]:
-    """Names of the configs in a group, such as "searcher"; none where there is no such group."""
+    """List the configs in a group, such as "searcher", by name; none where there is no such group."""
     return tuple(sorted(path.stem for path in (_FOLDER / group).glob("*.yaml")))
 
 
 def is_group(name: str) -> bool:
-    """Whether `conf/` has a group of that name."""
+    """Tell whether `conf/` has a group of that name."""
     return name.isidentifier() and bool(choices(name))
 
 
 def choices_in(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given that chooses in a group."""
+    """Pick what is given that chooses in a group."""
     return {key: value for key, value in given.items() if is_group(key)}
 
 
 def experiments_of(command: str) -> list[str]:
-    """Names of the experiments that are a command's."""
+    """List the experiments of a command, by name."""
     return [name for name in choices(EXPERIMENT) if name.split("_")[0] == command]
 
 
 def sweep_of(experiment: str | None) -> Mapping[str, str]:
-    """The settings that an experiment sweeps, with their values, separated by commas; none if it is no sweep."""
+    """Read the settings that an experiment sweeps, with their values, separated by commas; none if it is no sweep."""
     hydra = _built(EXPERIMENT, experiment).get("hydra", {})
     params: Mapping[str, str] = hydra.get("sweeper", {}).get("params", {})
     return params
@@ -54,19 +54,19 @@ def sweep_of(experiment: str | None) -> Mapping[str, str]:
 
 @cache
 def text_of(file: str) -> str:
-    """The text of a file in `conf/`, such as "search.yaml"."""
+    """Read a file in `conf/`, such as "search.yaml", as text."""
     return (_FOLDER / file).read_text(encoding="utf-8")
 
 
 def headline(file: str) -> str:
-    """The first line of a config's opening comment."""
+    """Read the first line of a config's opening comment."""
     lines = (line.removeprefix("# ").strip() for line in text_of(file).splitlines() if line.startswith("# "))
     return next(lines, "")
 
 
 @cache
 def comments(file: str) -> Mapping[str, str]:
-    """What a file in `conf/` says behind its settings, by key with dots."""
+    """Read what a file in `conf/` says behind its settings, by key with dots."""
     found: dict[str, str] = {}
     path: list[tuple[int, str]] = []
     for line in text_of(file).splitlines():
@@ -82,7 +82,7 @@ def comments(file: str) -> Mapping[str, str]:
 
 @cache
 def content_of(file: str) -> Mapping[str, Any]:
-    """The values in a file in `conf/`, its defaults list among them; interpolations are as they are written."""
+    """Read the values in a file in `conf/`, its defaults list among them; interpolations are as they are written."""
     import yaml  # slow to import: only where it is used
 
     content: dict[str, Any] = yaml.load(text_of(file), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
@@ -90,7 +90,7 @@ def content_of(file: str) -> Mapping[str, Any]:
 
 
 def groups_of(command: str) -> dict[str, str]:
-    """A command's groups with the choices that are made where nobody says anything."""
+    """Read a command's groups, with the choices that are made where nobody says anything."""
     return {
         group: choice for entry in content_of(f"{command}.yaml").get("defaults", []) for group, choice in entry.items()
     }
@@ -130,7 +130,7 @@ def _chosen_in(command: str, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def files_of(command: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """(group, name, content) of every file that Hydra composes a command of; the command's own is in no group."""
+    """Yield (group, name, content) of every file that Hydra composes a command of; the command's own is in no group."""
     yield "", command, _command(command)
     for group in groups_of(command):
         yield from ((group, name, filled(group, name)) for name in choices(group))
@@ -138,12 +138,12 @@ def files_of(command: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def filled(group: str, name: str) -> dict[str, Any]:
-    """What a choice holds with the defaults of what it builds; under `defaults`, its choices in other groups."""
+    """Read what a choice holds, with the defaults of what it builds; under `defaults`, its choices in other groups."""
     return _filled(_built(group, name))
 
 
 def nodes_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(key with dots, value) of every setting and of every group of them."""
+    """Yield (key with dots, value) of every setting and of every group of them."""
     for name, value in settings.items():
         yield f"{prefix}{name}", value
         if isinstance(value, dict):
@@ -151,17 +151,17 @@ def nodes_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def leaves_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(key with dots, value) of every setting that isn't a group of others."""
+    """Yield (key with dots, value) of every setting that isn't a group of others."""
     return ((key, value) for key, value in nodes_of(settings) if not (isinstance(value, dict) and value))
 
 
 def missing(settings: Mapping[str, Any]) -> list[str]:
-    """Settings that have to be given and aren't, with dots; what only points at them is left out."""
+    """List the settings that have to be given and aren't, with dots; what only points at them is left out."""
     return [key for key, value in leaves_of(settings) if value == NEEDED]
 
 
 def _command(name: str) -> dict[str, Any]:
-    """What the config of a command holds.
+    """Put together what the config of a command holds.
 
     The fields of what it runs are its settings: they stand beside `run`, which has a reference to each. An experiment
     counts after everything else.
@@ -178,13 +178,13 @@ def _command(name: str) -> dict[str, Any]:
 
 
 def _makes(group: str, name: str | None) -> dict[str, str]:
-    """The choices of other groups that a choice makes."""
+    """Read the choices of other groups that a choice makes."""
     made = (pair for entry in _built(group, name).get("defaults", []) for pair in entry.items())
     return {key.removeprefix(_OVERRIDE).partition("@")[0]: choice for key, choice in made}
 
 
 def _built(group: str, name: str | None) -> dict[str, Any]:
-    """What a choice holds, after what it is built on (`- other` or `- /group@package: other`).
+    """Merge what a choice holds into what it is built on (`- other` or `- /group@package: other`).
 
     Under `defaults` are its choices in other groups. Nothing for a name that is none.
     """
@@ -205,7 +205,7 @@ def _built(group: str, name: str | None) -> dict[str, Any]:
 
 
 def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings with the defaults of every `_target_`, in its order; what is set counts."""
+    """Fill in nested settings with the defaults of every `_target_`, in its order; what is set counts."""
     takes = signature_of(settings["_target_"]).defaults if "_target_" in settings else {}
     both = {key: settings[key] for key in BUILDING if key in settings} | dict(takes)
     for key, value in settings.items():
@@ -216,17 +216,17 @@ def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file holds besides what is said to Hydra."""
+    """Leave out of a file's content what is said to Hydra."""
     return {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
-    """A value below its key with dots; without one, itself."""
+    """Nest a value below its key with dots; without one, leave it as it is."""
     return reduce(lambda held, part: {part: held}, reversed(key.split(".")) if key else (), value)
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values of both; where they meet, the other's count."""
+    """Merge nested values; where they meet, the other's count."""
     both = {
         key: _merged(one[key], value)
         for key, value in other.items()

@@ -8,7 +8,7 @@ _SHOWN_NAMES = 20
 
 
 class UserError(ValueError):
-    """One clear line, whatever values it names: the value, the limit it breaks and what to do about it."""
+    """A user's mistake in one clear line, whatever values it names: the value, its limit and what to do about it."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(" ".join(str(message).split()))
@@ -31,15 +31,15 @@ def warn_of(answered: str, lines: Sequence[str]) -> None:
 
 
 class InfeasibleError(UserError):
-    """No plan found that fits in memory: names the cap, what exceeds it and what would help."""
+    """The error that no plan found fits in memory: names the cap, what exceeds it and what would help."""
 
 
 class MissingPackageError(UserError, ImportError):
-    """An optional package isn't installed: says how to install it."""
+    """The error that an optional package isn't installed: says how to install it."""
 
 
 def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str] = ()) -> UserError:
-    """The error for a name that is not in `valid`, with the nearest name that is; or a list with those `first`."""
+    """Make the error for a name that is not in `valid`, with the nearest name that is; or a list with those `first`."""
     names = [*first, *sorted(set(valid).difference(first))]
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     more = ", ..." if len(names) > _SHOWN_NAMES else ""

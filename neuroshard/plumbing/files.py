@@ -36,7 +36,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _force_to_disk(path: Path) -> None:
-    """A file's content, or a directory's names."""
+    """Force a file's content, or a directory's names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -50,7 +50,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def regular_file(path: Path, what: str) -> Path:
-    """`path`, which can be read; `what` names it ("plan", "manifest", ...).
+    """Check that `path` is a regular file, and return it; `what` names it ("plan", "manifest", ...).
 
     Raises:
         UserError: there is no such file, or it is no regular one (a pipe would wait for ever, a device never end), or
@@ -70,7 +70,7 @@ def regular_file(path: Path, what: str) -> Path:
 
 
 def read_bytes(path: Path, what: str) -> bytes:
-    """What is in a regular file.
+    """Read a regular file, whole.
 
     Raises:
         UserError: as `regular_file`.
@@ -82,7 +82,7 @@ def read_bytes(path: Path, what: str) -> bytes:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """The JSON in `path`: plain values, to be given to `schema.parse`.
+    """Read the JSON in `path`: plain values, to be given to `schema.parse`.
 
     Raises:
         UserError: the file is missing or is not JSON; `what` names it ("plan", "manifest", ...).
@@ -91,7 +91,7 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def digest_of(*paths: Path) -> str:
-    """SHA-256 of files' contents: what a run that reads them depends on besides their names.
+    """Hash files' contents by SHA-256: what a run that reads them depends on besides their names.
 
     Raises:
         UserError: as `read_bytes`.
@@ -132,7 +132,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def _locked(lock: Path, directory: Path) -> int:
-    """A descriptor of the lock file, locked; what a link points to is neither opened nor changed."""
+    """Lock the lock file, and return its descriptor; what a link points to is neither opened nor changed."""
     while True:
         try:
             file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)

@@ -39,7 +39,7 @@ class Journal(Generic[Value]):
         write_json(self.path(number), {"format": self._format, **asdict(content)})
 
     def get(self, number: int) -> Value | None:
-        """The value of a number, if there is one.
+        """Read the value of a number, if there is one.
 
         Raises:
             UserError: its file is damaged, or holds another's value.
@@ -57,7 +57,7 @@ class Journal(Generic[Value]):
         return value
 
     def read(self) -> tuple[Value, ...]:
-        """All values before the first that isn't there.
+        """Read all values before the first that isn't there.
 
         Raises:
             UserError: as `get`.
@@ -68,7 +68,7 @@ class Journal(Generic[Value]):
         return tuple(found)
 
     def filled(self, count: int, make: Callable[[Sequence[Value]], Value]) -> tuple[Value, ...]:
-        """So many values, or more where more are there; `make` is given those before the one that it makes.
+        """Read all values, and make and keep more up to `count`; `make` is given those before the one that it makes.
 
         Raises:
             UserError: as `get`.
@@ -84,7 +84,7 @@ class Journal(Generic[Value]):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, number: int) -> Path:
-        """Return where the value of a number stands."""
+        """Name the file of a number's value."""
         return self.folder / f"{self.name}-{number:04d}.json"
 
     @property

@@ -73,7 +73,7 @@ def progress_bar(console: Console | None = None, wait: Wait = _half_a_minute) ->
 
 @contextmanager
 def _told(progress: Progress, wait: Wait) -> Iterator[None]:
-    """With lines printed while the work goes on, and for what has become of it unless it fails."""
+    """Print lines while the work goes on and, unless it fails, what has become of it at its end."""
     ended = Event()
     teller = Thread(target=_tell, args=(progress, ended, wait), daemon=True)
     teller.start()
@@ -96,7 +96,7 @@ def _print(progress: Progress, tasks: list[Task]) -> None:
 
 
 def _line(task: Task) -> str:
-    """How far a task is: count, time spent, rate and time left."""
+    """Say how far a task is: count, time spent, rate and time left."""
     done = f"{task.completed:.0f}" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}"
     spent = _clock(task.elapsed or 0.0)
     said = [f"{task.description}: {done}", f"in {spent}" if task.finished else f"{spent} so far"]
@@ -111,13 +111,13 @@ def _clock(seconds: float) -> str:
 
 
 def plain_console(*, stderr: bool = False) -> Console:
-    """A console that shows text as it is: names may hold what rich takes for markup."""
+    """Make a console that shows text as it is: names may hold what rich takes for markup."""
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else _PLAIN_WIDTH
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
 def printer(progress: Progress) -> Callable[[str], None]:
-    """Make what prints lines above the bar."""
+    """Make a function that prints lines above the bar."""
     return lambda text: print_lines(progress.console, [text])
 
 

@@ -22,7 +22,7 @@ _MAX_DEPTH = 20  # of lists and fields in each other
 
 
 def described(group: str, name: str) -> dict[str, Any]:
-    """What `conf/<group>/<name>.yaml` says, with the defaults of what it builds.
+    """Read what `conf/<group>/<name>.yaml` says, with the defaults of what it builds.
 
     Raises:
         UserError: no such name.
@@ -48,7 +48,7 @@ def check_setting(name: str, value: object) -> None:
 
 
 def _within(name: str, value: object, depth: int) -> Iterator[object]:
-    """A value and all that lies in it."""
+    """Yield a value and all that lies in it."""
     if not depth:
         raise UserError(f"{name} can't be read: its value is nested too deeply")
     plain = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
@@ -59,7 +59,7 @@ def _within(name: str, value: object, depth: int) -> Iterator[object]:
 
 
 def build(group: str, name: str, /, **settings: Any) -> Any:
-    """The object that `conf/<group>/<name>.yaml` describes, with `settings` over its own.
+    """Build the object that `conf/<group>/<name>.yaml` describes, with `settings` over its own.
 
     Raises:
         UserError: no such name, no such setting, or a setting that is missing, out of range or refused by
@@ -84,12 +84,12 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a config can hold it; objects, such as a plan, are handed over as they are."""
+    """Tell whether a config can hold a value; objects, such as a plan, are handed over as they are."""
     return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
 
 
 def config_of(command: str, given: Mapping[str, Any]) -> DictConfig:
-    """A command's config after the choices and values in `given`.
+    """Compose a command's config after the choices and values in `given`.
 
     Raises:
         UserError: a value can't be read.
@@ -119,7 +119,7 @@ class _Shared(dict[str, Any]):
 
 
 def instantiate_config(config: Any, **objects: Any) -> Any:
-    """What the config's `_target_`s build; `objects` are arguments that no config can hold.
+    """Build what the config's `_target_`s name; `objects` are arguments that no config can hold.
 
     Raises:
         UserError: a setting is missing, of the wrong type or out of range.

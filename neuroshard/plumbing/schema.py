@@ -80,7 +80,7 @@ _SIZE = re.compile(r"\s*(\d{1,25}(?:\.\d{0,25})?(?:e[+-]?\d{1,3})?)\s*([a-z]*)\s
 
 
 def parse(content: object, hint: type[_T], where: str) -> _T:
-    """`content`, plain values as JSON or YAML gives them, as a value of the type `hint`.
+    """Parse `content`, plain values as JSON or YAML gives them, as a value of the type `hint`.
 
     Raises:
         UserError: a field is missing, unknown, of the wrong type or out of range; `where` is what its line begins with.
@@ -97,7 +97,7 @@ def parse(content: object, hint: type[_T], where: str) -> _T:
 
 
 def decode(text: str | bytes, where: str) -> Any:
-    """The plain values of a JSON text.
+    """Decode a JSON text to plain values.
 
     Raises:
         UserError: it is not JSON in UTF-8, names a field twice, or is nested too deeply.
@@ -124,7 +124,7 @@ def _refuse_twice(pairs: list[tuple[str, object]]) -> None:
 
 
 def as_fields(value: Any, rare: Collection[str]) -> dict[str, Any]:
-    """A dataclass as JSON-ready fields; without those of `rare` that are as they are by default."""
+    """Turn a dataclass into JSON-ready fields, without those of `rare` that are as they are by default."""
     usual = {one.name: one.default for one in fields(value) if one.name in rare}
     named = asdict(value).items()
     return {name: one for name, one in named if name not in usual or getattr(value, name) != usual[name]}
@@ -136,7 +136,7 @@ def padded(columns: int) -> int:
 
 
 def of_format(content: object, name: str, where: str) -> dict[str, Any]:
-    """The fields of a file of ours, without the format that they begin with.
+    """Check that a file of ours begins with its format, and return the other fields.
 
     Raises:
         UserError: it is no object of the format `name`.
@@ -183,7 +183,7 @@ def refuse_unknown(content: object, hint: Any) -> None:
 
 @cache
 def _hints(hint: Hashable) -> dict[str, Any]:
-    """The annotation of each field of a dataclass; None where no dataclass is within it, so that nobody looks there."""
+    """Find the annotation of each field of a dataclass; None where no dataclass is within it: nobody looks there."""
     target: Any = hint
     known = get_type_hints(target, include_extras=True)
     return {field.name: known[field.name] if _has_fields(known[field.name]) else None for field in fields(target)}
@@ -194,7 +194,7 @@ def _has_fields(hint: Any) -> bool:
 
 
 def reason(message: str, content: object, name: str = "") -> str:
-    """What msgspec complains of, in the words of these pages, with the value; `name` is that of `content`."""
+    """Put msgspec's complaint into our words, with the value; `name` is that of `content`."""
     text, _, path = message.partition(" - at `")
     path = path.rstrip("`").removeprefix("$")
     field = (name + path).removeprefix(".")
@@ -204,7 +204,7 @@ def reason(message: str, content: object, name: str = "") -> str:
 
 
 def _wanted(text: str) -> str:
-    """What would have been right, from the first part of msgspec's message."""
+    """Say what would have been right, from the first part of msgspec's message."""
     if found := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
         return " or ".join(_WORDS.get(name, name) for name in found[1].split(" | "))
     if found := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):
@@ -220,7 +220,7 @@ def _wanted(text: str) -> str:
 
 
 class _Short(Repr):
-    """Values as text, without ever writing out a large one."""
+    """A writer of values as text that never writes out a large one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,13 +231,13 @@ class _Short(Repr):
 
 
 def shown(value: object) -> str:
-    """A value as text of bounded length."""
+    """Show a value as text of bounded length."""
     text = _Short().repr(value)
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
 
 
 def _value_at(content: object, path: str) -> object:
-    """What stands at a path of msgspec's, such as `.tables[3].rows`."""
+    """Find what stands at a path of msgspec's, such as `.tables[3].rows`; all of `content` where that leads nowhere."""
     found: Any = content
     for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
         try:
@@ -248,7 +248,7 @@ def _value_at(content: object, path: str) -> object:
 
 
 def to_bytes(size: object, name: str) -> int:
-    """Bytes of a size as people write it; `name` is the setting's, for the error.
+    """Convert a size as people write it to bytes; `name` is the setting's, for the error.
 
     Raises:
         UserError: it is no size, or beyond 2^60.
@@ -260,12 +260,12 @@ def to_bytes(size: object, name: str) -> int:
 
 
 def is_size(text: str) -> bool:
-    """Whether a text is a size with its unit, such as "80GB"."""
+    """Tell whether a text is a size, such as "80GB" or a plain number of bytes."""
     return _named_bytes(text) is not None
 
 
 def _named_bytes(text: str) -> float | None:
-    """The bytes that a text names; None if it is no size."""
+    """Read the bytes that a text names; None if it is no size."""
     found = _SIZE.fullmatch(text)
     if found is None or found[2].lower() not in _UNITS:
         return None
@@ -274,7 +274,7 @@ def _named_bytes(text: str) -> float | None:
 
 
 def readable_number(value: float) -> str:
-    """The number as people write it: 0.97, 205, 65,536, 3.4 million."""
+    """Format a number as people write it: 0.97, 205, 65,536, 3.4 million."""
     for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if value >= unit * _FOUR_DIGITS / 1000:
             return f"{value / unit:.3g} {name}" if value < _MOST_NAMED else f"{value:.3g}"
@@ -282,14 +282,14 @@ def readable_number(value: float) -> str:
 
 
 def readable_bytes(size_bytes: float) -> str:
-    """The size for people, in the largest unit of which there is one at least."""
+    """Format a size for people, in the largest unit of which there is one at least."""
     unit, name = _unit_of(size_bytes)
     amount = size_bytes / unit
     return f"{amount:.3g} {name}" if amount < _FOUR_DIGITS and unit > 1 else f"{amount:.0f} {name}"
 
 
 def readable_bytes_up(size_bytes: float) -> str:
-    """As `readable_bytes`, but never less: who takes it at its word has enough."""
+    """Format a size as `readable_bytes` does, but never less: who takes it at its word has enough."""
     unit, name = _unit_of(size_bytes)
     amount = size_bytes / unit
     digit = 10.0 ** max(floor(log10(max(amount, 1))) - 2, -2) if unit > 1 and amount < _FOUR_DIGITS else 1.0

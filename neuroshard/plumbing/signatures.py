@@ -37,7 +37,7 @@ class Signature:
 
 @cache
 def signature_of(target: str) -> Signature:
-    """What `package.module.name`, a class or a function of this package, takes."""
+    """Read what `package.module.name`, a class or a function of this package, takes."""
     module, _, name = target.rpartition(".")
     module, node = _defined(module, name)
     return Signature(dict(_parameters(module, node)), dict(_texts(module, node)))
@@ -49,7 +49,7 @@ class _Unreadable(Exception):
 
 @cache
 def _definitions(module: str) -> Mapping[str, ast.AST | tuple[str, str]]:
-    """What stands at the top of a module, by name: a class, a function or a value; or where it is imported from."""
+    """Read what stands at the top of a module, by name: a class, a function, a value; or where it is imported from."""
     path = _ROOT.joinpath(*module.split(".")[1:])
     source = path.with_suffix(".py") if not path.is_dir() else path / "__init__.py"
     tree = ast.parse(source.read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def _definitions(module: str) -> Mapping[str, ast.AST | tuple[str, str]]:
 
 
 def _assigned(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
-    """(name, value) of what is assigned in a module or in a class."""
+    """Yield (name, value) of what is assigned in a module or in a class."""
     for node in body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             yield node.targets[0].id, node.value
@@ -72,7 +72,7 @@ def _assigned(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _defined(module: str, name: str) -> tuple[str, ast.AST]:
-    """The module in which a name that another module may import is defined, and what it is there."""
+    """Find the module in which a name that another module may import is defined, and what it is there."""
     found = _definitions(module).get(name)
     if found is None:
         raise _Unreadable
@@ -80,7 +80,7 @@ def _defined(module: str, name: str) -> tuple[str, ast.AST]:
 
 
 def _parameters(module: str, node: ast.AST) -> Iterator[tuple[str, Any]]:
-    """(name, default) of every parameter that is a setting."""
+    """Yield (name, default) of every parameter that is a setting."""
     for name, default in dict(_declared(module, node)).items():  # a class may declare what its bases do anew
         try:
             yield name, NEEDED if default is None else _value(*default)
@@ -89,7 +89,7 @@ def _parameters(module: str, node: ast.AST) -> Iterator[tuple[str, Any]]:
 
 
 def _declared(module: str, node: ast.AST) -> Iterator[tuple[str, tuple[str, ast.AST] | None]]:
-    """(name, default with the module that it stands in) of every parameter; of fields, those of base classes first."""
+    """Yield (name, default with the module that it stands in) of every parameter; of fields, base classes' first."""
     if isinstance(node, ast.FunctionDef):
         taken = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs) if argument.arg != "self"]
         defaults = [*node.args.defaults, *node.args.kw_defaults]
@@ -109,7 +109,7 @@ def _declared(module: str, node: ast.AST) -> Iterator[tuple[str, tuple[str, ast.
 
 
 def _bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
-    """The base classes that are this package's."""
+    """Yield the base classes that are this package's, each with its module."""
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in _definitions(module):
             yield _defined(module, base.id)
@@ -120,7 +120,7 @@ def _of_class(annotation: ast.expr) -> bool:
 
 
 def _value(module: str, node: ast.AST) -> Any:
-    """A default as YAML would write it."""
+    """Read a default as YAML would write it."""
     value: Any
     match node:
         case ast.Constant():
@@ -151,13 +151,13 @@ def _value(module: str, node: ast.AST) -> Any:
 
 
 def _members(module: str, name: str) -> dict[str, Any]:
-    """The values of an enum, by name."""
+    """Read the values of an enum, by name."""
     where, node = _defined(module, name)
     return {key: _value(where, value) for key, value in _assigned(getattr(node, "body", []))}
 
 
 def _texts(module: str, node: ast.AST) -> Iterator[tuple[str, str]]:
-    """(name, text) of every parameter that a docstring speaks of; a class's own after those of its bases."""
+    """Yield (name, text) of every parameter that a docstring speaks of; a class's own after those of its bases."""
     if not isinstance(node, ast.ClassDef | ast.FunctionDef):
         return
     if isinstance(node, ast.ClassDef):

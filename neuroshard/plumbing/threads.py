@@ -41,7 +41,7 @@ def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item], threads
 
 
 def blas_threads(count: int) -> AbstractContextManager[object]:
-    """BLAS and OpenMP on `count` threads inside, as before outside.
+    """Run BLAS and OpenMP on `count` threads inside, as before outside.
 
     Looking up the libraries takes some milliseconds: for a whole run or search, not for a prediction.
     """
@@ -51,7 +51,7 @@ def blas_threads(count: int) -> AbstractContextManager[object]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Torch on `count` threads inside, as before outside."""
+    """Run torch on `count` threads inside, as before outside."""
     import torch  # slow to import: not with this module
 
     before = torch.get_num_threads()

@@ -20,7 +20,7 @@ class Visit:
 @dataclass(frozen=True)
 @checked
 class TimingProtocol:
-    """When each of a batch of live samples is run.
+    """A timing protocol: when each of a batch of live samples is run.
 
     All `live` samples are in memory together. Each is first run `warmup` times untimed; then, in each of `rounds`
     rounds, the samples are visited in a fresh random order and timed `repeats_per_round` times in a row. So a sample
@@ -45,11 +45,11 @@ class TimingProtocol:
 
     @property
     def repeats(self) -> int:
-        """R, timed runs of each sample."""
+        """R, the timed runs of each sample."""
         return self.rounds * self.repeats_per_round
 
     def visits(self, count: int, rng: np.random.Generator) -> list[Visit]:
-        """Every run of `count` live samples, in order."""
+        """List every run of `count` live samples, in order; each round's order is drawn by `rng`."""
         warm = [Visit(i, timed=False) for i in range(count) for _ in range(self.warmup)]
         timed = [
             Visit(int(i), timed=True)
@@ -61,7 +61,7 @@ class TimingProtocol:
 
 
 def typical_ms(times_ms: FloatArray) -> FloatArray:
-    """Mean of the fastest half of the repeats: (R, ...) -> (...).
+    """Average the fastest half of the repeats: (R, ...) -> (...).
 
     Disturbances on a shared machine only ever add time, so the slow half is left out; unlike the minimum, the mean
     of the rest doesn't hang on one lucky repeat. Between passes it repeats better than the median or the minimum
@@ -73,6 +73,6 @@ def typical_ms(times_ms: FloatArray) -> FloatArray:
 
 
 def repeatability(first_ms: FloatArray, second_ms: FloatArray) -> FloatArray:
-    """(n,) relative difference of two passes over the same samples (n,): |a - b| / mean(a, b)."""
+    """Compute the relative difference, (n,), of two passes over the same samples (n,): |a - b| / mean(a, b)."""
     difference: FloatArray = np.abs(first_ms - second_ms) / ((first_ms + second_ms) / 2)
     return difference

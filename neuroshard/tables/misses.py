@@ -58,7 +58,7 @@ class Popularity:
 
     @classmethod
     def of(cls, rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> "Popularity":
-        """Of tables with histograms (n, 17), of a batch with so many lookups.
+        """Estimate how often rows are looked up, from histograms (n, 17) of a batch with so many lookups of each table.
 
         Histograms say little of rows that are touched seldom, and nothing of those that aren't touched. So rates are
         taken to follow a power law down to a least rate: the one by which the coldest rows are touched 0, 1, 2 times
@@ -79,7 +79,7 @@ class Popularity:
         return cls(spread, _RATES)
 
     def take(self, indices: IntArray) -> "Popularity":
-        """Of the tables at `indices` (m,)."""
+        """Pick the tables at `indices` (m,)."""
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
@@ -95,7 +95,7 @@ class Popularity:
 
 
 def _where(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray:
-    """(n,) between values (n, A), where what rises from 0 to 1, `at` (n, A), is as `wanted` (n,)."""
+    """Interpolate `values` (n, A) to (n,), where `at` (n, A), which rises from 0 to 1, is as `wanted` (n,)."""
     rank = np.clip((at < wanted[:, None]).sum(axis=1), 1, at.shape[1] - 1)
     line = np.arange(len(at))
     low, high = at[line, rank - 1], at[line, rank]
@@ -106,7 +106,7 @@ def _where(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray
 
 @cache
 def _tables() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """What doesn't hang on any table.
+    """Compute what doesn't hang on any table.
 
     (G, 18) probability that a row of each rate is touched 0 times, or as often as each bin says; (L, G) power laws, as
     shares of the rows at each rate; (L, 4) logarithms of how often they are in each of the coldest bins.

@@ -29,7 +29,7 @@ _RANK_GROUPS = 256  # ranks of a Zipf law are summed in this many geometric grou
 
 
 def histogram(counts: IntArray) -> tuple[float, ...]:
-    """The (17,) reuse histogram of rows touched `counts` (U,) times; zeros are ignored."""
+    """Compute the reuse histogram, (17,), of rows that are touched `counts` (U,) times; zeros are ignored."""
     touched = counts[counts > 0]
     if not len(touched):
         raise UserError("a reuse histogram needs at least one lookup")
@@ -42,7 +42,7 @@ def histogram(counts: IntArray) -> tuple[float, ...]:
 def zipf_reuse(
     rows: Rows, lookups: Positive, exponent: Exponent = ZIPF_EXPONENT, shift: _Shift = 0.0
 ) -> tuple[float, ...]:
-    """The reuse histogram of a table of which no more is known than that some rows are hot, by a Zipf law.
+    """Estimate the reuse histogram of a table of which no more is known than that some rows are hot, by a Zipf law.
 
     Args:
         rows: of the table.
@@ -74,7 +74,7 @@ def zipf_reuse(
 
 
 def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
-    """Reuse histograms of batches that have a fraction of the samples, from those of the whole batch.
+    """Estimate reuse histograms of batches that have a fraction of the samples, from those of the whole batch.
 
     Args:
         reuse: (..., 17) of the whole batch; counts are taken as uniform within a bin.
@@ -90,7 +90,7 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
 
 
 def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray]:
-    """What is left of a batch's lookups where each device asks for a row once, and the reuse histogram of that.
+    """Compute what is left of a batch's lookups where each device asks for a row once, and its reuse histogram.
 
     Args:
         reuse: (17,) of the whole batch; counts are taken as uniform within a bin.
@@ -105,7 +105,7 @@ def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray
 
 
 def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
-    """Reuse histograms (n, 17) of rows that are looked up more or less often than those of others.
+    """Bend reuse histograms (n, 17) to those of rows that are looked up more or less often than others.
 
     Args:
         reuse: (n, 17) of all rows that are touched.
@@ -124,7 +124,7 @@ def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
 
 
 def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
-    """(n, 17) shares times counts to the power (n,), made to sum to 1; the largest exponent is taken out first."""
+    """Multiply shares (n, 17) by counts to the power (n,), and normalise; the largest exponent is taken out first."""
     exponent = np.where(reuse > 0, power[:, None] * np.log(MEAN_COUNTS), -np.inf)
     bins = reuse * np.exp(exponent - exponent.max(axis=1, keepdims=True))
     shares: FloatArray = bins / bins.sum(axis=1, keepdims=True)
@@ -133,7 +133,7 @@ def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
 
 @cache
 def _thinning(fraction: float) -> FloatArray:
-    """(17, 17) probability that a row of one bin is in another when its count is thinned; what is left is untouched."""
+    """Compute the probability, (17, 17), that thinning moves a row from a bin to another; what is left is untouched."""
     from scipy.special import bdtr  # slow to import: only where it is used
 
     moved = np.empty((NUM_REUSE_BINS, NUM_REUSE_BINS))
@@ -145,7 +145,7 @@ def _thinning(fraction: float) -> FloatArray:
 
 @cache
 def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
-    """Devices that ask for a row of each bin, (17,) on average, and (17, 17) the bins of how many do.
+    """Count the devices that ask for a row of each bin, (17,) on average, and (17, 17) the bins of how many do.
 
     A mean between two whole numbers is taken as that many of the rows with the one and with the other.
     """
@@ -160,14 +160,14 @@ def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
 
 
 def _counts_in_bins() -> Iterator[IntArray]:
-    """Counts that stand for those of each bin: all of them where they are few."""
+    """Yield counts that stand for those of each bin: all of them where they are few."""
     for bottom, top in zip(BOTTOMS, TOPS, strict=True):
         points = min(int(top - bottom), _MOST_POINTS)
         yield bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points).astype(np.int64)
 
 
 def lookup_share(table: Table, first: IntArray, rows: IntArray) -> FloatArray:
-    """(m,) share of the lookups that are of `rows` (m,) rows from `first` (m,) on.
+    """Compute the share of the lookups, (m,), that are of `rows` (m,) rows from `first` (m,) on.
 
     By `row_lookups`, within one of its blocks by rows; without it, all by rows.
     """
@@ -176,7 +176,7 @@ def lookup_share(table: Table, first: IntArray, rows: IntArray) -> FloatArray:
 
 
 def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -> FloatArray:
-    """(m, 17) reuse histogram of `rows` (m,) rows from `first` (m,) on, in a batch of so many lookups of the table.
+    """Estimate the reuse histogram, (m, 17), of `rows` (m,) rows from `first` (m,) on, in a batch of so many lookups.
 
     Lookups that are spread evenly have the table's histogram everywhere. Else rows are looked up the more often the
     hotter their block is: of the unique rows that the table's histogram tells of, each block of `row_lookups` has a
@@ -195,7 +195,7 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _inside(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """(m,) what ranges of a table's rows have of something that K equal blocks of rows, (K,), have so much of."""
+    """Compute (m,) what ranges of a table's rows have of what K equal blocks of rows, (K,), have so much of."""
     before = np.concatenate([[0.0], blocks.cumsum()])
     ends = np.stack([first, first + rows]) / table_rows * len(blocks)
     start, end = np.interp(ends, np.arange(len(before)), before)

@@ -72,7 +72,7 @@ class Table:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of the weights: rows x dim x bytes per element."""
+        """Bytes of the weights: rows x dim x bytes per element."""
         return self.rows * self.dim * self.bytes_per_element
 
     @property
@@ -86,17 +86,17 @@ class Table:
         return self.dim * self.outputs
 
     def with_dim(self, dim: int) -> "Table":
-        """The same table, `dim` columns wide."""
+        """Make the same table, `dim` columns wide."""
         return self if dim == self.dim else replace(self, dim=dim)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for JSON and Parquet; without what is usual."""
+        """Convert the table to fields for JSON and Parquet, without what is usual."""
         named = as_fields(self, _RARE).items()
         return {name: list(value) if isinstance(value, tuple) else value for name, value in named}
 
     @classmethod
     def from_json(cls, fields: object) -> "Table":
-        """The table in `fields`, as `to_json` gives them.
+        """Read the table in `fields`, as `to_json` gives them.
 
         Raises:
             UserError: a field is missing, unknown or of the wrong type.
@@ -116,7 +116,7 @@ def check_unique_names(tables: tuple[Table, ...], where: str | None = None) -> N
 
 
 def halvings(max_dim: int) -> tuple[int, ...]:
-    """(max_dim, max_dim / 2, ..., 4): the widths that column splits by halves lead to.
+    """List the widths that column splits by halves lead to: (max_dim, max_dim / 2, ..., 4).
 
     Raises:
         UserError: max_dim is not 4 times a power of two.

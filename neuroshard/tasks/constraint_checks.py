@@ -106,7 +106,7 @@ class _Checks:
                 raise UserError(f"constraints: a shard of {name!r} is pinned to devices that its rules forbid")
 
     def places(self) -> None:
-        """Every shard of a pinned table, and of tables kept apart, needs a device of its own."""
+        """Check that every shard of a pinned table, and of tables kept apart, can have a device of its own."""
         for name in self.constraints.pins:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
                 raise UserError(
@@ -121,7 +121,7 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """The devices that may hold each shard of a table, of as many shards as it has at least."""
+        """List the devices that may hold each shard of a table, of as many shards as it has at least."""
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))
         devices = set.intersection(*(set(self.limits[name].devices) for name in group))
@@ -130,7 +130,7 @@ class _Checks:
 
 
 def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
-    """Whether each can have one of the devices that it wants to itself."""
+    """Tell whether each can have one of the devices that it wants to itself."""
     allowed = np.zeros((len(wanted), num_devices), dtype=np.bool_)
     for row, devices in zip(allowed, wanted, strict=True):
         row[list(devices)] = True

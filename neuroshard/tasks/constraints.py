@@ -62,11 +62,11 @@ class TableRule:
 
     @property
     def is_wild(self) -> bool:
-        """Whether its pattern is more than a name."""
+        """Whether the rule's pattern is more than a name."""
         return bool(_WILD.intersection(self.tables))
 
     def concerns(self, names: Collection[str]) -> bool:
-        """Whether it is for a table with one of some names, which are quick to look up."""
+        """Tell whether the rule is for a table with one of some names, which are quick to look up."""
         return self.tables in names or (self.is_wild and any(fnmatchcase(name, self.tables) for name in names))
 
 
@@ -115,26 +115,26 @@ class TableLimits:
 
     @property
     def free(self) -> bool:
-        """Whether it may lie such that any device may hold a shard, whatever others hold: in columns."""
+        """Whether the table may lie such that any device may hold a shard, whatever others hold: in columns."""
         return any(LAYOUTS[form].free for form in self.forms)
 
     def may_count(self, layout: Layout, devices: int) -> bool:
-        """Whether it may lie so on as many devices."""
+        """Tell whether the table may lie in a layout on as many devices."""
         least, most = self.counts_of(layout)
         return least <= layout.num_shards(devices) <= most
 
     def counts_of(self, layout: Layout) -> tuple[int, int]:
-        """Return the least and the most shards, as rules count them, that it may have where it lies so."""
+        """Look up the least and the most shards, as rules count them, that the table may have in a layout."""
         return (self.min_blocks, self.max_blocks) if layout.blocks else (self.min_shards, self.max_shards)
 
     @property
     def home(self) -> Home:
-        """The memory it lies in where nobody chooses: the fastest that it may."""
+        """The memory that the table lies in where nobody chooses: the fastest that it may."""
         tier = min(self.tiers, key=TIERS.index)
         return Home(tier, (self.cached or DEFAULT_CACHED) if tier is Tier.CACHED else None)
 
     def may_lie_in(self, home: Home) -> bool:
-        """Whether it may lie there."""
+        """Tell whether the table may lie in that memory."""
         return home.tier in self.tiers and (home.cached is None or self.cached in (None, home.cached))
 
 
@@ -207,19 +207,19 @@ class Constraints:
 
     @cached_property
     def _of_names(self) -> list[TableRule]:
-        """Return the rules whose pattern may match several names."""
+        """The rules whose pattern may match several names."""
         return [rule for rule in self.rules if rule.is_wild]
 
     def rules_of(self, name: str) -> list[TableRule]:
-        """Return the rules that hold for a table of that name."""
+        """List the rules that hold for a table of that name."""
         return [rule for rule in self._of_names if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
 
     def pinned_whole(self, table: Table) -> list[PinnedShard]:
-        """Pinned shards of a table that hold all of it."""
+        """List the pinned shards of a table that hold all of it."""
         return [shard for shard in self.pins.get(table.name, []) if shard.dim == table.dim]
 
     def of(self, tables: Sequence[Table]) -> "Constraints":
-        """What they say of some tables: the rest is left out."""
+        """Pick what the constraints say of some tables: the rest is left out."""
         names = {table.name for table in tables}
         together, apart = (
             tuple(kept for group in kind if len(kept := tuple(name for name in group if name in names)) > 1)
@@ -233,12 +233,12 @@ class Constraints:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The constraints as JSON-ready fields."""
+        """Convert the constraints to JSON-ready fields."""
         return asdict(self) | {"rules": [as_fields(rule, _RARE) for rule in self.rules]}
 
 
 def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
-    """Share of a table's rows that its rules want cached; None if they leave it open.
+    """Find the share of a table's rows that its rules want cached; None if they leave it open.
 
     Raises:
         UserError: they want different ones.
@@ -299,7 +299,7 @@ def constraints(
     together: Sequence[Sequence[str]] = (),
     apart: Sequence[Sequence[str]] = (),
 ) -> Constraints:
-    """Constraints from plain lists, as they stand in a config.
+    """Parse constraints from plain lists, as they stand in a config.
 
     Args:
         rules: for tables whose names match: {tables: user_*, devices: [0, 1], min_shards: 2, max_shards: 4, min_dim:
@@ -316,7 +316,7 @@ def constraints(
 
 
 def load_constraints(path: str) -> Constraints:
-    """The constraints in a YAML or JSON file with the fields of `Constraints`.
+    """Load the constraints in a YAML or JSON file with the fields of `Constraints`.
 
     Args:
         path: a YAML or JSON file; constraints=FILE.yaml is short for it.

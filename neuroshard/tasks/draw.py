@@ -23,7 +23,7 @@ _FORMAT = "neuroshard-tasks-1"
 def whole(
     tables: tuple[Table, ...], topology: Topology, batch_size: int, memory: MemoryUse, constraints: Constraints
 ) -> tuple[Task, ...]:
-    """One task: all tables as they are.
+    """Make one task of all tables as they are.
 
     Args:
         batch_size: samples in a step over all devices.
@@ -64,7 +64,7 @@ def drawn(
     memory: MemoryUse | None = None,
     constraints: Constraints | None = None,
 ) -> tuple[Task, ...]:
-    """Random tasks from the tables, with random dims; constraints hold in tasks that have their tables.
+    """Draw random tasks from the tables, with random dims; constraints hold in tasks that have their tables.
 
     Args:
         batch_size: samples in a step over all devices.
@@ -89,7 +89,7 @@ def _draw_tables(tables: tuple[Table, ...], draw: TaskDraw, rng: np.random.Gener
 
 @checked
 def from_file(path: str) -> tuple[Task, ...]:
-    """The tasks in a file that `save_tasks` wrote.
+    """Read the tasks in a file that `save_tasks` wrote.
 
     Args:
         path: a tasks.json; tasks=FILE.json is short for it.

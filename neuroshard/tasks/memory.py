@@ -79,26 +79,26 @@ class MemoryUse:
 
     @property
     def in_flight(self) -> InFlight:
-        """The batches whose buffers count."""
+        """Number of batches whose buffers count, by what these hold."""
         if self.pipeline is not None:
             return PIPELINES[self.pipeline]
         return InFlight(loaded=0, permuted=self.batches_in_flight, outputs=self.batches_in_flight)
 
     def state_bytes(self, loads: Loads) -> IntArray:
-        """(n,) bytes of the weights and optimizer state of n loads: what moves when a shard moves."""
+        """Compute (n,) bytes of the weights and optimizer state of n loads: what moves when a shard moves."""
         per_element, per_row = STATE_FLOATS[self.optimizer]
         state: IntArray = _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
         return state
 
     def host_bytes(self, loads: Loads) -> IntArray:
-        """(n,) bytes of host memory that n loads take: weights, and an optimizer's state of every element."""
+        """Compute (n,) bytes of host memory that n loads take: weights, and an optimizer's state of every element."""
         per_element, _ = STATE_FLOATS[self.optimizer]
         size = _weights(loads, per_element)
         host: IntArray = np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, size)
         return host
 
     def device_bytes(self, loads: Loads) -> IntArray:
-        """(n,) bytes of device memory that n loads take, with their part of the buffers.
+        """Compute (n,) bytes of device memory that n loads take, with their part of the buffers.
 
         Of tables in host memory an optimizer's state of every row is on the device, as FBGEMM has it, and so are a
         cache, as wide as the table, and its lists.
@@ -131,7 +131,7 @@ class MemoryUse:
         return size
 
     def _cache_bytes(self, loads: Loads) -> IntArray:
-        """(n,) bytes on the device of tables in host memory: the cache, its lists, and the state of every row."""
+        """Compute (n,) bytes on the device of tables in host memory: the cache, its lists, and every row's state."""
         _, per_row = STATE_FLOATS[self.optimizer]
         rows = _whole(loads.rows)
         room = np.minimum(_whole(np.ceil(loads.rows * loads.cached)), rows)
@@ -141,7 +141,7 @@ class MemoryUse:
         return size
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
-        """Bytes on every device, whatever the plan, of its own samples: embeddings and gradients, and what is loaded.
+        """Compute the bytes on every device, whatever the plan, of its own samples: embeddings, gradients, and inputs.
 
         A sample gets `output_columns` of all tables together, and has so many `inputs`: indices and lengths.
         """
@@ -151,26 +151,26 @@ class MemoryUse:
 
 
 def _weights(loads: Loads, state_floats: int) -> IntArray:
-    """(n,) bytes of all elements, each with so many floats of state; below 2^60 for every table there may be."""
+    """Compute (n,) bytes of all elements, each with so many floats of state; below 2^60 for every possible table."""
     element_bytes = _whole(loads.bytes_per_element) + state_floats * _FLOAT_BYTES
     size: IntArray = _whole(loads.rows) * _whole(loads.dim) * element_bytes
     return size
 
 
 def _whole(values: FloatArray) -> IntArray:
-    """Whole numbers held as float64, as tables' rows and dims are: below 2^53 nothing is lost."""
+    """Convert whole numbers from float64, as tables' rows and dims are, to int64: below 2^53 nothing is lost."""
     whole: IntArray = values.astype(np.int64)
     return whole
 
 
 def _times(size: IntArray, count: int | IntArray) -> IntArray:
-    """Sizes (n,), so many times, for all or (n,); 2^60 + 1 where it is more than 2^60: it must not wrap around."""
+    """Multiply sizes (n,) by a count, for all or (n,); 2^60 + 1 where it is more than 2^60: it must not wrap around."""
     most = np.where(np.equal(count, 0), np.iinfo(np.int64).max, MAX_BYTES // np.maximum(count, 1))
     product: IntArray = np.where(size > most, MAX_BYTES + 1, np.minimum(size, most) * count)
     return product
 
 
 def _index_bytes(count: FloatArray) -> IntArray:
-    """(n,) bytes of so many indices or offsets, rounded up; multiplying by a power of two is exact."""
+    """Compute (n,) bytes of so many indices or offsets, rounded up; multiplying by a power of two is exact."""
     index_bytes: IntArray = np.ceil(_INDEX_BYTES * count).astype(np.int64)
     return index_bytes

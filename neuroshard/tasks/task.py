@@ -95,7 +95,7 @@ class Topology:
 
     @property
     def host_size(self) -> int:
-        """Return the number of devices on each host."""
+        """Number of devices on each host."""
         return self.devices_per_host or self.num_devices
 
     @property
@@ -105,12 +105,12 @@ class Topology:
 
     @property
     def fast_links(self) -> int | None:
-        """How many devices fast links join; None where nobody said that they don't join all."""
+        """Number of devices that fast links join; None where nobody said that they don't join all."""
         return self.devices_per_domain or self.devices_per_host
 
     @property
     def domain_size(self) -> int:
-        """Return the number of devices in each domain of fast links."""
+        """Number of devices in each domain of fast links."""
         return self.fast_links or self.num_devices
 
     @property
@@ -188,12 +188,12 @@ class Task:
 
     @cached_property
     def loads(self) -> Loads:
-        """(T,) of the whole tables, each in columns on a device, in its home."""
+        """(T,) loads of the whole tables, each in columns on a device, in its home."""
         return Loads.of(self.tables, self.batch_size).at(self.homes)
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of the weights of all tables."""
+        """Bytes of the weights of all tables."""
         return sum(table.size_bytes for table in self.tables)
 
     @property
@@ -228,7 +228,7 @@ class Task:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The task as JSON-ready fields."""
+        """Convert the task to JSON-ready fields."""
         homes = [{"tier": home.tier.value, "cached": home.cached} for home in self.fixed_homes]
         return {
             "topology": as_fields(self.topology, ("host_memory_bytes", "devices_per_domain")),
@@ -241,7 +241,7 @@ class Task:
 
     @classmethod
     def from_json(cls, content: object) -> "Task":
-        """The task in `content`, as `to_json` gives it.
+        """Read the task in `content`, as `to_json` gives it.
 
         Raises:
             UserError: a field is missing or out of range.

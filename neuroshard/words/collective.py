@@ -37,12 +37,12 @@ BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
 
 
 def name_of(collective: Collective) -> str:
-    """The collective as settings and records name it."""
+    """Name a collective as settings and records do."""
     return collective.name.lower()
 
 
 def collective_named(name: str) -> Collective:
-    """The collective of that name.
+    """Find the collective of that name.
 
     Raises:
         UserError: there is none.

@@ -17,7 +17,7 @@ _PACKAGES = (*_KERNELS, "numpy")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A machine.
+    """The hardware of a machine.
 
     Attributes:
         kind: "cpu" or "cuda".
@@ -34,18 +34,18 @@ class Fingerprint:
     revision: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for a manifest or a card."""
+        """Convert the fingerprint to fields, for a manifest or a card."""
         return asdict(self)
 
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Whether `other`, as `to_json` gives it, may be the same kind and model, as far as is known of both."""
+        """Tell whether `other`, as `to_json` gives it, may be the same kind and model, as far as is known of both."""
         known = self.revision and other.get("revision")
         return (self.kind, self.device) == (other.get("kind"), other.get("device")) and (
             not known or self.revision == other["revision"]
         )
 
     def surely(self, other: "Fingerprint") -> bool:
-        """Whether `other` certainly is the same kind and model."""
+        """Tell whether `other` certainly is the same kind and model."""
         known = self.kind == "cuda" or self.revision is not None
         return known and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
 
@@ -57,7 +57,7 @@ class Fingerprint:
 
 
 def fingerprint(kind: str) -> Fingerprint:
-    """The fingerprint of this machine as hardware of `kind`: "cpu", or "cuda" with a count of 0 where it has no GPU."""
+    """Take this machine's fingerprint as hardware of `kind`: "cpu", or "cuda" with a count of 0 where it has no GPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if kind == "cuda":
         import torch  # needed here only; reading a bundle's card needs none
@@ -72,7 +72,7 @@ def fingerprint(kind: str) -> Fingerprint:
 
 
 def _cpu_info() -> dict[str, str]:
-    """What Linux says of the first core; nothing elsewhere."""
+    """Read what Linux says of the first core; nothing elsewhere."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return {}
@@ -82,7 +82,7 @@ def _cpu_info() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a timing depends on."""
+    """Look up the versions of Python and of the packages that a timing depends on."""
     found = {"python": platform.python_version(), "neuroshard": __version__}
     for package in _PACKAGES:
         try:
@@ -93,7 +93,7 @@ def versions() -> dict[str, str]:
 
 
 def other_kernels(there: Mapping[str, str]) -> tuple[str, str] | None:
-    """Packages with kernels whose versions, as `versions` gives them, differ there and here in more than a patch.
+    """Find packages with kernels whose versions, as `versions` gives them, differ there and here in more than a patch.
 
     Both sides in words; None where none differs, among those that are installed in both places.
     """

@@ -26,7 +26,7 @@ Forms = frozenset[Form]  # those that something knows, takes or allows
 
 
 def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
-    """The forms of these names, in their order.
+    """Find the forms of these names, in their order.
 
     Raises:
         UserError: there is none of one of them.
@@ -44,7 +44,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """As settings and bundles name it: "columns", "sequence_rows", "cached_columns", "host_sequence_rows"."""
+        """Name in settings and bundles: "columns", "sequence_rows", "cached_columns", "host_sequence_rows"."""
         name = self.form.value if self.pooled else f"sequence_{self.form.value}"
         return name if self.tier is Tier.DEVICE else f"{self.tier.value}_{name}"
 
@@ -62,7 +62,7 @@ IN_COLUMNS = CALLS[0]
 
 
 def call_named(name: str) -> Call:
-    """The call of that name.
+    """Find the kernel call of that name.
 
     Raises:
         UserError: there is none.

@@ -23,7 +23,7 @@ class Word(StrEnum):
 
 
 class Tier(Word):
-    """Where a table's weights are kept, and trained.
+    """The memory where a table's weights are kept, and trained.
 
     Attributes:
         DEVICE: in the device's own memory.
@@ -91,12 +91,12 @@ class Shard:
 
     @property
     def column_end(self) -> int:
-        """The first column behind it."""
+        """The first column behind the shard."""
         return self.column + self.dim
 
     @property
     def row_end(self) -> int:
-        """The first row behind it."""
+        """The first row behind the shard."""
         return self.row + self.rows
 
 
@@ -111,7 +111,7 @@ def block_rows(rows: _Rows, count: int | _Rows) -> _Rows:
 @dataclass(frozen=True, order=True)
 @checked
 class Placement:
-    """A shard in its place.
+    """A shard, the device that it is placed on, and the memory that holds it.
 
     Attributes:
         shard: what is placed.

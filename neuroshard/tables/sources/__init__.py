@@ -11,7 +11,7 @@ _DEFAULT_BATCH_SIZE = 65536
 
 
 def load_tables(source: str, **settings: Any) -> tuple[Table, ...]:
-    """The tables of a source in `conf/tables/` ("criteo", "dlrm_like", "dlrm"), or of the user's own file.
+    """Load the tables of a source in `conf/tables/` ("criteo", "dlrm_like", "dlrm"), or of the user's own file.
 
     `settings` override the source's, such as `dim`, or `batch_size`: the task's, for which reuse histograms are
     computed (65,536 if not given). Tables carry it as `reuse_batch_size`; a task of another one warns.

@@ -19,7 +19,7 @@ def criteo(
     zipf_exponent: Exponent = ZIPF_EXPONENT,
     bytes_per_element: BytesPerElement = 4,
 ) -> tuple[Table, ...]:
-    """The 26 tables; reuse histograms are not published, so a Zipf law of `zipf_exponent` stands in for them.
+    """Make DLRM-DCNv2's 26 tables; reuse histograms aren't published: a Zipf law of `zipf_exponent` stands in.
 
     Args:
         batch_size: global, for which reuse histograms are computed.

@@ -32,7 +32,7 @@ _WHOLE = (torch.int32, torch.int64)
 def dlrm(
     path: str, dim: Dim = 16, bytes_per_element: BytesPerElement = 4, max_tables: PositiveCount | None = None
 ) -> tuple[Table, ...]:
-    """The tables of the file at `path`, read one table at a time through a memory map.
+    """Read the tables of the file at `path`, one table at a time through a memory map.
 
     Args:
         path: FILE.pt or FILE.pt.gz; tables=FILE.pt.gz is short for it.
@@ -56,7 +56,7 @@ def dlrm(
 
 @contextmanager
 def _uncompressed(source: Path) -> Iterator[Path]:
-    """A path to the uncompressed file: the file itself, or a temporary copy that goes away."""
+    """Yield a path to the uncompressed file: the file itself, or a temporary copy that goes away."""
     if source.suffix != ".gz":
         yield source
         return
@@ -89,13 +89,13 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 def _dimensions(part: object) -> int | None:
-    """Of a plain tensor with values; None of anything else."""
+    """Count the dimensions of a plain tensor with values; None of anything else."""
     plain = isinstance(part, torch.Tensor) and part.layout is torch.strided and part.device.type == "cpu"
     return part.dim() if isinstance(part, torch.Tensor) and plain else None
 
 
 def _load_mapped(file: Path) -> object:
-    """Memory-mapped where the file's (zip) format allows; the oldest torch.save format is read whole."""
+    """Load a file, memory-mapped where its (zip) format allows; the oldest torch.save format is read whole."""
     with file.open("rb") as opened:
         is_zip = opened.read(2) == b"PK"
     with warnings.catch_warnings():

@@ -46,7 +46,7 @@ def dlrm_like(
     bytes_per_element: BytesPerElement = 4,
     seed: Seed = 0,
 ) -> tuple[Table, ...]:
-    """Tables like the published data set's, their histograms computed for `batch_size`.
+    """Draw tables like the published data set's, their histograms computed for `batch_size`.
 
     Args:
         num_tables: how many.
@@ -79,7 +79,7 @@ def dlrm_like(
 
 
 def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
-    """(count, 3) quantile levels of pooling, rows and exponent: every stratum once, the first two correlated."""
+    """Draw (count, 3) quantile levels of pooling, rows and exponent: every stratum once, the first two correlated."""
     normal = rng.standard_normal((count, 3))
     normal[:, 1] = _CORRELATION * normal[:, 0] + np.sqrt(1 - _CORRELATION**2) * normal[:, 1]
     ranks: IntArray = np.argsort(np.argsort(normal, axis=0), axis=0)
@@ -88,6 +88,6 @@ def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _quantile(curve: tuple[FloatArray, FloatArray], levels: FloatArray) -> FloatArray:
-    """Values at the quantile `levels`, interpolated on logs."""
+    """Interpolate a curve's values at the quantile `levels`, on logs."""
     values: FloatArray = np.exp(np.interp(levels, curve[0], np.log(curve[1])))
     return values

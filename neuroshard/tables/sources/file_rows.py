@@ -32,7 +32,7 @@ class Row:
 
 
 def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> list[Row]:
-    """The rows of the file; in a CSV file, columns that aren't among `texts` hold numbers.
+    """Read the rows of the file; in a CSV file, columns that aren't among `texts` hold numbers.
 
     `named` gives what a column is called here by the name that it has in the file. pandas' index is left out.
 
@@ -54,7 +54,7 @@ def _renamed(row: Row, named: Callable[[str], str]) -> Row:
 
 
 def _names(written: list[str], named: Callable[[str], str], where: str) -> list[str]:
-    """What columns are called here; no two may be called the same."""
+    """Name columns as they are called here; refuse two that are called the same."""
     names = [named(name) for name in written]
     if len(set(names)) < len(names):
         twice = min(name for name in names if names.count(name) > 1)
@@ -65,7 +65,7 @@ def _names(written: list[str], named: Callable[[str], str], where: str) -> list[
 
 
 def _without_index(rows: list[Row]) -> list[Row]:
-    """The rows without columns that number them: those of pandas' own name, and whole numbers or nothing under none."""
+    """Drop columns that number the rows: pandas' own; unnamed ones and "index" if of whole numbers or nothing."""
     index = {
         name
         for name in {name for row in rows for name in row.cells}
@@ -102,7 +102,7 @@ def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> I
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    """(line number, cells) of every line that isn't blank."""
+    """Read (line number, cells) of every line that isn't blank."""
     try:
         text = read_bytes(path, _WHAT).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -115,14 +115,14 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def number_in(cell: str) -> object:
-    """The number that a cell holds; the cell itself, for the error, if it holds none."""
+    """Read the number that a cell holds; the cell itself, for the error, if it holds none."""
     if _WHOLE.fullmatch(cell):
         return int(cell)
     return float(cell) if _NUMBER.fullmatch(cell) else cell
 
 
 def _of_json(content: Any, path: Path) -> Iterator[Row]:
-    """A list of objects; or an object of columns, each a list or, as pandas writes it, an object with row labels."""
+    """Yield rows of a list of objects, or of an object of columns, each a list or, as pandas writes it, an object."""
     if isinstance(content, dict):
         content = _of_columns(content, path)
     if not isinstance(content, list):

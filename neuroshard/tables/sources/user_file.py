@@ -60,7 +60,7 @@ _LOOKUPS = ("reuse", "reuse_batch_size", "row_lookups")  # what is said of them,
 def user_file(
     path: str, batch_size: BatchSize = 65536, zipf_exponent: Exponent = ZIPF_EXPONENT, pad_dims: bool = False
 ) -> tuple[Table, ...]:
-    """The tables in the file at `path`; with `pad_dims`, each as wide as the next multiple of 4.
+    """Read the tables in the file at `path`; with `pad_dims`, each as wide as the next multiple of 4.
 
     Args:
         path: a CSV, Parquet or JSON file; tables=FILE.csv is short for it.
@@ -87,7 +87,7 @@ def user_file(
 
 @cache
 def _named(column: str) -> str:
-    """What a column is called here, however it is written."""
+    """Name a column as it is called here, however it is written."""
     name = re.sub(r"[\s-]+", "_", column.strip().lower())
     return _ALIASES.get(name, name)
 
@@ -100,7 +100,7 @@ def _read(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Ta
 
 
 def _together(errors: list[UserError], path: str) -> UserError:
-    """One error of all; their number, and the first few, where there are several."""
+    """Join errors into one: their number, and the first few, where there are several."""
     if len(errors) == 1:
         return errors[0]
     lines = [str(error).removeprefix(f"{path}, ") for error in errors[:_MOST_SHOWN]]
@@ -142,7 +142,7 @@ class _UserTable:
 
 
 def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
-    """What the row says of each field of a table."""
+    """Read what the row says of each field of a table."""
     cells = {name: _whole(cell) if name in _WHOLE else cell for name, cell in row.cells.items()}
     if "reuse_0" in cells:
         cells["reuse"] = [_checked_share(cells.pop(name), name, row) for name in _REUSE]
@@ -176,12 +176,12 @@ def _table(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> T
 
 
 def _whole(cell: object) -> object:
-    """Whole numbers that were written as 10.0 or 1e6, as pandas and spreadsheets do."""
+    """Turn a number that was written as 10.0 or 1e6, as pandas and spreadsheets do, into a whole one."""
     return int(cell) if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53 else cell
 
 
 def _padded(dim: int, row: Row, pad_dims: bool) -> int:
-    """The next width that FBGEMM has, which the user may or may not want."""
+    """Pad a width to the next one that FBGEMM has, or refuse it: the user may or may not want that."""
     if not pad_dims:
         raise UserError(
             f"{row.where}: dim={dim} must be a multiple of {DIM_MULTIPLE}; pad it to {padded(dim)}, "
@@ -191,7 +191,7 @@ def _padded(dim: int, row: Row, pad_dims: bool) -> int:
 
 
 def _bytes_of(dtype: object, row: Row) -> int:
-    """Bytes that weights of a type take, by any of its names, also torch's and TorchRec's."""
+    """Look up the bytes that weights of a type take, by any of its names, also torch's and TorchRec's."""
     name = str(dtype).strip().lower().rpartition(".")[2]
     if name not in _DTYPES:
         raise UserError(
@@ -201,12 +201,12 @@ def _bytes_of(dtype: object, row: Row) -> int:
 
 
 def _truth(cell: object) -> object:
-    """What is true or false, however it was written."""
+    """Read what is true or false, however it was written."""
     return {"true": True, "1": True, "false": False, "0": False}.get(str(cell).lower(), cell)
 
 
 def _checked_share(cell: object, name: str, row: Row) -> object:
-    """A share of the histogram; its column is named here, for the list that it goes into has none."""
+    """Check a share of the histogram; its column is named here, for the list that it goes into has none."""
     if isinstance(cell, bool) or not isinstance(cell, (int, float)) or not 0 <= cell <= 1:
         raise UserError(f"{row.where}: {name}={shown(cell)} must be a number from 0 to 1")
     return cell

@@ -34,7 +34,7 @@ def tables_from_batches(
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
     max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
-    """Tables with the statistics of a job's own lookups: pooling factors, reuse histograms, `row_lookups`.
+    """Make tables with the statistics of a job's own lookups: pooling factors, reuse histograms, `row_lookups`.
 
     Batches are joined and cut, in order, to global batches: D local ones make one where each is the batch of one of D
     devices. A histogram is the mean of those of all global batches that touch the table. Samples after the last whole
@@ -62,7 +62,7 @@ def tables_from_batches(
 
 
 def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Splits) -> list[Features]:
-    """(T,) lookups of each table, which has one feature of its own name."""
+    """Read the lookups of each table, (T,), which has one feature of its own name."""
     if not isinstance(batch, Mapping):
         raise UserError(f"batch {number}: {shown(batch)} must map each table's name to (indices, {splits})")
     found: list[Features] = []
@@ -77,7 +77,7 @@ def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Spli
 
 @contextmanager
 def watched(batches: Iterable[_T]) -> Iterator[Iterator[_T]]:
-    """The batches, beside a progress bar that counts them."""
+    """Yield the batches, beside a progress bar that counts them."""
     with progress_bar() as progress:
         bar = progress.add_task("batches", total=len(batches) if isinstance(batches, Sized) else None)
 
@@ -96,7 +96,7 @@ def count_batches(
     row_blocks: int,
     max_bytes: Size,
 ) -> MeasuredTables:
-    """As `tables_from_batches`, of tables that several features may read: each batch gives (T,) features.
+    """Count as `tables_from_batches` does, for tables that several features may read: each batch gives (T,) features.
 
     Raises:
         UserError: as there.
@@ -125,7 +125,7 @@ def count_batches(
 def _tallied(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int, row_blocks: int, most_held: int
 ) -> Iterator[BatchTally]:
-    """Every global batch, counted; the last one may have fewer samples."""
+    """Tally every global batch; the last one may have fewer samples."""
     for number, slices in groupby(_slices(shapes, batches, size), key=itemgetter(0)):
         tally = BatchTally(shapes, row_blocks, most_held, number)
         for _, batch, first, last in slices:
@@ -136,7 +136,7 @@ def _tallied(
 def _slices(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int
 ) -> Iterator[tuple[int, Sequence[Features], int, int]]:
-    """The batches, cut where a global batch of this size ends: its number, and of a batch samples first to last - 1."""
+    """Cut batches where global batches end: yield (its number, batch, first, last), for samples first to last - 1."""
     before = 0
     for place, batch in enumerate(batches):
         samples, first = _samples(shapes, batch, place), 0
@@ -147,7 +147,7 @@ def _slices(
 
 
 def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int) -> int:
-    """That a batch has of every table.
+    """Count the samples that a batch has of every table.
 
     Raises:
         UserError: of some tables or features it has more than of others.
@@ -178,7 +178,7 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
-    """Rows and lookups that may be held in memory."""
+    """Compute how many rows and lookups may be held in memory."""
     fixed = _FIXED_BYTES + _BYTES_PER_BLOCK * sum(min(row_blocks, shape.rows) for shape in shapes)
     least = fixed + len(shapes) * FEWEST_ROWS * BYTES_PER_ROW
     if max_bytes < least:
@@ -192,7 +192,7 @@ def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) ->
 def _assumed(
     shapes: Sequence[TableShape], tallies: Sequence[Tally], samples: int, batch_size: int, wanted: int
 ) -> Iterator[str]:
-    """What a user should know of the tables, in lines."""
+    """Yield what a user should know of the tables, in lines."""
     if batch_size < wanted:
         yield (
             f"batches hold {samples} samples, fewer than global_batch_size={wanted}: "

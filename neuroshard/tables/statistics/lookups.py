@@ -17,7 +17,7 @@ _CHUNK = 1 << 14  # lookups that are looked at together: what is made of them ta
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
-    """Of one feature, in a batch of B samples.
+    """The lookups of one feature, in a batch of B samples.
 
     Attributes:
         indices: (L,) of rows, whole numbers of any type.
@@ -29,7 +29,7 @@ class Lookups:
 
     @classmethod
     def of(cls, indices: object, splits: object, which: Splits, rows: int, where: str) -> "Lookups":
-        """Of a table with so many rows; `splits` are (B + 1,) offsets from 0 to L, or (B,) lengths that sum to L.
+        """Check lookups in so many rows; `splits` are (B + 1,) offsets from 0 to L, or (B,) lengths that sum to L.
 
         Raises:
             UserError: they are no whole numbers or contradict each other, or an index lies outside 0..rows-1;
@@ -52,18 +52,18 @@ class Lookups:
 
     @property
     def samples(self) -> int:
-        """Return B, the number of samples in the batch."""
+        """B, the number of samples in the batch."""
         return len(self.offsets) - 1
 
     def chunks(self, first: int, last: int) -> Iterator[IntArray]:
-        """Indices that samples `first` to `last` - 1 look up, some thousands at a time."""
+        """Yield the indices that samples `first` to `last` - 1 look up, some thousands at a time."""
         start, end = int(self.offsets[first]), int(self.offsets[last])
         for begin in range(start, end, _CHUNK):
             yield self.indices[begin : min(begin + _CHUNK, end)].astype(np.int64)
 
 
 def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
-    """`values` as an array; of a tensor on another device, a copy."""
+    """Convert `values` to an array of whole numbers; a tensor on another device is copied."""
     try:
         host: Any = values.detach().cpu() if hasattr(values, "detach") else values
         array = np.asarray(host)
@@ -77,6 +77,6 @@ def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
 
 
 def _kind(values: object) -> str:
-    """What sort of a tensor it is; of anything else, what it holds."""
+    """Say what sort of a tensor it is; of anything else, what it holds."""
     known = [str(getattr(values, part)) for part in ("dtype", "layout", "device") if hasattr(values, part)]
     return f"a {type(values).__name__} ({', '.join(known)})" if known else shown(values)

@@ -38,7 +38,7 @@ class MeasuredTables:
 
     @property
     def samples(self) -> int:
-        """All that were counted."""
+        """All samples that were counted."""
         return self.batches * self.batch_size
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ def _plain(value: object) -> object:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Shares of the histogram in columns of their own, those of `row_lookups` in one, with spaces between."""
+    """Write shares of the histogram in columns of their own, those of `row_lookups` in one, with spaces between."""
     cells = [
         {name: value for name, value in row.items() if name != "reuse"}
         | {f"reuse_{i}": share for i, share in enumerate(row["reuse"])}

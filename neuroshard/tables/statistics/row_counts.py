@@ -23,7 +23,7 @@ class RowCounts:
     """
 
     def __init__(self, salt: int) -> None:
-        """Counts of other salts choose other rows."""
+        """Begin without any counts; those of other salts choose other rows."""
         self._salt = np.uint64(salt)
         self._halvings = 0
         self._rows: IntArray = np.zeros(0, dtype=np.int64)
@@ -33,12 +33,12 @@ class RowCounts:
 
     @property
     def share(self) -> float:
-        """Of all rows, those whose lookups are counted, by expectation."""
+        """Share of all rows whose lookups are counted, by expectation."""
         return float(2.0**-self._halvings)
 
     @property
     def held(self) -> int:
-        """Rows and lookups in memory."""
+        """Number of rows and lookups in memory."""
         return len(self._rows) + self._num_waiting
 
     @property
@@ -85,7 +85,7 @@ class RowCounts:
 
 
 def _hashed(rows: IntArray, salt: np.uint64) -> NDArray[np.uint64]:
-    """(n,) evenly spread over 64 bits: the finaliser of SplitMix64."""
+    """Hash rows (n,) to numbers spread evenly over 64 bits: the finaliser of SplitMix64."""
     with np.errstate(over="ignore"):  # numbers wrap around
         mixed = rows.astype(np.uint64) + salt * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
@@ -97,7 +97,7 @@ class SharedRoom:
     """Row counts of several tables that share one limit; where it is passed, those that hold most are halved."""
 
     def __init__(self, tables: int, most_held: int, salt: int) -> None:
-        """`most_held`: rows and lookups in memory, of all tables, at least `FEWEST_ROWS` for each."""
+        """Limit rows and lookups in memory, of all tables, to `most_held`: at least `FEWEST_ROWS` for each."""
         self._most_held = most_held
         self._held = 0
         self.tables: Sequence[RowCounts] = tuple(RowCounts(salt) for _ in range(tables))
@@ -116,5 +116,5 @@ class SharedRoom:
 
 
 def block_counts(indices: IntArray, rows: int, blocks: int) -> IntArray:
-    """(K,) lookups (n,) in each of so many equal blocks of a table's rows; a row is counted where it begins."""
+    """Count lookups (n,) in each of so many equal blocks of a table's rows, (K,); a row is counted where it begins."""
     return np.bincount(indices * blocks // rows, minlength=blocks).astype(np.int64)

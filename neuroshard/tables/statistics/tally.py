@@ -78,7 +78,7 @@ class Tally:
 
     @classmethod
     def of_batch(cls, features: Mapping[str, int], blocks: IntArray, rows: RowCounts) -> Self:
-        """Of a whole global batch."""
+        """Tally one table's lookups in a whole global batch."""
         counts = rows.counts
         if not len(counts):
             return cls(features, blocks, 0, 0, 0.0, np.zeros(NUM_REUSE_BINS), np.zeros(NUM_REUSE_BINS))
@@ -94,11 +94,11 @@ class Tally:
 
     @property
     def lookups(self) -> int:
-        """Return the lookups of all features together."""
+        """Lookups of all features together."""
         return sum(self.features.values())
 
     def table(self, shape: TableShape, samples: int, batch_size: int) -> Table:
-        """The table, from global batches of `batch_size` that have so many samples together.
+        """Make the table, from global batches of `batch_size` that have so many samples together.
 
         One that is never looked up counts as looked up once in all of them, and nothing is known of its rows.
         """
@@ -111,17 +111,17 @@ class Tally:
 
     @property
     def counted(self) -> Counted:
-        """What people read of it."""
+        """What the table's statistics were counted from, for people to read."""
         error = np.sqrt(self.variance) / max(self.touching, 1)
         share = self.kept / self.touched if self.kept else 1.0
         return Counted(self.features, self.kept, share, tuple(error.tolist()))
 
 
 class BatchTally:
-    """Counts one global batch, which comes in parts."""
+    """A counter of one global batch, which comes in parts."""
 
     def __init__(self, shapes: Sequence[TableShape], row_blocks: int, most_held: int, number: int) -> None:
-        """`number`: of the global batch; where room is short, each has other rows."""
+        """Begin to count the global batch of this `number`; where room is short, each has other rows."""
         self._shapes = shapes
         self._blocks = [np.zeros(min(row_blocks, shape.rows), dtype=np.int64) for shape in shapes]
         self._features: list[dict[str, int]] = [{} for _ in shapes]
@@ -145,6 +145,6 @@ class BatchTally:
         self._rows.add(table, indices)
 
     def tallies(self) -> list[Tally]:
-        """(T,) of what has been counted."""
+        """Tally what has been counted of each table, (T,)."""
         each = zip(self._features, self._blocks, self._rows.tables, strict=True)
         return [Tally.of_batch(features, blocks, rows) for features, blocks, rows in each]

@@ -27,7 +27,7 @@ def table_from_trace(
     bytes_per_element: BytesPerElement = 4,
     row_blocks: RowBlocks = 0,
 ) -> Table:
-    """The table whose lookups in one global batch of B samples are `indices` (L,), split at `offsets` (B + 1,).
+    """Make the table whose lookups in one global batch of B samples are `indices` (L,), split at `offsets` (B + 1,).
 
     Its reuse histogram is that batch's, so B is the batch size that the table is made for: `reuse_batch_size`. With
     `row_blocks`, 2 to 1,024, so are its `row_lookups` in as many blocks of rows, but no more than there are rows; with
