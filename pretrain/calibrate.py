@@ -139,6 +139,6 @@ def _error(predicted: FloatArray, measured: FloatArray) -> str:
 
 
 def _why(skipped: dict[str, int]) -> str:
-    """Say in words of what no points were made."""
+    """Say of which calls no points were made, and why."""
     told: Sequence[str] = [f"{count} calls: {why}" for why, count in skipped.items()]
     return f" ({'; '.join(told)})" if told else ""

@@ -38,7 +38,7 @@ _COLUMNS_AND_ALL_TO_ALLS = {COMPUTE, FORWARD, BACKWARD}
 
 @dataclass(frozen=True)
 class Fit:
-    """Fits a model to each part of a step that was measured: from nothing, or from models of another machine.
+    """What fits a model to each part of a step that was measured: from nothing, or from models of another machine.
 
     Those are first multiplied by a factor for each part, the median of measured over predicted, which a handful of
     samples tells. With enough samples they are then fitted further, and kept where they are better: on the validation
@@ -103,7 +103,7 @@ class Fit:
         return pieces
 
     def _least(self, part: MeasuredPart) -> int:
-        """Count the training samples that a part is fitted further from; arithmetic of host memory has few figures."""
+        """Choose how many training samples a part is fitted further from; host memory's arithmetic has few figures."""
         network = isinstance(part, MeasuredCalls) and part.call.tier is Tier.DEVICE
         return self.least_calls if network else _LEAST_TRAIN
 

@@ -97,7 +97,7 @@ class Predicted:
     def is_beaten_by(self, other: "Predicted") -> bool:
         """Tell whether other predictions of the samples are better: by over a tenth of their error, and not by chance.
 
-        Chance is judged by a paired t-test. Devices of one exchange err alike, and count as one; a single sample can't tell.
+        A paired t-test tells chance. Devices of one exchange err alike, and count as one; a single sample can't tell.
         """
         if len(self.devices) < 2 or self.relative_error() <= _WORSE * other.relative_error():
             return False

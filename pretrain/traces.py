@@ -55,7 +55,7 @@ _Thread: TypeAlias = tuple[Any, Any]  # its process and its number
 
 @dataclass(frozen=True)
 class Points:
-    """What traces hold.
+    """Points of calls and collectives that traces hold.
 
     Attributes:
         kernels, exchanges: the median call of a kind, and collectives that nobody waited in.

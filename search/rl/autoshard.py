@@ -10,7 +10,7 @@ from neuroshard.stages.search.rl.policy import Policy
 
 
 class AutoShardPolicy(Policy):
-    """Scores a device by its tables' representations, the sequence up to the next table, and its compute cost so far.
+    """A policy that scores a device by its tables' representations, the sequence up to the next, and its compute cost.
 
     Args:
         table: widths of the table network's layers. Its output is shared by the LSTM and the devices.

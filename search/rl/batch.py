@@ -157,7 +157,7 @@ class Reduction:
         return torch.cat([start, through[:, :-1]], dim=1)
 
     def total(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """Add all representations along one dimension, for `finish`."""
+        """Add up all representations along one dimension, as `add` does, for `finish`."""
         return values.amax(dim=dim) if self.kind == "max" else values.sum(dim=dim)
 
     def over(self, values: torch.Tensor, dim: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from neuroshard.stages.search.rl.policy import Policy
 
 
 class DreamShardPolicy(Policy):
-    """Scores a device by what lies on it, what comes next, and what the device costs so far.
+    """A policy that scores a device by what lies on it, what comes next, and what the device costs so far.
 
     Representations are multiples of an even share of all tables', so that tasks of any size look alike.
 

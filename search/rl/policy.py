@@ -43,13 +43,13 @@ class Policy(nn.Module):
         """
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
-        """Encode the items in that order (B, I), as multiples of a device's mean share, (B, I, H)."""
+        """Encode the items in the order (B, I), as multiples of a device's mean share, (B, I, H)."""
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
         return (encoded / share.clamp(min=1e-6)[:, None, None]).gather(1, order[..., None].expand_as(encoded))
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Score devices (..., D, H) for items with context (..., C), at costs (..., D, P); (..., D)."""
+        """Compute scores (..., D) of devices (..., D, H) for items with context (..., C), at costs (..., D, P)."""
         following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
         seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
         scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]

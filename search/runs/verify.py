@@ -128,7 +128,7 @@ class Verify:
     def answer(
         self, measure: Measure, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress
     ) -> Searched:
-        """Measure the passes over the finalists that aren't on disk already, and choose the best of the finalists."""
+        """Measure the finalists in all passes that aren't on disk already, and choose the best of them."""
         left = self.passes - len(finalists.passes)
         bar = progress.add_task("finalists", total=left * self.means.amount(finalists.plans, count_input))
 
