@@ -46,7 +46,7 @@ class Sheet:
         return cls(compute, comm)
 
     def corrected(self, points: "Calibration") -> "Sheet":
-        """Return the same, corrected by points."""
+        """Correct the datasheet by points."""
         return Sheet(with_kernels(self.compute, points.kernels), with_exchanges(self.comm, points.exchanges))
 
     def ms(self, point: KernelPoint | ExchangePoint) -> float:
@@ -139,6 +139,6 @@ def _error(predicted: FloatArray, measured: FloatArray) -> str:
 
 
 def _why(skipped: dict[str, int]) -> str:
-    """In words, of what no points were made."""
+    """Say of which calls no points were made, and why."""
     told: Sequence[str] = [f"{count} calls: {why}" for why, count in skipped.items()]
     return f" ({'; '.join(told)})" if told else ""

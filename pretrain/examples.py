@@ -28,7 +28,7 @@ class Examples:
     targets: torch.Tensor
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What the network takes for the examples `chosen` (B,)."""
+        """Take the network's inputs for the examples `chosen` (B,)."""
         return tuple(part[chosen] for part in self.given)
 
 
@@ -37,7 +37,7 @@ class ComputeExamples(Examples):
     """n sets of tables, packed: features (N, F) of all tables, first table of each set and how many, (n,)."""
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Features (M, F) of the chosen sets' tables, the set of each (M,), and counts (B,)."""
+        """Take features (M, F) of the chosen sets' tables, the set of each (M,), and counts (B,)."""
         features, first, counts = self.given
         count = counts[chosen]
         segments = torch.repeat_interleave(torch.arange(len(chosen)), count)
@@ -56,13 +56,13 @@ class ComputeTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[ComputeSample]], features: FeatureSet) -> "ComputeTable":
-        """The measurements, in order; all must have repeats."""
+        """Gather the measurements as arrays, in order; all must have repeats."""
         sets = loads_of([m.sample for m in measurements])
         costs = np.array([m.typical_ms for m in measurements])
         return cls(features(sets.loads), sets.counts, costs)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
-        """Normalised, as tensors."""
+        """Make normalised examples of the measurements, as tensors."""
         counts = torch.from_numpy(self.counts)
         given = torch.from_numpy(normaliser(self.features)), counts.cumsum(0) - counts, counts
         return ComputeExamples(given, in_multiples(self.cost_ms[:, None], scale_ms))
@@ -80,7 +80,7 @@ class CommTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
-        """FORWARD runs after the start delays, BACKWARD with no delays."""
+        """Gather the measurements as arrays: FORWARD runs after the start delays, BACKWARD with no delays."""
         traffic = traffic_of([m.sample for m in measurements])
         starts = np.array([m.sample.start_ms for m in measurements])
         starts = starts if direction == FORWARD else np.zeros_like(starts)
@@ -90,10 +90,10 @@ class CommTable:
         return cls(features, np.take_along_axis(cost - wait, order, axis=1))
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Normalised, as tensors: (n, 2 D) and (n, D), devices in sorted order."""
+        """Make normalised examples, as tensors: (n, 2 D) and (n, D), devices in sorted order."""
         return Examples((torch.from_numpy(normaliser(self.features)),), in_multiples(self.transfer_ms, scale_ms))
 
 
 def in_multiples(ms: FloatArray, scale_ms: float) -> torch.Tensor:
-    """(...,) times as multiples of a scale, as a network sees them."""
+    """Divide times (...,) by a scale, as a network sees them."""
     return torch.from_numpy((ms / scale_ms).astype(np.float32))

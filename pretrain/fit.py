@@ -38,7 +38,7 @@ _COLUMNS_AND_ALL_TO_ALLS = {COMPUTE, FORWARD, BACKWARD}
 
 @dataclass(frozen=True)
 class Fit:
-    """Fits a model to each part of a step that was measured: from nothing, or from models of another machine.
+    """What fits a model to each part of a step that was measured: from nothing, or from models of another machine.
 
     Those are first multiplied by a factor for each part, the median of measured over predicted, which a handful of
     samples tells. With enough samples they are then fitted further, and kept where they are better: on the validation
@@ -80,7 +80,7 @@ class Fit:
         return replace(assembled(pieces, only, host), ranges=_ranges(measured, start))
 
     def _from_nothing(self, measured: Measured, bars: Progress | None) -> Pieces:
-        """A model of each part; the fused kernel of row blocks is that of columns, whose model it goes on from."""
+        """Fit a model of each part; the fused kernel of row blocks is that of columns, whose model it goes on from."""
         pieces: Pieces = {}
         for part in measured.parts:
             start = None
@@ -90,7 +90,7 @@ class Fit:
         return pieces
 
     def _further(self, measured: Measured, pieces: Pieces, bars: Progress | None) -> Pieces:
-        """The pieces, fitted further where enough was measured, and others of what they lack."""
+        """Fit the pieces further where enough was measured, and others of what they lack."""
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
             known, its = pieces.get(part.name), part.measured
@@ -103,12 +103,12 @@ class Fit:
         return pieces
 
     def _least(self, part: MeasuredPart) -> int:
-        """Training samples from which the part is fitted further; the arithmetic of host memory has few figures."""
+        """Choose how many training samples a part is fitted further from; host memory's arithmetic has few figures."""
         network = isinstance(part, MeasuredCalls) and part.call.tier is Tier.DEVICE
         return self.least_calls if network else _LEAST_TRAIN
 
     def _fitted(self, part: MeasuredPart, start: Any, bars: Progress | None) -> Any:
-        """A model of the part; of tables in host memory it is arithmetic with figures that are solved for."""
+        """Fit a model of the part; of tables in host memory it is arithmetic with figures that are solved for."""
         its = part.measured
         if isinstance(part, MeasuredExchange):
             return self.comm.fit(its, part.repeats, start, self.seed, _bar(bars, part.name, self.comm.epochs))
@@ -118,7 +118,7 @@ class Fit:
 
 
 def margins_of(models: CostModels, measured: Measured, start: CostModels | None = None) -> Margins | None:
-    """Return margins of every part, set on validation samples; where these are few, the start's.
+    """Fit margins of every part to validation samples; where these are few, take the start's.
 
     None where margins of columns or of all-to-alls are unknown.
     """
@@ -157,7 +157,7 @@ def _predicted(
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
-    """Of the samples that were trained on, and of the start's; None where these are unknown."""
+    """Find the ranges of the samples that were trained on, and of the start's; None where these are unknown."""
     calls, exchanges = ([m.sample for m in its.train] for its in (measured.columns, measured.all_to_alls))
     if start is None:
         ranges = Ranges.of(calls, exchanges)
@@ -175,13 +175,13 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 
 def _lopsidedness(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Of all-to-alls, by number of devices; even ones are known to all models."""
+    """Compute the lopsidedness of all-to-alls, by number of devices; even ones are known to all models."""
     by_count = grouped(exchanges, lambda one: one.num_devices)
     return dict(lopsidedness(np.array([[1] * n, *(one.dims for one in its)])) for n, its in by_count.items())
 
 
 def _bar(bars: Progress | None, name: str, epochs: int) -> OnEpoch:
-    """Shows of so many epochs which are done, and the loss; without bars nothing."""
+    """Show how many of so many epochs are done, and the loss; without bars show nothing."""
     if bars is None:
         return lambda _epoch, _loss: None
     task = bars.add_task(name, total=epochs)

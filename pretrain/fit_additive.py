@@ -38,7 +38,7 @@ _LEAST_MS = 1e-6  # what takes no time at all would outweigh everything else
 
 
 class AdditiveNetwork(nn.Module):
-    """Trains what `AdditiveCompute` holds.
+    """The network that trains what `AdditiveCompute` holds.
 
     Amounts that are moved are counted in multiples of what is typical of a table, by which features are normalised.
     """
@@ -58,7 +58,7 @@ class AdditiveNetwork(nn.Module):
         self.offset = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(B, 1) costs of B = len(count) sets; features (N, F) of all their tables, the set of each, (N,)."""
+        """Compute costs of B = len(count) sets, (B, 1), from features (N, F) of all tables and the set of each (N,)."""
         moved = torch.exp2(features[:, self._moved] * self._steps) @ self.log_moved.exp()
         sums = segment_sums(moved + self.network(features).exp(), segments, len(count))
         corrected = torch.relu(sums[:, 1:] * self._signs + self.bias) @ self._weight()
@@ -94,7 +94,7 @@ class AdditiveNetwork(nn.Module):
             self.offset.fill_(model.offset)
 
     def model(self, features: FeatureSet, normaliser: Normaliser, scale_ms: float) -> AdditiveCompute:
-        """What was fitted, for inference."""
+        """Export what was fitted, for inference."""
         bias, weight = (part.detach().numpy().copy() for part in (self.bias, self._weight()))
         moved = np.zeros((self._num_features, 1 + len(bias)), np.float32)
         moved[self._moved] = self.log_moved.detach().exp().numpy() / self._typical[:, None]
@@ -128,11 +128,11 @@ class Additive(HiddenLayers, ComputeFitter):
 
     @property
     def further(self) -> "Additive":
-        """Return what goes on from another machine's model."""
+        """The fitter that goes on from another machine's model."""
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
-        """Fitted to the training samples; from `start` on, with its features, scales and widths.
+        """Fit a model to the training samples; from `start` on, with its features, scales and widths.
 
         Raises:
             UserError: there are several batch sizes, which the features don't show.
@@ -177,16 +177,16 @@ class Ensemble(ComputeFitter):
 
     @property
     def epochs(self) -> int:
-        """At most so many are trained, over all members."""
+        """The epochs that are trained at most, over all members."""
         return self.members * self.member.epochs
 
     @property
     def further(self) -> "Ensemble":
-        """Return what goes on from another machine's ensemble."""
+        """The fitter that goes on from another machine's ensemble."""
         return replace(self, member=self.member.further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
-        """Every member fitted; from `start`'s members on, if it is given."""
+        """Fit every member; from `start`'s members on, if it is given."""
         starts = [None] * self.members if start is None else start.members
         fitted = []
         for number, one in enumerate(starts):
@@ -214,11 +214,11 @@ class Regression(ComputeFitter):
 
     @property
     def epochs(self) -> int:
-        """1: the weights are solved for at once."""
+        """The epochs that are trained, 1: the weights are solved for at once."""
         return 1
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> RegressionCompute:
-        """Fitted from nothing; nothing is random.
+        """Fit a model from nothing; nothing is random.
 
         Raises:
             UserError: the samples are of several batch sizes, which the features don't show.
@@ -234,7 +234,7 @@ class Regression(ComputeFitter):
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
-    """(F,) non-negative ms for one of each amount of all tables (N, F), and ms of a call besides."""
+    """Solve for the non-negative ms, (F,), of one of each amount of all tables (N, F), and ms of a call besides."""
     sums = _sums(amounts, train)
     unit = np.maximum(sums.max(axis=0), 1.0)  # amounts are of very different sizes
     found = LinearRegression(positive=True).fit(sums / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2)
@@ -242,7 +242,7 @@ def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]
 
 
 def _sums(amounts: FloatArray, table: ComputeTable) -> FloatArray:
-    """(n, F) amounts of sets, from those of all their tables (N, F)."""
+    """Add up amounts by set, (n, F), from those of all their tables (N, F)."""
     first = (table.counts.cumsum() - table.counts).astype(np.int64)
     sums: FloatArray = np.add.reduceat(amounts, first, axis=0)
     return sums

@@ -38,7 +38,7 @@ class _Fitted(NamedTuple):
     names: tuple[str, ...] = TERMS
 
     def of(self, amounts: FloatArray) -> FloatArray:
-        """(n, F) of `_AMOUNTS`, zeros where the part doesn't hang on them."""
+        """Keep the amounts (n, F), of `_AMOUNTS`, that the part hangs on; zeros where it doesn't."""
         return amounts * np.isin(_AMOUNTS, self.names)
 
 
@@ -62,7 +62,7 @@ class _Asked(NamedTuple):
 
     @classmethod
     def of(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "_Asked":
-        """Ask compute models for the kernels of each."""
+        """Ask compute models for the kernels of each rank, and gather what it took."""
         rows = [_of_rank(Simulator(models), m.sample) for m in some]
         amounts = {name: np.array([its[name] for its in rows]).reshape(len(rows), len(_AMOUNTS)) for name in _PARTS}
         phases = np.array([m.typical_ms for m in some])
@@ -74,7 +74,7 @@ class _Asked(NamedTuple):
 
 
 def _of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
-    """(F,) amounts of a rank for each part."""
+    """Compute the amounts of a rank for each part, (F,)."""
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
     called = simulator.called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
     alone_ms = called.ms[0, sample.rank].sum()
@@ -84,7 +84,7 @@ def _of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]
 def fit_framework(
     models: CostModels, some: Sequence[Measurement[LocalSample]], start: Framework | None = None
 ) -> Framework:
-    """Non-negative least squares of relative errors, part by part; kernels beside what the models say of them.
+    """Fit each part by non-negative least squares of relative errors; kernels beside what the models say of them.
 
     So each figure is what one more of something costs, and none saves anything. With a start, another machine's, each
     part is drawn to that one's figures times a factor: few samples don't tell what each of the terms costs.
@@ -103,7 +103,7 @@ def fit_framework(
 
 
 def _known(framework: Framework) -> dict[str, FloatArray]:
-    """(F,) by part: ms for one of each of `_AMOUNTS`, of kernels by themselves their factor."""
+    """Collect a framework's ms for one of each of `_AMOUNTS` by part, (F,); of kernels by themselves their factor."""
     return {
         name: np.append(part.slopes, framework.factor * (name == "kernels"))
         for name, part in zip(_PARTS, framework.parts, strict=True)
@@ -123,7 +123,7 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 
 
 def _solved(amounts: FloatArray, took_ms: FloatArray, before: FloatArray | None) -> FloatArray:
-    """(F,) non-negative ms for one of each amount (n, F) that miss what was measured (n,) least, relative to it.
+    """Solve for non-negative ms, (F,), of one of each amount (n, F) that miss the measured (n,) least, relative to it.
 
     Those of `before` (F,), times the factor that tells most, count as so many samples of each amount by itself.
     """

@@ -24,7 +24,7 @@ _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
 
 
 class SetNetwork(nn.Module):
-    """Trains what `SetComm` holds."""
+    """The network that trains what `SetComm` holds."""
 
     def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], parts: int) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class SetNetwork(nn.Module):
         self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-parts // (1 + NUM_WAITS)), 1)[:parts])
 
     def forward(self, features: torch.Tensor, waits: torch.Tensor) -> torch.Tensor:
-        """(B, 1) transfers from features (B, F) and waits (B, W) of devices, all in multiples of the scale."""
+        """Compute transfers (B, 1) from features (B, F) and waits (B, W) of devices, all in multiples of the scale."""
         parts = self.network(features).exp()
         share, lead = self._shares()
         transfer: torch.Tensor = parts[:, :1] + torch.relu(parts[:, 1:] - waits @ lead.T) @ share[:, None]
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(G,) and (G, W), none negative, adding up to at most 1: what is missing is a lead over nothing."""
+        """Compute shares (G,) and leads (G, W), 0 or more, of sum 1 at most: what is missing is a lead over nothing."""
         return self.share.softmax(dim=0), self.lead.softmax(dim=1)[:, 1:]
 
     def load(self, model: SetComm) -> None:
@@ -53,7 +53,7 @@ class SetNetwork(nn.Module):
                 parameter.copy_(value.clamp(min=1e-8).log())
 
     def model(self, normaliser: Normaliser, scale_ms: float) -> SetComm:
-        """What was fitted, for inference."""
+        """Export what was fitted, for inference."""
         share, lead = (part.detach().numpy().copy() for part in self._shares())
         return SetComm(normaliser, self.network.to_mlp(), scale_ms, share, lead)
 
@@ -68,13 +68,16 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """With features of the signs; FORWARD after the start delays, BACKWARD with none; of two devices at least."""
+        """Gather devices of exchanges of two at least; FORWARD after the start delays, BACKWARD with none.
+
+        Their features are those that have signs.
+        """
         parts = [_devices(m, direction) for m in measurements if m.sample.num_devices > 1]
         features, wait, transfer = (np.concatenate(part) for part in zip(*parts, strict=True))
         return cls(features[:, : len(signs)], wait, transfer)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Normalised, as tensors, times in multiples of the scale: features and waits; transfers."""
+        """Make normalised examples, as tensors, times in multiples of the scale: features and waits; transfers."""
         given = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
         return Examples(given, in_multiples(self.transfer_ms[:, None], scale_ms))
 
@@ -102,11 +105,11 @@ class SetCommunication(HiddenLayers, CommFitter):
 
     @property
     def further(self) -> "SetCommunication":
-        """Return what goes on from another machine's model."""
+        """The fitter that goes on from another machine's model."""
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
-        """Fitted to every device of the training exchanges; from `start` on, with its scales and widths.
+        """Fit a model to every device of the training exchanges; from `start` on, with its scales and widths.
 
         Backward nobody waited when it was measured, so of what is done meanwhile nothing is known: nothing counts as
         done.
@@ -131,7 +134,7 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Of the features: the start's; else those of what crosses links only where some exchanges did and some didn't."""
+    """Choose the features' signs: the start's; else with hosts' where some exchanges crossed links and some didn't."""
     every = (*FEATURE_SIGNS, *HOST_SIGNS)
     if start is not None:
         return every[: start.network.widths[0]]
@@ -140,7 +143,7 @@ def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...
 
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(D, F) features, (D, W) waits and (D,) transfers in ms of one exchange."""
+    """Compute features (D, F), waits (D, W) and transfers (D,) in ms of one exchange."""
     sample = measurement.sample
     starts = np.array([sample.start_ms])
     wait = waits(starts) * (direction == FORWARD)

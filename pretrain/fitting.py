@@ -17,7 +17,7 @@ OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on th
 
 
 class Fitter(ABC):
-    """Fits models of one kind.
+    """A fitter of models of one kind.
 
     Attributes:
         goes_on_from: the kind of model that it goes on from; None: it begins from nothing.
@@ -28,16 +28,16 @@ class Fitter(ABC):
     @property
     @abstractmethod
     def epochs(self) -> int:
-        """Return how many are trained at most."""
+        """The epochs that are trained at most."""
 
     @property
     def further(self) -> Self:
-        """Return what goes on from a model of another machine, with settings for that."""
+        """The fitter that goes on from a model of another machine, with settings for that."""
         return self
 
 
 class ComputeFitter(Fitter):
-    """Fits compute models of one kind."""
+    """A fitter of compute models of one kind."""
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> SumModel:
@@ -45,7 +45,7 @@ class ComputeFitter(Fitter):
 
 
 class CommFitter(Fitter):
-    """Fits communication models of one kind."""
+    """A fitter of communication models of one kind."""
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
@@ -69,7 +69,7 @@ class HiddenLayers(Fitter):
 
     @property
     def epochs(self) -> int:
-        """Return the epochs of its training."""
+        """The epochs that are trained at most."""
         return self.training.epochs
 
 
@@ -85,7 +85,7 @@ def check_start(start: Any, fitter: Fitter, what: str) -> None:
 
 
 def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[ComputeTable, ComputeTable]:
-    """Training and validation samples.
+    """Gather training and validation samples as arrays.
 
     Raises:
         UserError: they are of several batch sizes, which the features don't show.
@@ -96,7 +96,7 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
 
 
 def only_value(values: Sequence[int], name: str, remedy: str) -> int:
-    """The one value that all samples share.
+    """Check that all samples share one value, and return it.
 
     Raises:
         UserError: there are several.

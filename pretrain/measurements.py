@@ -55,15 +55,15 @@ class SplitMeasurements:
 
     @property
     def known(self) -> list[Measurement[Any]]:
-        """Return what isn't for testing, once each."""
+        """The measurements that aren't for testing, once each."""
         return [*self.train, *self.valid]
 
     def limited(self, most: int | None) -> "SplitMeasurements":
-        """With the first `most` training samples only; None keeps all."""
+        """Keep the first `most` training samples only; None keeps all."""
         return replace(self, train=self.train[:most])
 
     def combining(self, most: int | None) -> "SplitMeasurements":
-        """With training samples of at most so many tables only; None keeps all.
+        """Keep training samples of at most so many tables only; None keeps all.
 
         Raises:
             UserError: there are none.
@@ -75,18 +75,18 @@ class SplitMeasurements:
 
     @property
     def level(self) -> "SplitMeasurements":
-        """Return all as if measured at one speed of the machine."""
+        """All measurements as if made at one speed of the machine."""
         parts = (self.train, self.valid, self.test, self.everything)
         return SplitMeasurements(*([m.level for m in part] for part in parts))
 
     def by_group(self) -> "SplitMeasurements":
-        """Of exchanges: each group's, as if it were an all-to-all; what is measured twice stays as it is."""
+        """Split exchanges by group, each as if it were an all-to-all; what is measured twice stays as it is."""
         parts = {name: [one for m in getattr(self, name) for one in by_group(m)] for name in (TRAIN, VALID, TEST)}
         return replace(self, **parts)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of samples in each split."""
+        """The number of samples in each split."""
         return {TRAIN: len(self.train), VALID: len(self.valid), TEST: len(self.test)}
 
 
@@ -99,7 +99,7 @@ class MeasuredCalls:
 
     @property
     def name(self) -> str:
-        """Return the name of the model that is fitted to them: "compute", "compute.rows"."""
+        """The name of the model that is fitted to the calls: "compute", "compute.rows"."""
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
@@ -113,7 +113,7 @@ class MeasuredCalls:
         return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Return what their costs hang on in the training samples, by name."""
+        """Collect what the calls' costs hang on in the training samples, by name."""
         return of_calls(loads_of([m.sample for m in self.measured.train]))
 
 
@@ -131,7 +131,7 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """Return whose repeats say what it takes: with delays where devices begin when they have computed, forward.
+        """The repeats that say what it takes: with delays where devices begin when they have computed, forward.
 
         In a step all begin together with the input and with what goes backward, and plans are measured so.
         """
@@ -140,7 +140,7 @@ class MeasuredExchange:
 
     @property
     def name(self) -> str:
-        """Return the name of the model that is fitted to it: "forward", "backward.all_reduce", "input"."""
+        """The name of the model that is fitted to the exchange: "forward", "backward.all_reduce", "input"."""
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
@@ -155,7 +155,7 @@ class MeasuredExchange:
         return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Return what its costs hang on in the training samples, by name."""
+        """Collect what the exchange's costs hang on in the training samples, by name."""
         each = [of_exchanges(traffic_of([m.sample])) for m in self.measured.train]
         return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
 
@@ -210,7 +210,7 @@ class Measured:
         return replace(found, local=local)
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
-        """With so many training samples of each at most, and so many tables in each; None for all."""
+        """Keep so many training samples of each part at most, and so many tables in each; None keeps all."""
         return Measured(
             {call: one.combining(max_tables).limited(max_samples) for call, one in self.compute.items()},
             {collective: one.limited(max_samples) for collective, one in self.comm.items()},
@@ -219,7 +219,7 @@ class Measured:
 
     @property
     def level(self) -> "Measured":
-        """Return what models are fitted to: kernel calls as if measured at one speed of the machine.
+        """The measurements that models are fitted to: kernel calls as if measured at one speed of the machine.
 
         Exchanges differ by much more than its speeds. How good models are is said by what was measured.
         """
@@ -227,7 +227,7 @@ class Measured:
 
     @property
     def parts(self) -> tuple[MeasuredPart, ...]:
-        """Return the parts of a step that were measured: kernel calls, forward and backward exchanges, the input.
+        """The parts of a step that were measured: kernel calls, forward and backward exchanges, the input.
 
         Copies exchange nothing forward.
         """
@@ -243,33 +243,33 @@ class Measured:
 
     @property
     def columns(self) -> SplitMeasurements:
-        """Return the kernel calls of columns."""
+        """The kernel calls of columns."""
         return self.compute.get(IN_COLUMNS, SplitMeasurements.of(()))
 
     @property
     def all_to_alls(self) -> SplitMeasurements:
-        """Return the all-to-alls, which columns need."""
+        """The all-to-alls, which columns need."""
         return self.comm.get(Collective.ALL_TO_ALL, SplitMeasurements.of(()))
 
     @property
     def batch_sizes(self) -> set[int | None]:
-        """Return the different batch sizes of columns and all-to-alls."""
+        """The different batch sizes of columns and all-to-alls."""
         return {m.sample.batch_size for its in (self.columns, self.all_to_alls) for m in its.everything}
 
     @property
     def slowness(self) -> tuple[float, float] | None:
-        """Return the least and the most that kernel calls were measured at; None where nothing tells it."""
+        """The least and the most slowness that kernel calls were measured at; None where nothing tells it."""
         return slowness_between([m for its in self.compute.values() for m in its.everything])
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Return the samples in each split, of every part besides columns and all-to-alls."""
+        """The number of samples in each split, of every part besides columns and all-to-alls."""
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
 
 
 def _numbered(parts: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
-    """Those of all directories, each sample with a number of its own; both passes of one keep the same."""
+    """Join measurements of all directories, each sample with a number of its own; both passes of one keep the same."""
     found: list[Measurement[Sample]] = []
     for part in parts:
         first = 1 + max((m.sample_id for m in found), default=-1)
@@ -281,7 +281,7 @@ _Read = tuple[list[Measurement[ComputeSample]], list[Measurement[CommSample]], l
 
 
 def _read(directory: DataDirectory) -> _Read:
-    """The kernel calls and exchanges of a directory, and its tables with their splits.
+    """Read the kernel calls and exchanges of a directory, and its tables with their splits.
 
     Of plans every second validation sample is for testing, and all tables count as trained on. All calls that were
     measured again tell the machine's speeds there; elsewhere references do, so that the noise of others stays true.
@@ -313,7 +313,7 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
 
 
 def _size(measurement: Measurement[CommSample]) -> tuple[int, int, int]:
-    """Exchanges of one size are predicted together: of the batch, of all devices, of those on a host."""
+    """Return the size by which exchanges are predicted together: the batch, all devices, those on a host."""
     sample = measurement.sample
     return sample.batch_size, sample.num_devices, sample.host_size
 

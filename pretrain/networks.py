@@ -21,7 +21,7 @@ def checked_widths(name: str, widths: Sequence[int]) -> None:
 
 
 class ComputeNetwork(nn.Module):
-    """Table network, sum over each set's tables, head."""
+    """A table network, the sum over each set's tables, and a head."""
 
     def __init__(self, num_features: int, table: tuple[int, ...], head: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ComputeNetwork(nn.Module):
         self.head = perceptron((table[-1], head, 1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(B, 1) costs of B = len(count) sets; features (N, F) of all their tables, the set of each, (N,)."""
+        """Compute costs of B = len(count) sets, (B, 1), from features (N, F) of all tables and the set of each (N,)."""
         sums = segment_sums(self.table[:-1](features), segments, len(count))
         last = cast(nn.Linear, self.table[-1])
         costs: torch.Tensor = self.head(sums @ last.weight.T + count[:, None] * last.bias)
@@ -37,7 +37,7 @@ class ComputeNetwork(nn.Module):
 
 
 def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
-    """(B, K) sums of values (N, K) by the segment of each, (N,).
+    """Add up values (N, K) by the segment of each, (N,), to (B, K).
 
     Where a linear layer stands before a sum, the sum is better taken first: the layer then sees B rows instead of N.
     """
@@ -45,14 +45,14 @@ def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int
 
 
 def to_mlp(trained: nn.Module) -> Mlp:
-    """The trained layers, for inference."""
+    """Export the trained layers, for inference."""
     layers = linear_layers(trained)
     weights = tuple(layer.weight.detach().numpy().T.copy() for layer in layers)
     return Mlp(weights, tuple(layer.bias.detach().numpy().copy() for layer in layers))
 
 
 def linear_layers(network: nn.Module) -> list[nn.Linear]:
-    """Those within a network, in order."""
+    """List the linear layers within a network, in order."""
     return [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
 
 
@@ -75,14 +75,14 @@ class MonotoneNetwork(nn.Module):
         self._signs = [end[:, None] * start[None, :] for start, end in zip(starts, ends, strict=True)]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(..., outputs) of inputs (..., F)."""
+        """Compute the outputs (..., outputs) of inputs (..., F)."""
         hidden = inputs
         for i, (layer, sign) in enumerate(zip(linear_layers(self.network), self._signs, strict=True)):
             hidden = nn.functional.linear(torch.relu(hidden) if i else hidden, _kept(layer.weight, sign), layer.bias)
         return hidden
 
     def to_mlp(self) -> Mlp:
-        """The trained layers, for inference."""
+        """Export the trained layers, for inference."""
         self._keep()
         return to_mlp(self.network)
 
@@ -109,10 +109,10 @@ class MonotoneNetwork(nn.Module):
 
 
 def alternating(count: int) -> torch.Tensor:
-    """(count,) 1, -1, 1, ..."""
+    """Make signs by turns, (count,): 1, -1, 1, ..."""
     return 1 - 2 * (torch.arange(count) % 2).to(torch.float32)
 
 
 def _kept(weight: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """The weights, 0 where they have the wrong sign."""
+    """Set the weights to 0 where they have the wrong sign."""
     return torch.where(sign == 0, weight, (weight * sign).clamp(min=0) * sign)

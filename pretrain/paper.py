@@ -48,11 +48,11 @@ class PaperCompute(ComputeFitter):
 
     @property
     def epochs(self) -> int:
-        """At most so many are trained."""
+        """The epochs that are trained at most."""
         return self.training.epochs
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralCompute:
-        """Fitted from nothing.
+        """Fit a model from nothing.
 
         Raises:
             UserError: the samples are of several batch sizes, which the features don't show.
@@ -78,7 +78,7 @@ class PaperComm(HiddenLayers, CommFitter):
     hidden: tuple[int, ...] = (128, 64, 32, 16)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
-        """Fitted from nothing.
+        """Fit a model from nothing.
 
         Raises:
             UserError: the exchanges are of several batch sizes or numbers of devices.

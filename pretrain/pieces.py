@@ -21,7 +21,7 @@ _LEAST_SAMPLES = 4  # that tell the factor of a part by itself; with fewer it is
 
 
 def pieces_of(models: CostModels) -> Pieces:
-    """Return the models of all parts; what a datasheet's link to the host adds is none."""
+    """Take models to pieces, one of each part; what a datasheet's link to the host adds is none."""
     compute = models.compute
     calls: dict[Any, Any] = compute.by_call if isinstance(compute, ComputeByForm) else {IN_COLUMNS: compute}
     pieces = {compute_part(call): model for call, model in calls.items()}
@@ -49,7 +49,7 @@ def assembled(pieces: Pieces, batch_size: int | None, host: HostLink | None) -> 
 
 
 def _in_direction(direction: str, pieces: Pieces) -> CommModel:
-    """The models of all collectives, which serve the forms whose exchanges are known, besides those between hosts."""
+    """Join the models of all collectives, which serve the forms whose exchanges, but those between hosts, are known."""
     named = {one: exchange_part(direction, one) for one in Collective if one is not Collective.INPUT}
     exchanges: dict[Collective, CommModel] = {one: pieces[name] for one, name in named.items() if name in pieces}
     known = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
@@ -74,7 +74,7 @@ def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
 
 
 def _scaled(model: Any, factor: float) -> Any:
-    """The model of any kind that bundles hold, its costs, but waiting, times the factor."""
+    """Multiply the costs, but waiting, of a model of any kind that bundles hold by the factor."""
     if factor == 1.0:
         return model
     if isinstance(model, ComputeEnsemble):
@@ -87,7 +87,7 @@ def _scaled(model: Any, factor: float) -> Any:
 
 
 def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> CostModels | None:
-    """Return the models of the machine that is most like this one: times one factor, they miss its columns least.
+    """Choose the models of the machine that is most like this one: times one factor, they miss its columns least.
 
     The first ones where nothing was measured of columns, None where there are no models at all.
     """

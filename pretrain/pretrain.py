@@ -156,7 +156,7 @@ class Pretrain:
 
 
 def _common(directories: Sequence[DataDirectory]) -> Manifest:
-    """The first one's manifest, if all were measured on the same kind of machine.
+    """Read the first one's manifest, if all were measured on the same kind of machine.
 
     Raises:
         UserError: they weren't, or one is no data directory.
@@ -172,7 +172,7 @@ def _common(directories: Sequence[DataDirectory]) -> Manifest:
 
 
 def _several(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The paths, of which one may stand by itself."""
+    """List the paths, of which one may stand by itself."""
     return (given,) if isinstance(given, str) else given or ()
 
 
@@ -195,7 +195,7 @@ def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
 
 
 def _kept_elsewhere(models: CostModels, card: Card) -> Path | None:
-    """The directory for temporary files that the bundle went to; None if that can't be written to either."""
+    """Write the bundle to a directory for temporary files, and return it; None if that can't be written to either."""
     made = []
     try:
         made.append(Path(tempfile.mkdtemp(prefix="neuroshard-")))

@@ -22,7 +22,7 @@ _BY_CHANCE = 0.01  # how likely it may be by chance that errors of a few samples
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
-    """Errors of predictions against measurements, both (n,) or, per device, (n, D).
+    """Compute errors of predictions against measurements, both (n,) or, per device, (n, D).
 
     Every device of a sample counts as much as every other.
     """
@@ -40,7 +40,7 @@ def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """Where the bundle is and how its models do; `before` is the MAPE of those that they were fitted from, by part."""
+    """A written bundle and how its models do; `before` is the MAPE of those that they were fitted from, by part."""
 
     path: Path
     metrics: dict[str, ModelTest]
@@ -86,18 +86,18 @@ class Predicted:
 
     @property
     def typical_ratio(self) -> float:
-        """Return the median of measured over predicted, without waiting."""
+        """The median of measured over predicted, without waiting."""
         took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
         return float(np.median(took / foreseen))
 
     def relative_error(self, factor: float = 1.0) -> float:
-        """Return the mean relative error of the predictions times the factor."""
+        """Compute the mean relative error of the predictions times the factor."""
         return float(self._relative_errors(factor).mean())
 
     def is_beaten_by(self, other: "Predicted") -> bool:
-        """Whether other predictions of the same samples are better: by more than a tenth of their error, and no chance.
+        """Tell whether other predictions of the samples are better: by over a tenth of their error, and not by chance.
 
-        By a paired t-test. Devices of one exchange err alike, and count as one; a single sample can't tell.
+        A paired t-test tells chance. Devices of one exchange err alike, and count as one; a single sample can't tell.
         """
         if len(self.devices) < 2 or self.relative_error() <= _WORSE * other.relative_error():
             return False
@@ -105,23 +105,23 @@ class Predicted:
 
     @property
     def _by_sample(self) -> FloatArray:
-        """(s,) mean relative error of each sample."""
+        """The mean relative error of each sample, (s,)."""
         first = np.concatenate([[0], self.devices[:-1].cumsum()])
         errors: FloatArray = np.add.reduceat(self._relative_errors(), first) / self.devices
         return errors
 
     def _relative_errors(self, factor: float = 1.0) -> FloatArray:
-        """(n,) by how much the predictions times the factor are off."""
+        """Compute by how much the predictions times the factor are off, (n,)."""
         errors: FloatArray = np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)
         return errors
 
     def margin(self) -> Margin:
-        """The margin that holds 90% of these measurements."""
+        """Fit the margin that holds 90% of these measurements."""
         return Margin.fitted(self.predicted_ms, self.spread_ms, self.measured_ms)
 
 
 def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
-    """From test predictions and all measurements, second passes included."""
+    """Judge a part's model by test predictions and all measurements, second passes included."""
     noise = pass_repeatability(everything)
     noise = noise if len(noise) else np.zeros(1)
     p50, p90 = (float(np.quantile(noise, level)) for level in (0.5, 0.9))

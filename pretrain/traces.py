@@ -55,7 +55,7 @@ _Thread: TypeAlias = tuple[Any, Any]  # its process and its number
 
 @dataclass(frozen=True)
 class Points:
-    """What traces hold.
+    """Points of calls and collectives that traces hold.
 
     Attributes:
         kernels, exchanges: the median call of a kind, and collectives that nobody waited in.
@@ -78,7 +78,7 @@ class _Call:
     values: list[Any]
 
     def size(self, argument: int) -> int:
-        """Return the number of elements of a tensor, by its place among the arguments; 0 where there is none."""
+        """Count the elements of a tensor, by its place among the arguments; 0 where there is none."""
         return int(np.prod(self.dims[argument])) if self.dims[argument] else 0
 
 
@@ -101,7 +101,7 @@ def read_traces(paths: Sequence[Path]) -> Points:
 
 @contextmanager
 def _understood(path: Path) -> Iterator[None]:
-    """Whatever can't be read is no trace."""
+    """Refuse whatever can't be read: it is no trace."""
     try:
         yield
     except (
@@ -121,14 +121,14 @@ def _understood(path: Path) -> Iterator[None]:
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    """Everything in a trace that took time."""
+    """Read everything in a trace that took time."""
     raw = regular_file(path, "trace").read_bytes()
     content = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
     return [event for event in content["traceEvents"] if event.get("ph") == "X"]
 
 
 def _kernels(events: list[dict[str, Any]], source: str, skipped: dict[str, int]) -> Iterator[KernelPoint]:
-    """FBGEMM's calls, each by itself."""
+    """Yield a point of each of FBGEMM's calls; count those of which none is made in `skipped`, by why."""
     launched = _launched(events)
     widths: dict[str, int] = {}  # columns of a call's tables, which only its forward pass tells
     for event in sorted(events, key=lambda one: float(one.get("ts", 0))):
@@ -153,7 +153,7 @@ def _kernels(events: list[dict[str, Any]], source: str, skipped: dict[str, int])
 
 
 def _launched(events: list[dict[str, Any]]) -> dict[_Thread, list[tuple[float, float]]]:
-    """Of every thread the kernels that it launched on a GPU, in order: when, and how long each ran, in microseconds."""
+    """Find the kernels that each thread launched on a GPU, in order: when, and how long each ran, in microseconds."""
     took = {
         event["args"]["correlation"]: float(event["dur"])
         for event in events
@@ -175,7 +175,7 @@ def _on_gpu_us(call: _Call, launched: dict[_Thread, list[tuple[float, float]]]) 
 
 
 def _point(call: _Call, words: dict[str, Any], widths: dict[str, int], ms: float, source: str) -> KernelPoint | str:
-    """A call's point; or why there is none."""
+    """Make a call's point, or say why there is none."""
     backward, pooled = "optimizer" in words, not words["nobag"]
     columns, indices = (_COLUMNS + pooled, _INDICES[pooled] + backward)
     tables, lookups = call.size(_PLACEMENTS), call.size(indices)
@@ -213,7 +213,7 @@ def _point(call: _Call, words: dict[str, Any], widths: dict[str, int], ms: float
 
 
 def _home(call: _Call) -> Home | None:
-    """Where all tables of a call are."""
+    """Find where all tables of a call are; None where they are in both memories."""
     on_device, managed, cache = (call.size(place) for place in (_DEVICE, _MANAGED, _CACHE))
     if not managed:
         return Home()
@@ -223,7 +223,7 @@ def _home(call: _Call) -> Home | None:
 
 
 def _exchanges(events: Iterable[dict[str, Any]], source: str) -> Iterator[ExchangePoint]:
-    """NCCL's collectives, each by itself."""
+    """Yield a point of each of NCCL's collectives."""
     for event in events:
         arguments = event.get("args", {})
         name = str(arguments.get("Collective name", "")).strip("_")
@@ -238,7 +238,7 @@ def _exchanges(events: Iterable[dict[str, Any]], source: str) -> Iterator[Exchan
 
 
 def _median_calls(points: Sequence[KernelPoint]) -> tuple[KernelPoint, ...]:
-    """Of calls of the same tables, whose lookups hardly differ, one with the median time."""
+    """Join calls of the same tables, whose lookups hardly differ, to one with the median time."""
 
     def about(one: KernelPoint) -> tuple[Any, ...]:
         of_tables = (one.optimizer, one.tables, one.rows, one.dim, one.pooled)
@@ -254,7 +254,7 @@ def _median_call(points: Sequence[KernelPoint]) -> KernelPoint:
 
 
 def _undisturbed(points: Sequence[ExchangePoint]) -> tuple[ExchangePoint, ...]:
-    """Of collectives of about the same size, one with the time of those who wait for no other rank."""
+    """Join collectives of about the same size to one with the time of those who wait for no other rank."""
     groups = grouped(points, lambda one: (one.collective, one.devices, _octave(one.size_bytes)))
     return tuple(
         replace(

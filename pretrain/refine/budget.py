@@ -25,7 +25,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Budget:
-    """Of a run: `samples`, or what `minutes` come to, written to `path` once it is known; with neither, 200.
+    """The budget of a run: `samples`, or what `minutes` come to, written to `path` once known; with neither, 200.
 
     A process that measured nothing of the first round knows no rate: the next round tells it.
     """
@@ -35,7 +35,7 @@ class Budget:
     path: Path
 
     def measurements(self) -> int | None:
-        """In all; None until a round has shown how long they take.
+        """Count the measurements of a run in all; None until a round has shown how long they take.
 
         Raises:
             UserError: what was decided is damaged.
@@ -47,7 +47,7 @@ class Budget:
         return parse(read_json(self.path, "budget"), Decided, f"budget {self.path}").measurements
 
     def decide(self, rounds: Sequence[Round], measured: int, seconds: float) -> None:
-        """Where it is still open, from how long this process took for so many measurements; 0 decide nothing."""
+        """Decide an open budget by how long this process took for so many measurements; 0 decide nothing."""
         if self.measurements() is not None or not measured or self.minutes is None:
             return
         spent = sum(one.measurements for one in rounds)
@@ -56,7 +56,7 @@ class Budget:
 
 
 class Watch:
-    """Counts what this process measures, and how long it takes; shows it, a bar for each round."""
+    """A count of what this process measures, and how long it takes; shown as a bar for each round."""
 
     def __init__(self, clock: Clock, progress: Progress) -> None:
         self.measured = 0
@@ -66,15 +66,15 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since this watch was made."""
+        """The seconds since this watch was made."""
         return self._clock() - self._began
 
     def bar(self, text: str, total: int) -> None:
-        """What is measured from now on belongs to another round."""
+        """Begin the bar of another round: what is measured from now on belongs to it."""
         self._bars.append(self._progress.add_task(text, total=total))
 
     def advance(self, count: int) -> None:
-        """So many more are measured."""
+        """Count so many more as measured."""
         self.measured += count
         for bar in self._bars[-1:]:
             self._progress.advance(bar, count)

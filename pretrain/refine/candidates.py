@@ -33,11 +33,11 @@ from neuroshard.tasks.task import Task
 
 
 class DrawsCalls(Protocol):
-    """Draws random combinations of tables."""
+    """A source of random combinations of tables."""
 
     @property
     def tiers(self) -> Sequence[str]:
-        """Memory that they lie in."""
+        """The memory that the tables lie in."""
         ...
 
     def check(self, split: Split) -> None:
@@ -45,12 +45,12 @@ class DrawsCalls(Protocol):
         ...
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
-        """One combination at a global batch size, and the name of the split that its tables are of."""
+        """Draw one combination at a global batch size, and name the split that its tables are of."""
         ...
 
 
 class DrawsExchanges(Protocol):
-    """Draws random exchanges."""
+    """A source of random exchanges."""
 
     def check(self, devices_per_host: int | None) -> None:
         """Raise UserError if one needs several hosts and all devices are on one, which None says."""
@@ -59,7 +59,7 @@ class DrawsExchanges(Protocol):
     def draw(
         self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
     ) -> tuple[CommSample, str]:
-        """One exchange, and the name of the split that it belongs to."""
+        """Draw one exchange, and name the split that it belongs to."""
         ...
 
 
@@ -75,7 +75,7 @@ class RoundSamples:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Where the samples of rounds come from.
+    """The sources of the samples of rounds.
 
     Attributes:
         tasks, searchers: whose plans are proposals.
@@ -98,7 +98,7 @@ class Candidates:
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
-        """Of all tasks; each once, whatever its widths there.
+        """The tables of all tasks; each once, whatever its widths there.
 
         Raises:
             UserError: two tables have one name.
@@ -113,7 +113,7 @@ class Candidates:
 
     @property
     def recorded(self) -> tuple[Table, ...]:
-        """Return the tables by which samples are kept: those of all tasks, and their parts that copies see."""
+        """The tables by which samples are kept: those of all tasks, and their parts that copies see."""
         shared = sorted({task.topology.num_devices for task in self._exchanging})
         pairs = [(table, count) for count in shared for table in self.tables if table.pooled]
         parts = (replace(of_part(table, count), name=part_name(table, count)) for table, count in pairs)
@@ -127,7 +127,9 @@ class Candidates:
         exchanges: Sequence[CommSample],
         rng: np.random.Generator,
     ) -> RoundSamples:
-        """For so many measurements; what is proposed or doubtful, and was measured before, is left out.
+        """Choose the samples of a round of so many measurements.
+
+        What is proposed or doubtful, and was measured before, is left out.
 
         Raises:
             InfeasibleError: no task has a plan.
@@ -166,7 +168,7 @@ class Candidates:
 
     @property
     def _any_table(self) -> Split:
-        """Random combinations are of any tables: what is held out is some samples, not some tables."""
+        """Any table in every split: of random combinations some samples are held out, not some tables."""
         return dict.fromkeys((TRAIN, VALID, TEST), self.tables)
 
     @property
@@ -175,7 +177,7 @@ class Candidates:
 
     @property
     def _shares(self) -> Shares:
-        """As given, without exchanges where no task has any."""
+        """The shares as given, without exchanges where no task has any."""
         return self.shares if self._exchanging else replace(self.shares, exchanges=0.0)
 
 

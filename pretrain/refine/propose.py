@@ -49,7 +49,7 @@ class Chosen(Generic[Sample]):
 
 @dataclass(frozen=True)
 class Source(Generic[Sample]):
-    """Where samples come from, and how many of them are wanted."""
+    """A source of samples, and how many of them are wanted."""
 
     why: Why
     wanted: int
@@ -63,7 +63,7 @@ def chosen_of(
     sources: Sequence[Source[Sample]],
     random: Iterator[Sample],
 ) -> list[Chosen[Sample]]:
-    """`count` samples: new ones of the sources, of what was measured least first, and where these end random ones.
+    """Choose `count` samples: new ones of the sources, of what was measured least first; where these end random ones.
 
     New is what has another `key` than what was measured, or was taken from a source before.
     """
@@ -76,7 +76,7 @@ def chosen_of(
 
 
 def filled(count: int, sources: Sequence[Source[Sample]]) -> list[Chosen[Sample]]:
-    """`count` samples, from each source as many as it is asked for; what one can't give, those behind it do.
+    """Take `count` samples, from each source as many as it is asked for; what one can't give, those behind it do.
 
     The last source must have any number.
     """
@@ -89,7 +89,7 @@ def filled(count: int, sources: Sequence[Source[Sample]]) -> list[Chosen[Sample]
 
 
 def unseen(samples: Iterable[Sample], seen: set[Hashable], key: Callable[[Sample], Hashable]) -> Iterator[Sample]:
-    """Those whose key isn't in `seen`, which gets it."""
+    """Yield those samples whose key isn't in `seen`, which gets it."""
     for sample in samples:
         if (its := key(sample)) not in seen:
             seen.add(its)
@@ -97,18 +97,18 @@ def unseen(samples: Iterable[Sample], seen: set[Hashable], key: Callable[[Sample
 
 
 def content_key(sample: ComputeSample) -> Hashable:
-    """Alike for calls of the same tables at the same widths, in one form: of blocks whichever."""
+    """Make a key, alike for calls of the same tables at the same widths, in one form: of blocks whichever."""
     return frozenset((table.name, table.dim) for table in sample.tables), sample.batch_size, sample.call
 
 
 def exchange_key(sample: CommSample) -> Hashable:
-    """Alike for one collective's exchanges of the same sizes, with the same starts to the millisecond."""
+    """Make a key, alike for one collective's exchanges of the same sizes, with the same starts to the millisecond."""
     starts = tuple(round(start) for start in sample.start_ms)
     return sample.size_bytes, starts, sample.batch_size, sample.collective
 
 
 def in_turn(samples: Sequence[Sample], measured: Sequence[Sample]) -> list[Sample]:
-    """The samples, first of the kernel calls or collectives that the fewest were measured of; of one kind in order."""
+    """Sort samples: first of the kernel calls or collectives that the fewest were measured of; of one kind in order."""
     counts = Counter(map(_kind, measured))
     turns = []
     for sample in samples:
@@ -133,7 +133,7 @@ class PlanSamples:
 
     @classmethod
     def of(cls, plans: Iterable[Plan], simulator: Simulator) -> "PlanSamples":
-        """All that the models know, but of devices that would hold more than their memory."""
+        """Collect what plans ask as far as the models know it, but for calls of devices without the memory."""
         asked = cls([], [])
         for plan in plans:
             held = zip(_kept(plan), plan.device_bytes, plan.task.topology.device_memory, strict=True)
@@ -143,13 +143,13 @@ class PlanSamples:
         return cls([call for call in asked.calls if call.call in known], asked.exchanges)
 
     def shuffled(self, rng: np.random.Generator) -> "PlanSamples":
-        """The same in random order."""
+        """Shuffle the samples."""
         calls, exchanges = (rng.permutation(len(its)).tolist() for its in (self.calls, self.exchanges))
         return PlanSamples([self.calls[i] for i in calls], [self.exchanges[i] for i in exchanges])
 
 
 def _kept(plan: Plan) -> Iterator[list[ComputeSample]]:
-    """(D,) kernel calls of each device, tables of copies named as `part_name` says, by which they are kept."""
+    """Yield kernel calls of each device, (D,), tables of copies named as `part_name` says, by which they are kept."""
     devices = plan.task.topology.num_devices
     for calls in kernel_calls(plan):
         named = [tuple(replace(table, name=part_name(table, devices)) for table in call.tables) for call in calls]
@@ -158,12 +158,12 @@ def _kept(plan: Plan) -> Iterator[list[ComputeSample]]:
 
 
 def part_name(table: Table, devices: int) -> str:
-    """The name of a table of which each of so many devices sees the lookups of its own samples alone."""
+    """Name a table of which each of so many devices sees the lookups of its own samples alone."""
     return f"{table.name} (1 of {devices})"
 
 
 def plans_for(tasks: Sequence[Task], searchers: Sequence[Searcher], simulator: Simulator) -> Iterator[Plan]:
-    """The searchers' plans for the tasks; tasks without a plan are left out.
+    """Search the tasks with each searcher, and yield the plans; tasks without a plan are left out.
 
     Raises:
         InfeasibleError: no task has a plan.
@@ -180,8 +180,10 @@ def plans_for(tasks: Sequence[Task], searchers: Sequence[Searcher], simulator: S
 
 
 def _exchanges(plan: Plan, simulator: Simulator) -> Iterator[CommSample]:
-    """The plan's exchanges that the models know; but for the input, which comes first, each device starts when its
-    predicted backward all-to-all and compute have ended.
+    """Yield the plan's exchanges that the models know.
+
+    But for the input, which comes first, each device starts when its predicted backward all-to-all and compute have
+    ended.
     """
     if plan.task.topology.num_devices == 1:
         return
@@ -196,7 +198,7 @@ def _exchanges(plan: Plan, simulator: Simulator) -> Iterator[CommSample]:
 
 
 def most_doubtful(contents: Sequence[ComputeSample], models: CostModels) -> list[ComputeSample]:
-    """The contents, those first on which the models' members disagree most, relative to what they predict."""
+    """Sort the contents, first those on which the models' members disagree most, relative to what they predict."""
     if not contents:
         return []
     sets = loads_of(contents)
@@ -223,7 +225,7 @@ def random_plan(task: Task, models: CostModels, rng: np.random.Generator) -> Pla
 
 
 def _other_layouts(task: Task, number: int, models: CostModels) -> list[Layout]:
-    """Layouts besides columns that a table may have, as far as the models know them."""
+    """List layouts besides columns that a table may have, as far as the models know them."""
     table, home, devices = task.tables[number], task.homes[number], task.topology.num_devices
     calls = models.compute.calls if devices > 1 else ()
     known = [LAYOUTS[form] for form in FORMS if form in models.forms and Call(form, table.pooled, home.tier) in calls]
@@ -234,7 +236,7 @@ def _other_layouts(task: Task, number: int, models: CostModels) -> list[Layout]:
 def _spread_out(
     shards: Sequence[tuple[int, Table]], devices: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, int, int]]:
-    """(table, columns, device) of each shard."""
+    """Place shards on devices, and yield (table, columns, device) of each."""
     score = _SCORES[int(rng.integers(len(_SCORES)))]
     random_share, load = rng.random(), np.zeros(devices)
     for number, shard in sorted(shards, key=lambda one: score(one[1]), reverse=True):
@@ -244,7 +246,7 @@ def _spread_out(
 
 
 def _cut(dim: int, rng: np.random.Generator) -> Sequence[int]:
-    """Widths of the shards of a table: the widest is halved some times, most often not at all."""
+    """Draw the widths of a table's shards: the widest is halved some times, most often not at all."""
     widths = [dim]
     for _ in range(int(rng.geometric(_WHOLE_SHARE)) - 1):
         widest = max(widths)

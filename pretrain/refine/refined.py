@@ -22,7 +22,7 @@ _PLURAL: dict[Why, str] = {"proposal": "proposals", "doubt": "doubts", "random":
 
 @dataclass(frozen=True)
 class Refined:
-    """A finished run.
+    """A finished refine run.
 
     Attributes:
         models: the bundle's directory.

@@ -50,7 +50,7 @@ class Shares:
     placements: Annotated[int, Meta(ge=1, le=1000)] = 8
 
     def of(self, measurements: int) -> dict[Part, tuple[int, int]]:
-        """Of so many measurements, by part: new samples, and second measurements."""
+        """Divide so many measurements by part: new samples, and second measurements."""
         again = int(self.again * measurements)
         new = measurements - again
         exchanges = round(self.exchanges * new)
@@ -107,41 +107,41 @@ class Round:
     again: tuple[Again, ...] = ()
 
     def of(self, part: Part, why: Why | None = None) -> tuple[Foreseen, ...]:
-        """The samples of a part that were measured, all of them or of one kind."""
+        """Select the samples of a part that were measured, all of them or of one kind."""
         its = (one for one in self.samples if one.part == part and why in (None, one.why))
         return tuple(one for one in its if one.measured_ms is not None)
 
     def ratios(self, part: Part, why: Why | None = None) -> FloatArray:
-        """(n,) measured over predicted."""
+        """Compute measured over predicted, (n,)."""
         pairs = [(one.measured_ms or 0.0, one.predicted_ms) for one in self.of(part, why)]
         measured, predicted = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
         ratios: FloatArray = np.maximum(measured, _LEAST_MS) / np.maximum(predicted, _LEAST_MS)
         return ratios
 
     def errors(self, part: Part, why: Why | None = None) -> FloatArray:
-        """(n,) of predictions, relative to what was measured."""
+        """Compute the errors of predictions, relative to what was measured, (n,)."""
         errors: FloatArray = np.abs(1 / self.ratios(part, why) - 1)
         return errors
 
     def count(self, part: Part) -> int:
-        """Samples of the part, failed ones included."""
+        """Count the samples of the part, failed ones included."""
         return sum(one.part == part for one in self.samples)
 
 
 def noise_of(rounds: Sequence[Round], part: Part) -> FloatArray:
-    """(n,) by how much two measurements of one sample differ, relative."""
+    """Compute by how much two measurements of one sample differ, (n,), relative."""
     pairs = [(one.first_ms, one.again_ms) for one in repeated(rounds, part)]
     first, second = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     return repeatability(first, second)
 
 
 def repeated(rounds: Sequence[Round], part: Part) -> list[Again]:
-    """Second measurements in these rounds, of samples that both measurements took some time of."""
+    """Select the second measurements in these rounds, of samples that both measurements took some time of."""
     return [one for its in rounds for one in its.again if one.part == part and one.first_ms and one.again_ms]
 
 
 def well_predicted(rounds: Sequence[Round], times: float) -> bool:
-    """Whether the last round's proposals were predicted within so many times the noise, in every part on average."""
+    """Tell whether the last round's proposals were predicted within `times` the noise, in every part on average."""
     return bool(rounds) and all(_within(rounds, part, times) for part in PARTS if rounds[-1].count(part))
 
 
@@ -151,19 +151,22 @@ def _within(rounds: Sequence[Round], part: Part, times: float) -> bool:
 
 
 def slowness(rounds: Sequence[Round], part: Part) -> FloatArray:
-    """(R,) how many times as long as in the typical round the part's measurements took in each, batches as one."""
+    """Compute how many times as long as in the typical round the part's measurements took in each, (R,).
+
+    A round's batches count as one.
+    """
     again = ((its.number, one) for its in rounds for one in repeated([its], part))
     pairs = [Pair(one.before, number, one.first_ms or 0.0, one.again_ms or 0.0) for number, one in again]
     return slowness_of(len(rounds), pairs)
 
 
 def rounds_in(run: Path) -> Journal[Round]:
-    """The rounds of a run that are done."""
+    """Open the journal of the rounds of a run that are done."""
     return Journal(run / "rounds", "round", Round, anew="it is made again of what was measured", version=2)
 
 
 def frame_of(rounds: Sequence[Round]) -> pd.DataFrame:
-    """A row for every sample; a second measurement stands in the row of its sample."""
+    """Make a row for every sample; a second measurement stands in the row of its sample."""
     again = {
         (one.part, one.sample_id): {"again_ms": one.again_ms, "again_in_round": its.number}
         for its in rounds

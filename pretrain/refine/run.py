@@ -125,7 +125,7 @@ class Refine:
     def _refined(
         self, start: CostModels, done: Sequence[Round], first: RoundSamples | None, samples: RunSamples, watch: Watch
     ) -> Refined:
-        """All rounds after those that are done, the first of which may have been chosen already; then the bundle."""
+        """Measure all rounds after those that are done, the first maybe chosen already; then finish with the bundle."""
         rounds, chosen = list(done), first
         while (measurements := self._next(rounds)) > 0:
             watch.bar(f"round {len(rounds) + 1}", measurements)
@@ -139,7 +139,7 @@ class Refine:
         return self._finished(start, rounds, samples)
 
     def _finished(self, start: CostModels, rounds: Sequence[Round], samples: RunSamples) -> Refined:
-        """With the bundle written, if it wasn't."""
+        """Say what ended the run, and write the bundle, if it wasn't."""
         noise = f"the last round's proposals were predicted within {self.enough:g} times the noise"
         why = noise if well_predicted(rounds, self.enough) else "the budget is spent"
         path = Path(self.out)
@@ -151,7 +151,7 @@ class Refine:
         return result
 
     def _next(self, rounds: Sequence[Round]) -> int:
-        """Measurements of the next round; none if the run is over."""
+        """Count the measurements of the next round; none if the run is over."""
         if well_predicted(rounds, self.enough):
             return 0
         total, most = self._budget.measurements(), self.shares.measurements
@@ -164,12 +164,12 @@ class Refine:
         calls: Sequence[ComputeSample] = (),
         exchanges: Sequence[CommSample] = (),
     ) -> RoundSamples:
-        """What the round after these, which measured such samples, measures first."""
+        """Choose what the round after these, which measured such samples, measures first."""
         rng = np.random.default_rng([self.seed, len(rounds)])
         return self._candidates.of_round(self._next(rounds), models, calls, exchanges, rng)
 
     def _learned(self, start: CostModels, rounds: Sequence[Round], samples: RunSamples) -> CostModels:
-        """Fitted from the start on all rounds so far, so that a run that goes on equals one that wasn't stopped."""
+        """Fit the start to all rounds so far at once, so that a run that goes on equals one that wasn't stopped."""
         if not rounds:
             return start
         samples.check(rounds)
@@ -200,7 +200,7 @@ class Refine:
         )
 
     def _depends(self, start: CostModels) -> dict[str, Any]:
-        """What is measured depends on, besides the tasks."""
+        """Collect what measurements depend on, besides the tasks."""
         searchers = self._candidates.searchers
         return {
             "model": self.model,
@@ -238,6 +238,6 @@ class Refine:
 
 
 def _described(part: Any) -> dict[str, Any]:
-    """Its settings, and its class."""
+    """Describe a part by its settings, and its class."""
     settings: dict[str, Any] = asdict(part) if is_dataclass(part) and not isinstance(part, type) else {}
     return settings | {"class": type(part).__name__}

@@ -59,7 +59,7 @@ class Kind(Generic[Sample]):
     amount: Callable[[Measurement[Sample]], float]
 
     def measured(self, rounds: Sequence[Round]) -> list[Measurement[Sample]]:
-        """The samples of these rounds that were measured, once each; failed ones are left out.
+        """Read the samples of these rounds that were measured, once each; failed ones are left out.
 
         Raises:
             UserError: some are no longer there.
@@ -81,7 +81,7 @@ class Kind(Generic[Sample]):
         models: CostModels,
         advance: Advance,
     ) -> tuple[list[Foreseen], list[Again]]:
-        """What became of the samples of the round after these, predicted before, and of `again` second times.
+        """Measure the samples of the round after these, predicted before, and `again` samples a second time.
 
         Samples of earlier rounds are measured a second time among the new ones: what those of a batch have in common,
         such as where memory came to lie, is in them too. Parts that are there already are not measured again; `advance`
@@ -109,7 +109,7 @@ class Kind(Generic[Sample]):
         ]
 
     def _found(self, due: Sequence[Due[Sample]]) -> dict[Due[Sample], float | None]:
-        """What all samples took, those that are due among them; None where measuring failed."""
+        """Read what all samples took, those that are due among them; None where measuring failed."""
         found = {
             self._due(m.sample_id, m.sample, m.second_pass): None if m.repeats is None else self.amount(m)
             for m in self.parts.read()
@@ -123,11 +123,11 @@ class Kind(Generic[Sample]):
         return found
 
     def _count(self, rounds: Sequence[Round]) -> int:
-        """Samples of these rounds; the number of the next one."""
+        """Count the samples of these rounds: the number of the next one."""
         return sum(one.count(self.part) for one in rounds)
 
     def _earlier(self, rounds: Sequence[Round], again: int) -> list[tuple[Due[Sample], int]]:
-        """So many samples of these rounds, or all, that weren't measured twice, with their rounds' numbers."""
+        """Choose so many samples of these rounds, or all, that weren't measured twice, with their rounds' numbers."""
         done = {one.sample_id for its in rounds for one in its.again if one.part == self.part}
         of_round = {one.sample_id: its.number for its in rounds for one in its.of(self.part)}
         once = _spread([m for m in self.measured(rounds) if m.sample_id not in done], again)
@@ -141,7 +141,7 @@ class Kind(Generic[Sample]):
             advance(len(outcomes))
 
     def _batches(self, due: Sequence[Due[Sample]]) -> Iterator[Sequence[Due[Sample]]]:
-        """Those of a group together."""
+        """Yield batches of samples, those of a group together."""
         for _, group in sorted(grouped(due, lambda one: self.group(one.sample)).items()):
             yield from in_batches(group, self.recorder.live)
 
@@ -152,7 +152,7 @@ class Kind(Generic[Sample]):
 
 
 def _spread(items: Sequence[Item], count: int) -> list[Item]:
-    """So many of the items, or all of them, from the first to the last."""
+    """Take so many of the items, or all of them, spread from the first to the last."""
     places = np.linspace(0, max(len(items) - 1, 0), min(count, len(items))).round().astype(int).tolist()
     return [items[i] for i in places]
 
@@ -166,7 +166,7 @@ class RunSamples:
 
     @classmethod
     def of(cls, directory: DataDirectory, hardware: Hardware, meters: Meters, seed: int) -> "RunSamples":
-        """Kept in a data directory."""
+        """Set up samples that are kept in a data directory."""
         calls, exchanges = directory.compute(), directory.comm()
         call = Recorder(meters.of, hardware.compute_timing.live, seed, calls)
         exchange = Recorder(meters.of, hardware.comm_timing.live, seed, exchanges)
@@ -178,11 +178,11 @@ class RunSamples:
         )
 
     def known(self, rounds: Sequence[Round]) -> tuple[list[ComputeSample], list[CommSample]]:
-        """The samples of these rounds that were measured."""
+        """Read the samples of these rounds that were measured."""
         return [m.sample for m in self.calls.measured(rounds)], [m.sample for m in self.exchanges.measured(rounds)]
 
     def learned(self, fit: Fit, start: CostModels, rounds: Sequence[Round]) -> CostModels:
-        """Return the start's models, fitted further to all of these rounds; with margins.
+        """Fit the start's models further to all of these rounds; with margins.
 
         Models are fitted to kernel calls as if all had been measured at the typical round's speed. Margins are set on
         what was measured, so they hold changes of speed too.
@@ -205,19 +205,19 @@ class RunSamples:
     def measure(
         self, rounds: Sequence[Round], chosen: RoundSamples, models: CostModels, advance: Advance
     ) -> tuple[tuple[Foreseen, ...], tuple[Again, ...]]:
-        """The samples of the round after these: predicted first; and those that are measured again."""
+        """Predict, then measure the samples of the round after these, and those that are measured again."""
         calls, called = self.calls.measure(rounds, chosen.calls, chosen.calls_again, models, advance)
         exchanges, exchanged = self.exchanges.measure(rounds, chosen.exchanges, chosen.exchanges_again, models, advance)
         return (*calls, *exchanges), (*called, *exchanged)
 
 
 def _predicted_calls(models: CostModels, calls: Sequence[ComputeSample]) -> list[float]:
-    """(n,) ms of each kernel call."""
+    """Predict the ms of each kernel call, (n,)."""
     return models.compute.predict(loads_of(calls)).tolist() if calls else []
 
 
 def _predicted_exchanges(models: CostModels, samples: Sequence[CommSample]) -> list[float]:
-    """(n,) ms of the device of each that takes longest for both ways."""
+    """Predict the ms of each exchange, (n,), of the device that takes longest for both ways."""
     pieces = pieces_of(models)
     return [_predicted(pieces, sample) for sample in samples]
 
@@ -231,7 +231,7 @@ def _predicted(pieces: Pieces, sample: CommSample) -> float:
 
 
 def _measured_exchange(measured: Measurement[CommSample]) -> float:
-    """Ms of the device that takes longest for both ways, without waiting; noise can make that next to nothing."""
+    """Compute the ms of the device that takes longest for both ways, without waiting; noise can leave next to none."""
     times = measured.typical_ms
     there = times[FORWARD] - waits(np.array([measured.sample.start_ms]))[0]
     return max(float((there + times[BACKWARD]).max()), 0.0)

@@ -20,7 +20,7 @@ _MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table 
 
 
 def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> list[Section]:
-    """What there is to say of a plan, the most important first; the pictures stand beside its devices."""
+    """Explain a plan in sections, the most important first; the pictures stand beside its devices."""
     parts = [
         _summary(explanation),
         _warnings(explanation),
@@ -49,14 +49,14 @@ def picture(explanation: Explanation) -> Picture:
 
 
 def all_shards(explanation: Explanation) -> Section:
-    """Every shard of the plan."""
+    """List every shard of the plan."""
     columns = ("table", "device", *_SHARD_COLUMNS[1:])
     rows = tuple((share.table.name, str(share.placed.device), *_shard_row(share)[1:]) for share in explanation.shards)
     return Section("All shards", "A click on a column's head sorts.", grids=(Grid(columns, rows),))
 
 
 def difference(first: Explanation, second: Explanation) -> Section:
-    """What it takes to get from one plan to the other, the most bytes first."""
+    """Compare two plans: what it takes to get from the first to the second, the most bytes first."""
     change = second.cost.total_ms - first.cost.total_ms
     steps = table_changes(first.plan, second.plan)
     facts = (
@@ -111,7 +111,7 @@ def _evenly(explanation: Explanation) -> str:
 
 
 def _percent(share: float) -> str:
-    """Never less than it is."""
+    """Write a share in percent, rounded up: never less than it is."""
     return f"{np.ceil(share * 1000) / 1000:.1%}"
 
 
@@ -166,7 +166,7 @@ def _devices(explanation: Explanation) -> Section:
 
 
 def _short(explanation: Explanation) -> tuple[int, ...]:
-    """The devices to show where there is no room for all: the bottleneck, those that compute longest and shortest."""
+    """Choose devices to show where not all have room: the bottleneck, those that compute longest and shortest."""
     order = np.argsort(-explanation.cost.compute, kind="stable").tolist()
     if len(order) <= _MOST_DEVICES:
         return tuple(range(len(order)))
@@ -189,7 +189,7 @@ def _shard_row(share: ShardShare) -> tuple[str, ...]:
 
 
 def _besides(share: ShardShare) -> str:
-    """What a shard is besides columns with all rows, in device memory, of a pooled table that one feature reads."""
+    """Say what a shard is besides columns with all rows, in device memory, of a pooled table that one feature reads."""
     table, home = share.table, share.placed.home
     said = {
         f"{share.placed.shard.rows:,} rows": share.layout.blocks,

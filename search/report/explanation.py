@@ -93,17 +93,17 @@ class Explanation:
 
     @property
     def slowest(self) -> int:
-        """Return the straggler of compute: others wait for it, so that sums of parts don't tell it apart."""
+        """The straggler of compute: others wait for it, so that sums of parts don't tell it apart."""
         return int(np.argmax(self.cost.compute))
 
     @property
     def widest(self) -> int:
-        """Return the straggler of the exchanges: the device with the most columns."""
+        """The straggler of the exchanges: the device with the most columns."""
         return int(np.argmax(self.plan.device_dims))
 
     @property
     def compute_excess_ms(self) -> float:
-        """Compute by how many ms the compute straggler lies above the mean."""
+        """Ms by which the compute straggler lies above the mean."""
         return float(self.cost.compute.max() - self.cost.compute.mean())
 
     @property
@@ -113,12 +113,12 @@ class Explanation:
 
     @property
     def bottleneck(self) -> int:
-        """Return the straggler that costs the plan most: in compute or in the exchanges."""
+        """The straggler that costs the plan most: in compute or in the exchanges."""
         return self.slowest if self.compute_excess_ms >= self.exchange_excess_ms else self.widest
 
 
 def explain(plan: Plan, simulator: Simulator) -> Explanation:
-    """Look at a plan from all sides; other plans are ones whose tables lie in the same memories.
+    """Explain a plan from all sides; other plans are ones whose tables lie in the same memories.
 
     Raises:
         UserError: the models can't serve its task.
@@ -185,7 +185,7 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:
 
 
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
-    """The plan's cost with evenly spread columns, and compute costs (D,)."""
+    """Predict the plan's cost, ms, with evenly spread columns, and compute costs (D,)."""
     dims = np.full((1, len(compute)), plan.traffic.columns.mean())
     called = simulator.called(plan.device_loads, len(compute))
     return float(simulator.step(called, plan.traffic.with_columns(dims), compute[None]).device_ms.max())

@@ -24,7 +24,7 @@ def _on_axes(draw: Callable[[Axes], None], height: float = 3.6) -> bytes:
 
 
 def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
-    """Mean costs of one group's methods with 95% intervals, cheapest first; of very many, the cheapest."""
+    """Draw mean costs of one group's methods with 95% intervals, cheapest first; of very many, the cheapest."""
     shown = compared.dropna(subset=["mean_ms"])[:MOST_BARS]
 
     def draw(axes: Axes) -> None:
@@ -47,7 +47,7 @@ def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
 
 
 def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
-    """Cost by value, beside the mean over values of the same task, with 95% intervals."""
+    """Draw cost by value, beside the mean over values of the same task, with 95% intervals."""
     shown = curve.dropna(subset=["relative"])
     percent = 100 * shown[["relative", "relative_ci"]].fillna(0)
     values = shown["value"].to_numpy(dtype=float)
@@ -66,7 +66,7 @@ def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
 
 
 def scatter(measured: pd.DataFrame) -> bytes:
-    """Predicted against measured costs, by method; of more methods than colours, all in one."""
+    """Draw predicted against measured costs, by method; of more methods than colours, all in one."""
     known = measured.dropna(subset=["predicted_ms", "measured_ms"])
     named = known["method"].nunique() <= _MOST_COLORS
 
@@ -85,7 +85,7 @@ def scatter(measured: pd.DataFrame) -> bytes:
 
 
 def phase_bars(names: list[str], phase_ms: FloatArray, title: str) -> bytes:
-    """Stacked bars of a training step's phases (K, P), in ms, a bar for each of K plans."""
+    """Draw stacked bars of a training step's phases (K, P), in ms, a bar for each of K plans."""
 
     def draw(axes: Axes) -> None:
         """Draw a bar for each plan, stacked from the ms of its phases."""

@@ -40,7 +40,7 @@ class RunName:
 
 
 def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
-    """The names of runs, by path; each is given with what its tasks are.
+    """Name runs so that they can be told apart, by path; each is given with what its tasks are.
 
     Runs of one method on the same tasks are told apart by their models, their settings, or else their paths. A method
     named "setting=number" is part of a sweep, and so are runs that differ in one number only, other than a seed.
@@ -75,7 +75,7 @@ def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: fl
 
 
 def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, float]:
-    """The values of a setting by path, if all are numbers, each another one."""
+    """Read the values of a setting by path; none unless all are numbers, each another one, and no seeds."""
     values = {path: given.get(key) for path, given in settings.items()}
     numbers = {path: float(value) for path, value in values.items() if value is not None and _is_number(value)}
     if key.rpartition(".")[2] == _SEED or len(set(numbers.values())) < len(values):
@@ -84,7 +84,7 @@ def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, f
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is one that can be drawn."""
+    """Tell whether a value is a number that can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
@@ -127,7 +127,7 @@ class Gathered:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The directories of all runs in the directories and below them.
+    """Find the directories of all runs in the directories and below them.
 
     Raises:
         UserError: a directory isn't there.
@@ -139,12 +139,12 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """An order in which 8 comes before 16."""
+    """Make a key for sorting paths by which 8 comes before 16."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
-    """All runs in the directories and below them.
+    """Gather all runs in the directories and below them.
 
     Raises:
         UserError: a directory isn't there, none holds a finished run, or a run is damaged.
@@ -177,7 +177,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
 
 
 def _read_rows(path: Path, kind: type[_EvaluationRow | _TrainingRow]) -> list[dict[str, Any]]:
-    """The rows of a Parquet file, of the columns that `kind` names; NaN becomes None.
+    """Read the rows of a Parquet file, of the columns that `kind` names; NaN becomes None.
 
     Raises:
         UserError: there is no such file, it can't be read, lacks a column, or holds a wrong value; the line names the
@@ -247,7 +247,7 @@ def _frame(rows: Sequence[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
 
 
 def _described(path: Path) -> str:
-    """What the tasks of a run are, for people.
+    """Describe the tasks of a run for people.
 
     Raises:
         UserError: the file is malformed.

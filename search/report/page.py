@@ -49,7 +49,7 @@ class Picture:
 
     @property
     def data(self) -> str:
-        """Return the PNG as a data URL, for an img element."""
+        """The PNG as a data URL, for an img element."""
         return f"data:image/png;base64,{b64encode(self.png).decode()}"
 
 
@@ -72,7 +72,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page, in this order.
+    """A section of the page: its facts, text, items, pictures and grids, shown in this order.
 
     Attributes:
         facts: key figures, each with its name.
@@ -89,7 +89,7 @@ class Section:
 
 
 def render(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """HTML; every text is shown as it is, whatever it holds."""
+    """Render sections as an HTML page; every text is shown as it is, whatever it holds."""
     loader = PackageLoader("neuroshard.stages.search.report", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -103,7 +103,7 @@ def save_page(path: Path, html: str) -> None:
 
 
 def show_sections(console: Console, sections: Sequence[Section]) -> None:
-    """Print them; of long tables and lists the rows that matter most, and how many more there are."""
+    """Print sections; of long tables and lists the rows that matter most, and how many more there are."""
     for section in sections:
         console.print()
         console.print(plain(section.title, "bold"), soft_wrap=True)
@@ -120,7 +120,7 @@ def show_sections(console: Console, sections: Sequence[Section]) -> None:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Text in which brackets are brackets; what can't be printed, such as a terminal's commands, is spelt out."""
+    """Make text in which brackets are brackets; what can't be printed, such as a terminal's commands, is spelt out."""
     shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
     return Text(shown, style=style, overflow="fold")
 

@@ -53,14 +53,14 @@ def _shown(value: float, how: str) -> str:
 
 
 def _grid(frame: pd.DataFrame, cells: Cells, texts: int = 1) -> Grid:
-    """A table of the columns of which something is known; the first `texts` hold words."""
+    """Make a table of the columns of which something is known; the first `texts` hold words."""
     columns = {name: [cell(row) for _, row in frame.iterrows()] for name, cell in cells.items()}
     known = {name: texts for name, texts in columns.items() if any(texts)}
     return Grid(tuple(known), tuple(zip(*known.values(), strict=True)), texts=frozenset(range(texts)))
 
 
 def overview(gathered: Gathered, paths: Sequence[Path]) -> Section:
-    """What the report is made of."""
+    """Count the runs of each kind that the report is made of."""
     counts = {
         "search runs": gathered.searched["path"].nunique(),
         "evaluations on hardware": gathered.measured["run"].nunique(),
@@ -73,7 +73,7 @@ def overview(gathered: Gathered, paths: Sequence[Path]) -> Section:
 def comparisons_shown(
     compared: pd.DataFrame, axis: str, kind: str, group: str, caveats: Mapping[str, str] | None = None
 ) -> Iterator[Section]:
-    """One section for each group of several methods; groups of a single one share a table. `group` names what it is.
+    """Yield a section for each group of several methods; groups of one method share a table. `group` names what it is.
 
     `caveats` are what is said of the costs, by group.
     """
@@ -93,7 +93,7 @@ def comparisons_shown(
 
 
 def caveats_of(searched: pd.DataFrame) -> dict[str, str]:
-    """What is said of predicted costs, by their tasks; of which methods, where it isn't all of them."""
+    """Join the caveats of predicted costs, by their tasks; of which methods, where it isn't all of them."""
     found: dict[str, str] = {}
     for tasks, part in searched.groupby("tasks", sort=False):
         methods = set(part["method"])
@@ -124,7 +124,7 @@ def _comparison(part: pd.DataFrame, title: str, axis: str, name: str) -> Section
 
 
 def sensitivities_shown(curves: pd.DataFrame, caveats: Mapping[str, str]) -> Iterator[Section]:
-    """One for each sweep over a number; `caveats` are what is said of the costs, by tasks."""
+    """Yield a section for each sweep over a number; `caveats` are what is said of the costs, by tasks."""
     for number, ((tasks, setting), part) in enumerate(curves.groupby(["tasks", "setting"], sort=False)):
         title, grids = f"Sensitivity: {setting}", (_grid(part, _CURVE, 0),)
         if part["relative"].isna().all():
@@ -137,7 +137,7 @@ def sensitivities_shown(curves: pd.DataFrame, caveats: Mapping[str, str]) -> Ite
 
 
 def trust_shown(measured: pd.DataFrame) -> Iterator[Section]:
-    """Predicted against measured costs of plans."""
+    """Yield a section of predicted against measured costs of plans, if there are any."""
     known = measured.dropna(subset=["predicted_ms", "measured_ms"])
     known = known[known["measured_ms"] > 0]
     if known.empty:
@@ -165,7 +165,7 @@ def _trust_facts(known: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def learning_shown(gathered: Gathered) -> Iterator[Section]:
-    """What policies learned, round by round."""
+    """Yield a section of what policies learned, round by round, if there are any."""
     learned = gathered.learned.assign(valid_ms=gathered.learned["valid_ms"].replace(np.inf, np.nan))
     if learned.empty:
         return

@@ -16,7 +16,7 @@ _CURVE = ["tasks", "setting", "value", "solved", "mean_ms", "relative", "relativ
 
 
 def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
-    """One row for each method in each group.
+    """Compare methods, a row for each method in each group.
 
     Args:
         frame: with the columns `group`, method, task, `cost`, seconds, solved.
@@ -65,7 +65,7 @@ def _mean(values: FloatArray) -> float:
 
 
 def interval(values: FloatArray) -> float:
-    """Half the width of the mean's 95% interval (Student's t); NaN for fewer than two values."""
+    """Compute half the width of the mean's 95% interval (Student's t); NaN for fewer than two values."""
     if len(values) < 2:
         return float("nan")
     return float(stats.sem(values) * stats.t.ppf((1 + _LEVEL) / 2, len(values) - 1))
@@ -79,7 +79,7 @@ def _p_value(one: FloatArray, other: FloatArray) -> float:
 
 
 def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
-    """(n,) which rows are part of a sweep over a number: of two values at least, on the same tasks."""
+    """Tell which rows are part of a sweep over a number, (n,): of two values at least, on the same tasks."""
     values = searched.groupby(["tasks", "setting"])["value"].transform("nunique")
     return searched["setting"].notna() & (values > 1)
 

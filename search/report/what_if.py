@@ -32,14 +32,14 @@ class Change(NamedTuple):
 
 
 def changed_compute_ms(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> FloatArray:
-    """(n,) compute cost, ms, of each change's device after that change alone."""
+    """Predict the compute cost of each change's device after that change alone, (n,) ms."""
     if not changes:
         return np.zeros(0)
     return _of_sums(plan, changes, model) if isinstance(model, SumModel) else _of_sets(plan, changes, model)
 
 
 def _of_sets(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> FloatArray:
-    """Every changed device's loads, put together anew."""
+    """Predict costs after each change, (n,) ms: every changed device's loads are put together anew."""
     placed, (rows, added) = plan.device_loads, _added(plan, changes)
     loads = LoadSets.joined([LoadSets.alone(placed.loads), LoadSets.alone(added)]).loads
     number = dict(zip(rows.tolist(), range(len(placed.loads), len(loads)), strict=True))
@@ -54,7 +54,7 @@ def _of_sets(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> Floa
 
 
 def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArray:
-    """All kernel calls, one after the other; those that there is nothing for cost nothing."""
+    """Add up all kernel calls after each change, (n,) ms; those that there is nothing for cost nothing."""
     loads, (rows, added), gone = plan.device_loads.loads, _added(plan, changes), _gone(plan, changes)
     cost = np.zeros(len(changes))
     for number in np.unique(np.append(loads.call, added.call)).tolist():
@@ -66,8 +66,9 @@ def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArr
 def _of_calls(
     plan: Plan, changes: Sequence[Change], its: IntArray, gone: IntArray, new: tuple[IntArray, Loads], model: SumModel
 ) -> FloatArray:
-    """(n,) ms of one kernel call, of the plan's loads at `its`: a device's sum of vectors, less that of what it holds
-    of the table plus that of what it would, in 64 bits.
+    """Predict one kernel call after each change, (n,) ms; the plan's loads at `its` are of that call.
+
+    A device's vectors are summed in 64 bits, less that of what it holds of the table, plus that of what it would hold.
     """
     placed, rows = plan.device_loads, new[0]
     devices = placed.owners[its]
@@ -86,21 +87,21 @@ def _of_calls(
 
 
 def _added(plan: Plan, changes: Sequence[Change]) -> tuple[IntArray, Loads]:
-    """Which changes leave columns on their devices, (m,), and those columns' loads."""
+    """Find which changes leave columns on their devices, (m,), and those columns' loads."""
     rows = np.array([row for row, change in enumerate(changes) if change.dim], dtype=np.int64)
     table, dim = (np.array([getattr(changes[row], name) for row in rows], dtype=np.int64) for name in ("table", "dim"))
     return rows, plan.table_loads.take(table).columns(dim)
 
 
 def _gone(plan: Plan, changes: Sequence[Change]) -> IntArray:
-    """(n,) number, among the plan's loads, of what each change takes away; -1 for nothing."""
+    """Find the number, among the plan's loads, of what each change takes away, (n,); -1 for nothing."""
     numbers = {(placed.shard.table, placed.device): number for number, placed in enumerate(plan.by_device)}
     return np.array([numbers.get((change.table, change.device), -1) for change in changes], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class SplitWorth:
-    """What it bought that a table lies on several devices.
+    """The worth of a split: what it bought that a table lies on several devices.
 
     Attributes:
         table, dims: that does so, and the columns of each of its shards.
@@ -134,7 +135,7 @@ def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWor
 
 
 def _spread_tables(plan: Plan) -> dict[int, list[int]]:
-    """The tables with several shards: the numbers of those among the plan's loads, in order of columns and rows."""
+    """Group the plan's loads by table, where it has several shards: their numbers, in order of columns and rows."""
     placed = plan.by_device
     in_order = sorted(range(len(placed)), key=lambda number: placed[number])
     groups = grouped(in_order, lambda number: placed[number].shard.table)
@@ -180,7 +181,7 @@ class _Parts:
         )
 
     def worth_trying(self, plan: Plan, cost: Cost, own: IntArray, layout: Layout) -> IntArray:
-        """Return those of a table's shards on whose devices it is tried whole."""
+        """Choose those of a table's shards on whose devices it is tried whole."""
         if layout.free or len(own) <= _MOST_DEVICES:
             return own
         there, caps = self.device[own], np.array(plan.task.shard_memory)
@@ -189,7 +190,7 @@ class _Parts:
 
 
 def _asked(plan: Plan, loads: Loads) -> FloatArray:
-    """(n, C + 1) bytes that each of n loads puts into exchanges, and takes of its device's memory."""
+    """Count the bytes that each of n loads puts into exchanges, and takes of its device's memory, (n, C + 1)."""
     given = given_bytes(loads, plan.task.topology.num_devices)
     return np.column_stack([given, plan.task.memory.device_bytes(loads)])
 
@@ -197,7 +198,7 @@ def _asked(plan: Plan, loads: Loads) -> FloatArray:
 def _costs(
     plan: Plan, cost: Cost, parts: _Parts, variants: Sequence[tuple[IntArray, int]], simulator: Simulator
 ) -> Iterator[FloatArray]:
-    """(n,) plan cost, ms, of each variant, some at a time; infinite where it doesn't fit in memory.
+    """Yield the plan cost of each variant, (n,) ms, some at a time; infinite where it doesn't fit in memory.
 
     In a variant a table, by its shards, is whole on the device of one of them.
     """

@@ -42,33 +42,33 @@ class Evaluated:
 
     @property
     def prediction(self) -> Prediction | None:
-        """What the plan was predicted to cost, if anybody did."""
+        """The prediction of the plan's cost; None where nobody made one."""
         return None if self.plan is None else self.plan.prediction
 
     @property
     def predicted_ms(self) -> float:
-        """The plan's predicted cost, NaN without."""
+        """The plan's predicted cost, ms; NaN without a prediction."""
         return _NAN if self.prediction is None else self.prediction.cost_ms
 
     @property
     def margin_ms(self) -> float:
-        """Half the width of the prediction's 90% interval, NaN if unknown."""
+        """Half the width of the prediction's 90% interval, ms; NaN if unknown."""
         known = None if self.prediction is None else self.prediction.margin_ms
         return _NAN if known is None else known
 
     @property
     def caveat(self) -> str | None:
-        """What is said of the predicted cost."""
+        """The caveat of the predicted cost; None where there is none."""
         return None if self.prediction is None else self.prediction.caveat
 
     @property
     def runnable(self) -> bool:
-        """Whether it is a plan that keeps its task's limits."""
+        """Whether there is a plan, and no error that keeps it from being run."""
         return self.plan is not None and self.error is None
 
     @property
     def measured_ms(self) -> float:
-        """The plan's measured cost, NaN without."""
+        """The plan's measured cost, ms; NaN where it wasn't measured."""
         return _NAN if self.measured is None else self.measured.total_ms
 
     def row(self) -> dict[str, Any]:
@@ -109,12 +109,12 @@ def runnable_by_task(entries: Sequence[Evaluated]) -> dict[int, list[Evaluated]]
 
 
 def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
-    """The plans of those entries that have one."""
+    """List the plans of those entries that have one."""
     return [entry.plan for entry in entries if entry.plan is not None]
 
 
 def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
-    """A table that people read: the cells of each column, none as markup; so many columns of words, then of figures."""
+    """Make a table for people from each column's cells, none as markup: so many columns of words, then of figures."""
     names = list(columns)
     grid = Grid(*names[:words], *(Column(name, justify="right") for name in names[words:]), title=title)
     for cells in zip(*columns.values(), strict=True):
@@ -123,7 +123,7 @@ def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int 
 
 
 def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
-    """The first columns of a table with a row for each plan: who found it, and its tables in each form."""
+    """Make the first columns of a table with a row for each plan: who found it, and its tables in each form."""
     counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
     forms = [", ".join(map(str, its)) for its in counts]
     return {"plan by": [entry.method for entry in entries], f"tables in {', '.join(FORMS)}": forms}
@@ -136,9 +136,9 @@ def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None =
 
 
 def comparison(entries: Sequence[Evaluated]) -> Grid:
-    """A row for each method; costs are means over the tasks that every method solved, so that they can be compared.
+    """Compare methods, a row for each, by mean costs over the tasks that every method solved.
 
-    Those that solved none keep the others from nothing.
+    Methods that solved none are left out of that: they would leave no task.
     """
     methods = list(dict.fromkeys(entry.method for entry in entries))
     solved = {m: {e.task: e for e in entries if e.method == m and e.measured is not None} for m in methods}
@@ -161,7 +161,7 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 
 def trust_lines(entries: Sequence[Evaluated]) -> Iterator[str]:
-    """How far predictions held: measured costs inside their intervals beside what was to be expected, and the bias.
+    """Say how far predictions held: measured costs inside their intervals beside what was to be expected, and the bias.
 
     Before that what is said of predicted costs that nobody measured on such hardware.
     """

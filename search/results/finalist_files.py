@@ -41,8 +41,7 @@ class Origin:
 @dataclass(frozen=True)
 @checked
 class MeasuredOnce:
-    """What one plan cost in one pass: (D,) ms of each part, by its name, or ms of a training step; or the error that
-    stopped it.
+    """What one plan cost in one pass: (D,) ms of each part, by its name, or ms of a training step; or what stopped it.
 
     Attributes:
         when: the place of each part in the step; files that lack it have none but those of `_WHEN`.
@@ -55,7 +54,7 @@ class MeasuredOnce:
 
     @classmethod
     def of(cls, outcome: Cost | str) -> "MeasuredOnce":
-        """Return the parts of a measured cost, or the error in their place."""
+        """Take the parts of a measured cost, or the error in their place."""
         if isinstance(outcome, str):
             return cls(error=outcome)
         when = {part.name: part.when for part in outcome.parts}
@@ -63,25 +62,25 @@ class MeasuredOnce:
 
     @property
     def outcome(self) -> Cost | str:
-        """Return the measured cost that `of` took the parts of, or the error."""
+        """The measured cost that `of` took the parts of, or the error."""
         if self.error is not None:
             return self.error
         return Cost(tuple(Part(name, self.places[name], np.array(ms)) for name, ms in self.parts.items()))
 
     @property
     def places(self) -> dict[str, When]:
-        """Return the places of parts in the step, as far as they are known."""
+        """The places of parts in the step, as far as they are known."""
         return _WHEN | self.when
 
     @property
     def total_ms(self) -> float:
-        """Return the plan's measured cost, ms; NaN where it couldn't be measured."""
+        """The plan's measured cost, ms; NaN where it couldn't be measured."""
         if self.error is not None:
             return float("nan")
         return max(map(sum, zip(*self.parts.values(), strict=True))) if self.step_ms is None else self.step_ms
 
     def fits(self, devices: int) -> bool:
-        """Whether it may be of a plan for so many devices."""
+        """Tell whether the measurement may be of a plan for so many devices."""
         known, in_parts = self.parts.keys() <= self.places.keys(), self.error is None and self.step_ms is None
         sizes = {len(self.parts.get(name, ())) for name in (*PARTS, *self.parts)} if in_parts else {devices}
         return known and sizes == {devices}
@@ -94,7 +93,7 @@ class Pass:
     plans: tuple[MeasuredOnce, ...]
 
     def wrong(self, plans: Sequence[Plan]) -> str | None:
-        """Say why it isn't of these plans; None if it may be."""
+        """Say why the pass isn't of these plans; None if it may be."""
         devices = [plan.task.topology.num_devices for plan in plans]
         if len(self.plans) == len(plans) and all(map(MeasuredOnce.fits, self.plans, devices)):
             return None
@@ -103,7 +102,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Finalists:
-    """Of one task, the predicted best first.
+    """The finalists of one task, the predicted best first.
 
     Attributes:
         plans: (K,) with their predictions.
@@ -117,51 +116,52 @@ class Finalists:
 
     @property
     def errors(self) -> tuple[str | None, ...]:
-        """(K,) the first that stopped measuring each plan."""
+        """The first error that stopped measuring each plan, (K,); None where nothing did."""
         return tuple(next((one.error for one in its if one.error is not None), None) for its in self._measured)
 
     @property
     def costs_ms(self) -> FloatArray:
-        """(K, P) of each plan in each pass; not a number where it couldn't be measured."""
+        """The cost of each plan in each pass, (K, P) ms; NaN where it couldn't be measured."""
         return np.array([[one.total_ms for one in its] for its in self._measured])
 
     @property
     def _measured(self) -> list[list[MeasuredOnce]]:
-        """(K, P) what each plan cost in each pass."""
+        """What each plan cost in each pass, (K, P)."""
         return [[one.plans[number] for one in self.passes] for number in range(len(self.plans))]
 
     @property
     def verdict(self) -> Verdict:
-        """Judge the finalists by all passes that were measured."""
+        """The verdict on the finalists by all passes that were measured."""
         return Verdict.of(self.costs_ms)
 
 
 @dataclass(frozen=True)
 class FinalistFiles:
-    """In a run's directory, `finalists/task-0000.json`, which says how a task's plans were found, and a directory with
-    the plans and a file for each pass.
+    """The files of a task's finalists in a run's directory.
+
+    `finalists/task-0000.json` says how the plans were found; a directory holds the plans and a file for each pass.
     """
 
     run: Path
     task: int
 
     def plan(self, number: int) -> str:
-        """Return the path of a finalist's plan, from the run's directory on."""
+        """Name the file of a finalist's plan, from the run's directory on."""
         return f"finalists/task-{self.task:04d}/plan-{number:02d}.json"
 
     def begin(self, plans: Sequence[Plan], found: Origin) -> Finalists:
-        """Write down what is to be measured."""
+        """Write the finalists down, and how they were found, before they are measured."""
         for number, plan in enumerate(plans):
             plan.save(self.run / self.plan(number))
         self._origins.keep(self.task, found)
         return Finalists(tuple(plans), found)
 
     def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
-        """What each pass over these finalists measured."""
+        """Open the journal of what each pass over these finalists measured."""
         return Journal((self.run / self.plan(0)).parent, "pass", Pass, lambda _, one: one.wrong(plans))
 
     def read(self, task: Task) -> Finalists | None:
-        """What is known of the task; None if its search hasn't ended.
+        """Read what is known of the task; None if its search hasn't ended.
 
         Raises:
             UserError: a file is damaged, or of another task.

@@ -52,7 +52,7 @@ class SearchRecord:
 
 
 def predicted_columns(plan: Plan) -> dict[str, float | None]:
-    """What its models say of a plan, by the names of `SearchRecord`; None where nobody knows."""
+    """Collect what its models say of a plan, by the names of `SearchRecord`; None where nobody knows."""
     known = plan.prediction
     if known is None:
         return dict.fromkeys(("predicted_ms", "margin_ms", "expected_ms"))
@@ -64,7 +64,7 @@ def _of_another(task: int, record: SearchRecord) -> str | None:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a path stays in the directory that it starts from, by its words."""
+    """Tell whether a path stays in the directory that it starts from, by its words."""
     path = PurePosixPath(name)
     return name.isprintable() and not path.is_absolute() and bool(path.parts) and ".." not in path.parts
 
@@ -105,7 +105,7 @@ class SearchRun:
 
     @classmethod
     def load(cls, path: Path) -> "SearchRun":
-        """The run in a directory.
+        """Load the run in a directory.
 
         Raises:
             UserError: it isn't one, or is malformed.
@@ -122,14 +122,14 @@ class SearchRun:
 
     @staticmethod
     def journal(path: Path) -> Journal[SearchRecord]:
-        """The records of a run by the number of their tasks, from when each is found on; they stay when it is whole."""
+        """Open the journal of a run's records by task: each is there once found, and stays when the run is whole."""
         return Journal(path / "records", "task", SearchRecord, _of_another, "the task is searched again")
 
     def plans(self) -> dict[int, Plan]:
-        """The plans found, by number of the task."""
+        """Load the plans that were found, by number of the task."""
         found = ((record.task, self.plan_of(record)) for record in self.records)
         return {task: plan for task, plan in found if plan is not None}
 
     def plan_of(self, record: SearchRecord) -> Plan | None:
-        """The plan that was found for one task, if any."""
+        """Load the plan that was found for one task, if any."""
         return None if record.plan is None else Plan.load(self.path / record.plan)

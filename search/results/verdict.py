@@ -71,7 +71,7 @@ class Verdict:
 
 
 def _error(logs: FloatArray) -> float:
-    """Half the width of the intervals of all k - 1 differences to one plan, of logarithms of costs (k, P) by pass."""
+    """Compute half the width of intervals of all k - 1 differences to one plan, from logs of costs (k, P) by pass."""
     from scipy.special import stdtrit  # slow to import: only where it is used
 
     plans, passes = logs.shape

@@ -36,7 +36,7 @@ class Agent:
     network: CostNetwork | None
 
     def costs(self, simulator: Simulator) -> PlacementCosts:
-        """The costs that the policy looks at while it places."""
+        """Choose the costs that the policy looks at while it places."""
         return SimulatorCosts(simulator) if self.network is None else self.network
 
     @property
@@ -45,7 +45,7 @@ class Agent:
         return [self.policy.encoder] + ([] if self.network is None else [self.network.encoder])
 
     def tensors(self) -> Tensors:
-        """All weights and buffers by name, for `restore`."""
+        """Collect all weights and buffers by name, for `restore`."""
         networks = {"policy": self.policy} | ({} if self.network is None else {"costs": self.network})
         return {f"{name}.{key}": value for name, net in networks.items() for key, value in net.state_dict().items()}
 
@@ -67,7 +67,7 @@ class Agent:
             self.network.load_state_dict(within(tensors, "costs"))
 
     def description(self) -> dict[str, Any]:
-        """Kinds, settings and table features, JSON-ready: what `described` makes an untrained agent of."""
+        """Describe kinds, settings and table features, JSON-ready: what `described` makes an untrained agent of."""
         return {
             "policy": {"kind": self.policy.kind, "settings": self.policy.settings},
             "features": list(FEATURES.columns),
@@ -76,7 +76,7 @@ class Agent:
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> "Agent":
-        """An untrained agent of that description."""
+        """Make an untrained agent of a description."""
         read = parse(dict(description), _Description, "policy")
         kind = read.policy.kind
         if kind not in _POLICIES:
@@ -133,7 +133,7 @@ def _path_of(name: str) -> Path:
 
 
 def load_agent(name: str) -> Agent:
-    """The agent of an installed policy, or in a directory that `neuroshard train-policy` wrote.
+    """Load the agent of an installed policy, or from a directory that `neuroshard train-policy` wrote.
 
     Raises:
         UserError: there is none, or its files are damaged or of another version.
@@ -151,5 +151,5 @@ def load_agent(name: str) -> Agent:
 
 
 def installed_policies() -> list[str]:
-    """Names of the policies that come with the package, which `load_agent` takes."""
+    """Name the policies that come with the package, which `load_agent` takes."""
     return sorted(entry.parent.name for entry in _INSTALLED.glob("*/policy.json"))

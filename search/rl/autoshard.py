@@ -10,7 +10,7 @@ from neuroshard.stages.search.rl.policy import Policy
 
 
 class AutoShardPolicy(Policy):
-    """Scores a device by its tables' representations, the sequence up to the next table, and its compute cost so far.
+    """A policy that scores a device by its tables' representations, the sequence up to the next, and its compute cost.
 
     Args:
         table: widths of the table network's layers. Its output is shared by the LSTM and the devices.
@@ -36,17 +36,17 @@ class AutoShardPolicy(Policy):
         self.critic = perceptron((2 * table[-1] + context, head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The table network's output; that and the LSTM's."""
+        """Encode the items by the table network, and their context by that and the LSTM."""
         ordered = self.ordered(batch, order)
         remembered, _ = self.memory(ordered)
         return ordered, torch.cat([ordered, remembered], dim=-1)
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """(..., D); of the costs, compute alone."""
+        """Score the devices, (..., D); of the costs, compute alone counts."""
         return super().scores(devices, context, costs[..., :1])
 
     def values(self, devices: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        """(...,) the reward to be expected, of devices (..., D, H) and context (..., C)."""
+        """Predict the reward, (...,), from devices (..., D, H) and context (..., C)."""
         seen = torch.cat([devices.mean(dim=-2), devices.amax(dim=-2), context], dim=-1)
         values: torch.Tensor = self.critic(seen)[..., 0]
         return values

@@ -50,7 +50,7 @@ class TaskBatch:
 
     @classmethod
     def of(cls, tasks: Sequence[Task], method: str) -> "TaskBatch":
-        """The tasks, in order.
+        """Batch the tasks, in order.
 
         Raises:
             UserError: they differ in their number of items or devices.
@@ -72,12 +72,12 @@ class TaskBatch:
 
     @property
     def num_items(self) -> int:
-        """I, items in every task."""
+        """I, the number of items in every task."""
         return self.features.shape[1]
 
     @property
     def num_devices(self) -> int:
-        """D, devices of every task."""
+        """D, the number of devices of every task."""
         return self.memory_bytes.shape[1]
 
     def __len__(self) -> int:
@@ -85,21 +85,21 @@ class TaskBatch:
 
     @property
     def batch_size(self) -> torch.Tensor:
-        """(B,) global batch size of every task: samples per step."""
+        """The global batch size of every task, (B,): samples per step."""
         return torch.tensor([some.task.batch_size for some in self.items])
 
     def repeat(self, times: int) -> "TaskBatch":
-        """Every task so many times in a row."""
+        """Repeat every task so many times in a row."""
         items = tuple(some for some in self.items for _ in range(times))
         return TaskBatch(items, *(tensor.repeat_interleave(times, dim=0) for tensor in self._tensors()))
 
     def take(self, tasks: torch.Tensor) -> "TaskBatch":
-        """Some of the tasks (n,), repeats allowed."""
+        """Take some of the tasks (n,), repeats allowed."""
         items = tuple(self.items[index] for index in tasks.tolist())
         return TaskBatch(items, *(tensor[tasks] for tensor in self._tensors()))
 
     def encode(self, network: nn.Module) -> torch.Tensor:
-        """(B, I, H) what a network makes of the items: the sum over their tables."""
+        """Encode the items by a network, (B, I, H): the sum over their tables."""
         encoded: torch.Tensor = (network(self.features) * self.present[..., None]).sum(dim=2)
         return encoded
 
@@ -134,7 +134,7 @@ def _tensors(items: Items, most_parts: int, most_rivals: int) -> list[torch.Tens
 
 @dataclass(frozen=True)
 class Reduction:
-    """The sum, mean or max; max starts from 0."""
+    """The sum, mean or max of representations; max starts from 0."""
 
     kind: str
 
@@ -143,30 +143,30 @@ class Reduction:
             raise unknown_name("reduction", self.kind, _KINDS)
 
     def add(self, total: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
-        """`total` with `more` in it, shapes alike; zeros change nothing, if representations aren't negative."""
+        """Add `more` to `total`, shapes alike; zeros change nothing, if representations aren't negative."""
         return torch.maximum(total, more) if self.kind == "max" else total + more
 
     def finish(self, total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(..., H) what a total of `count` (...) representations stands for."""
+        """Compute what a total of `count` (...) representations stands for, (..., H)."""
         return total / count.clamp(min=1)[..., None] if self.kind == "mean" else total
 
     def before(self, steps: torch.Tensor) -> torch.Tensor:
-        """(B, I, D, H) totals before each of I steps that add `steps` (B, I, D, H)."""
+        """Compute the totals before each of I steps, (B, I, D, H), that add `steps` (B, I, D, H)."""
         through = steps.cummax(dim=1).values if self.kind == "max" else steps.cumsum(dim=1)
         start = torch.zeros_like(steps[:, :1])
         return torch.cat([start, through[:, :-1]], dim=1)
 
     def total(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """What adding all representations along one dimension gives, for `finish`."""
+        """Add up all representations along one dimension, as `add` does, for `finish`."""
         return values.amax(dim=dim) if self.kind == "max" else values.sum(dim=dim)
 
     def over(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """All representations along one dimension."""
+        """Reduce all representations along one dimension."""
         return values.mean(dim=dim) if self.kind == "mean" else self.total(values, dim)
 
 
 class TableEncoder(nn.Module):
-    """Normalised features through a perceptron, not negative at the end."""
+    """The network that encodes tables: normalised features through a perceptron, not negative at the end."""
 
     mean: torch.Tensor
     scale: torch.Tensor
@@ -185,5 +185,5 @@ class TableEncoder(nn.Module):
         self.scale.copy_(tables.std(dim=0).clamp(min=1e-3))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(..., H) representations of tables with features (..., F)."""
+        """Encode tables with features (..., F) to representations (..., H)."""
         return torch.relu(self.network((features - self.mean) / self.scale))

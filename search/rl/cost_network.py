@@ -25,7 +25,7 @@ NUM_PARTS = len(PARTS)
 
 
 def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
-    """(B,) plan costs, ms: the straggler's sum of parts (B, D, P)."""
+    """Compute plan costs, (B,) ms: the straggler's sum of parts (B, D, P)."""
     return parts.sum(dim=-1).amax(dim=-1)
 
 
@@ -33,7 +33,7 @@ class SimulatorCosts:
     """What the simulator's pre-trained cost models say of placements."""
 
     def __init__(self, simulator: Simulator) -> None:
-        """Keep a simulator with models of the papers' form.
+        """Keep a simulator with models of the papers' kind.
 
         Raises:
             UserError: the compute model isn't a sum over tables.
@@ -50,7 +50,7 @@ class SimulatorCosts:
         return Reduction("sum")
 
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """(B, I, H) the sum of its tables' vectors."""
+        """Add up the vectors of each item's tables, (B, I, H)."""
         once = {id(items): self._of_task(items) for items in {id(items): items for items in batch.items}.values()}
         return torch.stack([once[id(items)] for items in batch.items])
 
@@ -61,7 +61,7 @@ class SimulatorCosts:
         return torch.from_numpy(np.add.reduceat(self._model.embed(flat), starts, axis=0))
 
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(B, D, P) ms of each of P parts (`PARTS`), as the simulator has them.
+        """Predict each of P parts (`PARTS`), (B, D, P) ms, as the simulator has them.
 
         Args:
             batch: the tasks.
@@ -78,18 +78,18 @@ class SimulatorCosts:
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """(B,) plan costs, ms, of devices with such vectors (B, D, H): the sum of parts (B, D, P) of the straggler."""
+        """Compute plan costs, (B,) ms, of devices with vectors (B, D, H): the straggler's sum of parts (B, D, P)."""
         return straggler_ms(parts)
 
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:
-        """(B, I) compute ms of every item alone, from the items' vectors (B, I, H)."""
+        """Predict the compute of every item alone, (B, I) ms, from the items' vectors (B, I, H)."""
         return torch.from_numpy(self._model.head(vectors.numpy()).astype(np.float32))
 
 
 @dataclass(frozen=True)
 @checked
 class CostNetworkSettings:
-    """What it is made of, and how it is fitted.
+    """What a cost network is made of, and how it is fitted.
 
     Attributes:
         table: widths of the table network's layers.
@@ -119,7 +119,7 @@ class CostNetworkSettings:
 
 
 class CostNetwork(nn.Module):
-    """Tables to devices by a sum, devices to the plan by a max; a head for each part, and one for the plan's cost.
+    """A network of tables to devices by a sum, devices to the plan by a max; a head for each part, one for its cost.
 
     The heads of a device's parts see the reduced representation of all devices as well: waiting depends on them.
     """
@@ -142,35 +142,35 @@ class CostNetwork(nn.Module):
 
     @torch.no_grad()
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """(B, I, H) what the table network makes of every item."""
+        """Encode every item by the table network, (B, I, H)."""
         return batch.encode(self.encoder)
 
     @torch.no_grad()
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(B, D, P) ms, not negative; an empty device computes nothing."""
+        """Predict the parts, (B, D, P) ms, not negative; an empty device computes nothing."""
         parts = self._parts(vectors, self._of_plan(vectors)).clamp(min=0) * self.scale_ms
         parts[..., 0] *= count > 0
         return parts
 
     @torch.no_grad()
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """(B,) plan cost, ms, by a head of its own that sees the devices alone."""
+        """Predict plan costs, (B,) ms, by a head of its own that sees the devices alone."""
         return self._total(vectors).clamp(min=0) * self.scale_ms
 
     @torch.no_grad()
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:
-        """(B, I) compute ms of every item, as if on the only device."""
+        """Predict the compute of every item, (B, I) ms, as if on the only device."""
         return self._parts(vectors[:, :, None], vectors)[:, :, 0, 0].clamp(min=0) * self.scale_ms
 
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, D, P) parts and (B,) totals of held (B, I, D), as multiples of `scale_ms`; with gradients."""
+        """Predict parts (B, D, P) and totals (B,) of held (B, I, D), as multiples of `scale_ms`; with gradients."""
         encoded = batch.encode(self.encoder)
         on_device = held.float()[..., None] * encoded[:, :, None]
         vectors = self.reduction.finish(self.reduction.total(on_device, dim=1), held.sum(dim=1))
         return self._parts(vectors, self._of_plan(vectors)), self._total(vectors)
 
     def _parts(self, vectors: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
-        """(..., D, P) of devices (..., D, H) in plans (..., H)."""
+        """Predict the parts, (..., D, P), of devices (..., D, H) in plans (..., H)."""
         seen = torch.cat([vectors, plan[..., None, :].expand_as(vectors)], dim=-1)
         return torch.cat([head(seen) for head in self.heads], dim=-1)
 
@@ -201,14 +201,14 @@ class MeasuredPlacements:
 
     @property
     def total(self) -> torch.Tensor:
-        """Compute (N,) plan costs, ms: that of the straggler."""
+        """Plan costs, (N,) ms: that of the straggler."""
         return straggler_ms(self.parts)
 
     def __len__(self) -> int:
         return len(self.task)
 
     def and_more(self, other: "MeasuredPlacements") -> "MeasuredPlacements":
-        """These placements, then the other ones."""
+        """Join these placements with the other ones, in that order."""
         pairs = ((self.task, other.task), (self.held, other.held), (self.parts, other.parts))
         return MeasuredPlacements(*(torch.cat(pair) for pair in pairs))
 
@@ -221,7 +221,7 @@ def fit(
     generator: torch.Generator,
     on_step: Callable[[], None] = lambda: None,
 ) -> float:
-    """Train the network on all placements of the tasks in `batch`; returns the mean squared error of the last steps."""
+    """Train the network on all placements of the tasks in `batch`; return the mean squared error of the last steps."""
     losses = []
     for _ in range(network.settings.steps):
         chosen = torch.randint(len(measured), (network.settings.batch_size,), generator=generator)

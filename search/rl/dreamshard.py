@@ -10,7 +10,7 @@ from neuroshard.stages.search.rl.policy import Policy
 
 
 class DreamShardPolicy(Policy):
-    """Scores a device by what lies on it, what comes next, and what the device costs so far.
+    """A policy that scores a device by what lies on it, what comes next, and what the device costs so far.
 
     Representations are multiples of an even share of all tables', so that tasks of any size look alike.
 
@@ -35,6 +35,6 @@ class DreamShardPolicy(Policy):
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The table network's output, twice."""
+        """Encode the items by the table network, and their context by the same."""
         ordered = self.ordered(batch, order)
         return ordered, ordered

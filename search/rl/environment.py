@@ -40,7 +40,7 @@ class Environment:
     """
 
     def __init__(self, batch: TaskBatch, costs: PlacementCosts, order: torch.Tensor | None = None) -> None:
-        """`order`: (B, I) item numbers, in which they are placed; None is descending predicted cost."""
+        """Prepare the placement of a batch in an `order` (B, I) of item numbers; None is descending predicted cost."""
         self.batch = batch
         self.costs = costs
         self._vectors = costs.item_vectors(batch)
@@ -51,7 +51,7 @@ class Environment:
         self._rows = torch.arange(len(batch))
 
     def reset(self) -> EpisodeState:
-        """The state in which nothing is placed yet."""
+        """Make the state in which nothing is placed yet."""
         shape = (len(self.batch), self.batch.num_devices)
         return EpisodeState(
             0,
@@ -64,7 +64,7 @@ class Environment:
         )
 
     def legal(self, state: EpisodeState) -> torch.Tensor:
-        """(B, D) devices that may hold the next item and have room for it."""
+        """Find the devices that may hold the next item and have room for it, (B, D)."""
         rows, item = self._rows, self.order[:, state.step]
         rivals = self.batch.rivals[rows, item]  # at worst the item itself, which is nowhere yet
         beside_rival = state.held[rows[:, None], rivals].any(dim=1)
@@ -72,21 +72,21 @@ class Environment:
         return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """(B, D, P) costs of the devices, as multiples of an even share of all compute."""
+        """Predict the costs of the devices, (B, D, P), as multiples of an even share of all compute."""
         return self.parts(state) / self._share_ms[:, None, None]
 
     def parts(self, state: EpisodeState) -> torch.Tensor:
-        """(B, D, P) costs of the devices, ms."""
+        """Predict the costs of the devices, (B, D, P) ms."""
         vectors = self.costs.reduction.finish(state.vectors, state.count)
         return self.costs.parts(self.batch, vectors, state.dims, state.count)
 
     def total_ms(self, state: EpisodeState) -> torch.Tensor:
-        """(B,) cost of each task's plan so far, ms: what an episode is rewarded by."""
+        """Predict the cost of each task's plan so far, (B,) ms: what an episode is rewarded by."""
         vectors = self.costs.reduction.finish(state.vectors, state.count)
         return self.costs.total(vectors, self.parts(state))
 
     def step(self, state: EpisodeState, legal: torch.Tensor, device: torch.Tensor) -> EpisodeState:
-        """The state after the next item went to `device` (B,); `legal` (B, D) as `legal()` says."""
+        """Place the next item on `device` (B,), and return the state after it; `legal` (B, D) as `legal()` says."""
         rows, item = self._rows, self.order[:, state.step]
         chosen = torch.zeros_like(state.dims)
         chosen[rows, device] = 1
@@ -107,7 +107,7 @@ class Environment:
         )
 
     def plans(self, state: EpisodeState) -> list[Plan | None]:
-        """(B,) the plans of a final state; None where the episode is dead."""
+        """Make the plans of a final state, (B,); None where the episode is dead."""
         return [
             items.plan(held.numpy() * np.array([[item.width] for item in items.items])) if alive else None
             for items, held, alive in zip(self.batch.items, state.held, state.alive.tolist(), strict=True)

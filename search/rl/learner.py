@@ -29,11 +29,11 @@ from neuroshard.tasks.task import Task
 
 
 class Algorithm(ABC):
-    """From episodes to a loss. Dead episodes count for nothing: memory is no matter of reward."""
+    """The loss that episodes are turned into. Dead episodes count for nothing: memory is no matter of reward."""
 
     @abstractmethod
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """A scalar; the batch holds every task `times` times in a row."""
+        """Compute the loss of episodes, a scalar; the batch holds every task `times` times in a row."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Reinforce(Algorithm):
     entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """The policy gradient's loss, less the bonus for entropy; a scalar."""
+        """Compute the policy gradient's loss, less the bonus for entropy; a scalar."""
         alive = episodes.final.alive.float().view(-1, times)
         cost = environment.total_ms(episodes.final).view(-1, times)
         baseline = (cost * alive).sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True).clamp(min=1)
@@ -75,7 +75,7 @@ class ActorCritic(Algorithm):
     value: NonNegative = 0.5
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """The actor's loss and the critic's, less the bonus for entropy; a scalar."""
+        """Compute the actor's loss and the critic's, less the bonus for entropy; a scalar."""
         critic = cast(AutoShardPolicy, policy)
         alive = episodes.final.alive.float()[:, None]
         reward = balance(environment.parts(episodes.final)[..., 0])[:, None]
@@ -90,23 +90,23 @@ class ActorCritic(Algorithm):
 
 
 def balance(compute_ms: torch.Tensor) -> torch.Tensor:
-    """(B,) the cheapest device's cost over the most expensive one's, of (B, D)."""
+    """Compute the cheapest device's cost over the most expensive one's, (B,), of (B, D)."""
     return compute_ms.amin(dim=1) / compute_ms.amax(dim=1).clamp(min=1e-6)
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Placements cost what the simulator predicts."""
+    """The simulator as the source of costs: placements cost what it predicts."""
 
     def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
-        """Each plan's predicted cost."""
+        """Predict each plan's cost."""
         return [simulator.cost(plan.task, plan) for plan in plans]
 
 
 @dataclass(frozen=True)
 @checked
 class OnHardware:
-    """Placements cost what they do on real hardware.
+    """Real hardware as the source of costs: placements cost what they do there.
 
     Attributes:
         hardware: what plans run on.
@@ -117,7 +117,7 @@ class OnHardware:
     seed: Seed = 0
 
     def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
-        """Each plan's measured cost, or why it couldn't be measured."""
+        """Measure each plan's cost, or say why it couldn't be measured."""
         with meters_of(self.hardware, print) as meters:
             return measure_plans(meters, plans, self.seed, lambda _: None)
 
@@ -127,10 +127,10 @@ CostSource = Simulated | OnHardware
 
 @dataclass(frozen=True)
 class RandomOrder:
-    """Items in any order while a policy is trained: shows what the order of the papers is worth."""
+    """A random order of items while a policy is trained: shows what the order of the papers is worth."""
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
-        """(B, I) item numbers, drawn anew for every task."""
+        """Draw item numbers, (B, I), anew for every task."""
         return torch.rand(len(batch), batch.num_items, generator=generator).argsort(dim=1)
 
 
@@ -180,7 +180,10 @@ class Session:
         self._measured: MeasuredPlacements | None = None
 
     def round(self, number: int, on_update: Callable[[], None]) -> dict[str, float]:
-        """One round; what came of it: losses. Depends on the number and on what earlier rounds left, nothing else."""
+        """Train one round, and return its losses.
+
+        They depend on the number and on what earlier rounds left, nothing else.
+        """
         with torch_threads(1):
             return self._round(number, torch.Generator().manual_seed(self._seed * 1_000_003 + number), on_update)
 
@@ -222,7 +225,7 @@ class Session:
         return fit(network, self._optimizers["costs"], self._batch, self._measured, generator)
 
     def _collect(self, network: CostNetwork, generator: torch.Generator) -> MeasuredPlacements:
-        """Placements that the policy draws, some of them cut off half-way, measured."""
+        """Measure placements that the policy draws, some of them cut off half-way."""
         count, items = network.settings.placements, self._batch.num_items
         chosen = torch.randint(len(self._batch), (count,), generator=generator)
         batch = self._batch.take(chosen)
@@ -241,7 +244,7 @@ class Session:
         return MeasuredPlacements(chosen[good], held[good], torch.from_numpy(np.stack(parts).astype(np.float32)))
 
     def tensors(self) -> Tensors:
-        """The agent's weights, the optimizers' state and what was measured: what a checkpoint holds, for `restore`."""
+        """Collect the agent's weights, the optimizers' state and what was measured, as a checkpoint holds them."""
         found = self.agent.tensors()
         for name, optimizer in self._optimizers.items():
             for index, state in optimizer.state_dict()["state"].items():
@@ -251,7 +254,7 @@ class Session:
         return found
 
     def restore(self, tensors: Tensors) -> None:
-        """Go on where `tensors` were taken.
+        """Restore the session to where `tensors` were taken.
 
         Raises:
             UserError: the agent's are of another one, or not finite; the others are taken as they are.
@@ -268,7 +271,7 @@ class Session:
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:
-    """The plan of the items placed so far, of a task that has only their tables."""
+    """Make the plan of the items placed so far, of a task that has only their tables."""
     items = batch.items[index]
     places = [
         (table, device)

@@ -16,7 +16,7 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Policy(nn.Module):
-    """Scores the devices for the next item, any number of them.
+    """A network that scores the devices for the next item, any number of them.
 
     Attributes:
         kind: its class's name in files.
@@ -43,13 +43,13 @@ class Policy(nn.Module):
         """
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
-        """(B, I, H) what the encoder makes of the items in that order (B, I), as multiples of a device's mean share."""
+        """Encode the items in the order (B, I), as multiples of a device's mean share, (B, I, H)."""
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
         return (encoded / share.clamp(min=1e-6)[:, None, None]).gather(1, order[..., None].expand_as(encoded))
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """(..., D) of devices (..., D, H) for items with context (..., C), at costs (..., D, P)."""
+        """Compute scores (..., D) of devices (..., D, H) for items with context (..., C), at costs (..., D, P)."""
         following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
         seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
         scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]
@@ -58,7 +58,7 @@ class Policy(nn.Module):
     def log_probabilities(
         self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor, legal: torch.Tensor
     ) -> torch.Tensor:
-        """(..., D) of a softmax over the legal devices; over all where none is.
+        """Compute the log probabilities of a softmax over the legal devices, (..., D); over all where none is.
 
         Raises:
             UserError: the scores aren't numbers: the weights are damaged, or their training diverged.
@@ -90,18 +90,18 @@ class Episodes:
 
 
 def greedy(log_probabilities: torch.Tensor) -> torch.Tensor:
-    """(B,) the likeliest device of each task, of log probabilities (B, D)."""
+    """Choose the likeliest device of each task, (B,), by log probabilities (B, D)."""
     return log_probabilities.argmax(dim=-1)
 
 
 def sampling(generator: torch.Generator) -> Choose:
-    """Devices drawn by their probabilities."""
+    """Return a function that draws devices by their probabilities."""
     return lambda logs: torch.multinomial(logs.exp(), 1, generator=generator)[:, 0]
 
 
 @torch.no_grad()
 def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
-    """Episodes in which the policy places all items, one after the other, on the devices that `choose` takes."""
+    """Play episodes: the policy places all items, one after the other, on the devices that `choose` takes."""
     left, context = policy.encode(environment.batch, environment.order)
     state = environment.reset()
     devices = torch.zeros(len(environment.batch), environment.batch.num_devices, left.shape[-1])
@@ -121,7 +121,7 @@ def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """The same steps, as the policy sees them now, with gradients.
+    """The steps of finished episodes, as the policy sees them now, with gradients.
 
     Attributes:
         log_probabilities: (B, I, D).
@@ -137,13 +137,13 @@ class Replayed:
 
     @property
     def entropy(self) -> torch.Tensor:
-        """(B, I) entropy of the choice at each step, nats."""
+        """The entropy of the choice at each step, (B, I) nats."""
         logs = self.log_probabilities.clamp(min=-30)
         return -(logs.exp() * logs).sum(dim=-1)
 
 
 def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Replayed:
-    """What the policy makes of the states and actions of finished episodes, all steps at once."""
+    """Compute what the policy makes of the states and actions of finished episodes, all steps at once."""
     left, context = policy.encode(environment.batch, environment.order)
     chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()
     totals = policy.reduction.before(chosen[..., None] * left[:, :, None])

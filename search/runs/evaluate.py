@@ -94,7 +94,7 @@ class Evaluate:
         return Evaluated(path.stem, 0, str(path), predicted, float("nan"), self._error(plan))
 
     def _error(self, plan: Plan) -> str | None:
-        """Why a plan can't be run: it breaks its task's limits, or CPU kernels have no room for it on this host."""
+        """Say why a plan can't be run: it breaks its task's limits, or CPU kernels have no room for it on this host."""
         if plan.violations:
             return f"doesn't fit its task: {plan.violations[0]}"
         return beyond_memory(plan, self.hardware)

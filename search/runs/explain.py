@@ -58,7 +58,7 @@ class Explain:
 
 @dataclass(frozen=True)
 class ChosenModels:
-    """Which models explain plans; `note` says what a reader might not expect of the choice."""
+    """The models that explain plans; `note` says what a reader might not expect of the choice."""
 
     name: str
     note: str = ""
@@ -68,7 +68,7 @@ class ChosenModels:
 
 
 def models_of(plans: Sequence[Plan], given: str | None) -> ChosenModels:
-    """The models that are given, or else those that the plans were found with: costs of others don't compare.
+    """Choose the models that are given, or else those that the plans were found with: costs of others don't compare.
 
     Raises:
         UserError: the plans' own models are not here, or had no name.
@@ -88,7 +88,7 @@ def models_of(plans: Sequence[Plan], given: str | None) -> ChosenModels:
 
 
 def _page_path(out: str, plans: Sequence[str]) -> Path:
-    """Return where the page goes: never where something else is.
+    """Check where the page goes: never where something else is.
 
     Raises:
         UserError: it is not named as a page, or is a directory or one of the plans.
@@ -110,7 +110,7 @@ def _same_tables(one: Plan, other: Plan) -> bool:
 
 @dataclass(frozen=True)
 class ExplainResult:
-    """What was found, and where the page is."""
+    """Explanations of plans, and where their page is."""
 
     names: tuple[str, ...]
     model: ChosenModels

@@ -42,7 +42,7 @@ class RankSteps:
 
 
 def ranks_in(run: Path, task: int, jobs: Sequence[RankJob]) -> Journal[RankSteps]:
-    """The ranks of a task's plans in a run's directory, build after build: `ranks/task-0000/rank-0000.json`."""
+    """Open the journal of a task's ranks in a run's directory, build after build: `ranks/task-0000/rank-0000.json`."""
 
     def wrong(number: int, found: RankSteps) -> str | None:
         job = jobs[number % len(jobs)]
@@ -53,7 +53,7 @@ def ranks_in(run: Path, task: int, jobs: Sequence[RankJob]) -> Journal[RankSteps
 
 
 def by_plan(jobs: Sequence[RankJob], done: Sequence[RankSteps]) -> list[list[LocalStep]]:
-    """(K,) the ranks of every plan, from those of one build."""
+    """Group the ranks of one build by plan, (K,)."""
     found: dict[int, list[LocalStep]] = {}
     for job, of_rank in zip(jobs, done, strict=True):
         for plan, step in zip(job.plans, of_rank.steps, strict=True):
@@ -62,7 +62,7 @@ def by_plan(jobs: Sequence[RankJob], done: Sequence[RankSteps]) -> list[list[Loc
 
 
 def timeline(steps: Sequence[LocalStep], pipeline: str) -> MirroredStep | str:
-    """A plan's step, or the error in its place."""
+    """Compute a plan's step from its ranks, or say the error in its place."""
     try:
         return MirroredStep.of(steps, pipeline)
     except ValueError as error:
@@ -81,7 +81,7 @@ class ExchangesOfStep(NamedTuple):
     input_ms: float = float("nan")
 
     def in_step(self, step: MirroredStep) -> float:
-        """Return the ms that they add to a step's local work."""
+        """Compute the ms that exchanges add to a step's local work."""
         return self.waited_ms + step.exposed_ms(self.input_ms)
 
 
@@ -102,15 +102,15 @@ class TaskInMirror:
     pipeline: str
 
     def error(self, plan: int) -> str | None:
-        """Say what stopped the first build that failed."""
+        """Say what stopped the first build of a plan that failed; None if none did."""
         return next((step for step in self._found(plan) if isinstance(step, str)), None)
 
     def local_ms(self, plan: int) -> FloatArray:
-        """(B,) ms of the plan's step without its exchanges; NaN where a build failed."""
+        """Compute the plan's step without its exchanges in each build, (B,) ms; NaN where a build failed."""
         return np.array([np.nan if isinstance(step, str) else step.step_ms for step in self._found(plan)])
 
     def _found(self, plan: int) -> list[MirroredStep | str]:
-        """(B,) the plan's step in each build, or the error in its place."""
+        """Compute the plan's step in each build, (B,), or the error in its place."""
         return [timeline(build[plan], self.pipeline) for build in self.builds]
 
     @property
@@ -124,7 +124,7 @@ class TaskInMirror:
         return [entry.row() | self._figures(k, first_ms, floor) for k, entry in enumerate(self.entries)]
 
     def _figures(self, k: int, first_ms: FloatArray, floor: float) -> dict[str, Any]:
-        """What one plan took beside the first one, (B,); phases and exchanges in the builds that didn't fail."""
+        """Compute what one plan took beside the first one, (B,); phases and exchanges in builds that didn't fail."""
         local_ms, steps = self.local_ms(k), [step for step in self._found(k) if not isinstance(step, str)]
         none = np.full((1, len(LOCAL_PHASES)), np.nan)
         phases = np.mean([step.slowest_ms for step in steps] or none, axis=0)
@@ -168,7 +168,7 @@ class TaskInMirror:
         return grid_of(f"Mirrored steps on {devices} ranks, local ms, task {self.task}", columns)
 
     def told(self) -> list[Grid | str]:
-        """The table and lines for people: also what equal plans differ by, and what failed."""
+        """Make the table and lines for people: also what equal plans differ by, and what failed."""
         floor = f"the first plan, measured twice, differs from itself by {self.floor:.1%}"
         return [self.table(), floor, *failures(self.entries, map(self.error, range(len(self.entries))))]
 
@@ -178,7 +178,7 @@ def _known(ms: float) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Ranks for people: "0-7", or one by one."""
+    """Write ranks for people: "0-7", or one by one."""
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks))
@@ -186,7 +186,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class InMirror:
-    """TorchRec trains a stand-in of the user's model on one rank after another, the other ranks being its mirrors.
+    """Measuring in mirrored steps: TorchRec trains a stand-in of the user's model rank by rank, the others its mirrors.
 
     Local work is measured, exchanges are predicted. So one device measures plans for any number of devices.
 
@@ -211,7 +211,10 @@ class InMirror:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Processes are started anew for every rank. The pipeline decides how much of the input's exchange counts."""
+        """Yield what measures plans; processes are started anew for every rank.
+
+        The pipeline decides how much of the input's exchange counts.
+        """
         yield partial(self._measured, hardware, warn)
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
@@ -265,7 +268,7 @@ class InMirror:
         return TaskInMirror(task, tuple(entries), tuple(builds), self._exchanges(plans), self.protocol.pipeline)
 
     def _exchanges(self, plans: Sequence[Plan]) -> tuple[ExchangesOfStep, ...]:
-        """(K,) What the exchanges of each plan take."""
+        """Predict what the exchanges of each plan take, (K,); not numbers without models."""
         if self.exchanges is None:
             return (ExchangesOfStep(),) * len(plans)
         models = CostModels.load(self.exchanges)
@@ -290,7 +293,7 @@ class InMirror:
 
 
 def _predicted(models: CostModels, traffic: Traffic) -> ExchangesOfStep:
-    """The exchanges of one plan with such traffic."""
+    """Predict the exchanges of one plan with such traffic."""
     idle = np.zeros((1, traffic.num_devices))
     waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0).max()
     if models.input is None:

@@ -71,7 +71,7 @@ class Means(Protocol):
         ...
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """What is told of as done in all, where plans are measured once."""
+        """Count what is told of as done in all, where plans are measured once."""
         ...
 
     def evaluated(
@@ -152,7 +152,7 @@ class EvaluateResult(Generic[Kept]):
 
 @dataclass(frozen=True)
 class InParts:
-    """Kernels and exchanges are measured one by one, as cost models predict them."""
+    """Measuring in parts: kernels and exchanges one by one, as cost models predict them."""
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError unless exchanges are between hosts here as in the tasks."""
@@ -165,7 +165,7 @@ class InParts:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """The processes stay for all passes."""
+        """Yield what measures plans; the processes stay for all passes."""
         with meters_of(hardware, warn) as meters:
             meters.join(task.topology for task in tasks)
             yield partial(_measured, meters, count_input, cache(partial(PlanRecords.of_run, hardware=hardware)))
@@ -189,7 +189,7 @@ class InParts:
             bar = progress.add_task("kernels and exchanges", total=amount)
 
             def measured(task: int) -> Sequence[MeasuredOnce]:
-                """What the task's plans cost, now or before."""
+                """Measure what the task's plans cost, or read what was measured before."""
                 plans = plans_of(by_task[task])
                 journal = _tasks_in(directory.path, plans)
                 if (once := journal.get(task)) is None:
@@ -210,12 +210,12 @@ class InParts:
 
 
 def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:
-    """The entry with its plan's measured cost, or the error that stopped it."""
+    """Give the entry its plan's measured cost, or the error that stopped it."""
     return replace(entry, error=outcome) if isinstance(outcome, str) else replace(entry, measured=outcome)
 
 
 def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
-    """What an evaluation measured of each task; `plans` are those of the one that is asked for."""
+    """Open the journal of what an evaluation measured of each task; `plans` are those of the one that is asked for."""
 
     def wrong(_: int, one: Pass) -> str | None:
         steps_alone = any(its.step_ms is not None for its in one.plans)

@@ -39,7 +39,7 @@ class Build:
 
 
 def builds_in(run: Path, task: int, plans: int) -> Journal[Build]:
-    """The builds of a task's plans in a run's directory, so many each: `builds/task-0000/build-0000.json`."""
+    """Open the journal of a task's builds in a run, of so many plans each: `builds/task-0000/build-0000.json`."""
 
     def wrong(_: int, build: Build) -> str | None:
         its = build.plans
@@ -50,7 +50,7 @@ def builds_in(run: Path, task: int, plans: int) -> Journal[Build]:
 
 
 def floor_of(ratios: FloatArray) -> float:
-    """What equal plans differ by over all builds: the standard error of the first plan's ratio to itself, (B,)."""
+    """Compute what equal plans differ by over all builds: the standard error of a plan's ratios to itself, (B,)."""
     return float(np.sqrt(np.square(ratios - 1).mean() / len(ratios)))
 
 
@@ -85,25 +85,25 @@ class StepTimes:
 
     @property
     def step_ms(self) -> FloatArray:
-        """(K,) median over all turns."""
+        """The median step of each plan over all turns, (K,) ms."""
         medians: FloatArray = np.median(self.turns_ms, axis=(0, 2))[:-1]
         return medians
 
     @property
     def phase_ms(self) -> FloatArray:
-        """(K, P) mean over builds."""
+        """The mean of each plan's phases over builds, (K, P) ms."""
         means: FloatArray = self.phases_ms.mean(axis=0)[:-1]
         return means
 
     @property
     def alone_ms(self) -> FloatArray:
-        """(K,) mean over builds."""
+        """The mean of each plan's lookups, one rank after another, over builds, (K,) ms."""
         means: FloatArray = self.alones_ms.mean(axis=0)[:-1]
         return means
 
     @property
     def ratios(self) -> FloatArray:
-        """(K, B) of each plan's step beside the first one's: the median of a build's turns, taken turn by turn."""
+        """Each plan's step beside the first one's, (K, B): the median of a build's turns, taken turn by turn."""
         return self._ratios[:-1]
 
     @property
@@ -119,7 +119,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class InSteps:
-    """TorchRec trains a stand-in of the user's model on every plan, the plans of a task by turns.
+    """Measuring in steps: TorchRec trains a stand-in of the user's model on every plan, the plans of a task by turns.
 
     Each build of all of a task's plans is in fresh processes.
 
@@ -144,7 +144,10 @@ class InSteps:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Under torchrun the processes stay. The exchange of indices is in every step, or hidden by its pipeline."""
+        """Yield what measures plans; under torchrun the processes stay.
+
+        The exchange of indices is in every step, or hidden by its pipeline.
+        """
         with step_builds(hardware, self.protocol, tasks[0].topology, warn) as builds:
             yield partial(_measured, hardware, builds)
 
@@ -215,7 +218,7 @@ class TaskSteps:
 
     @property
     def names(self) -> list[str]:
-        """(K,) what the plans were found by."""
+        """The names of the methods that found the plans, (K,)."""
         return [entry.method for entry in self.entries]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -263,7 +266,7 @@ class TaskSteps:
         return grid_of(f"Phases of a step, ms, task {self.task}", {"plan by": self.names, **ms})
 
     def told(self) -> list[Grid | str]:
-        """Tables and lines for people: also what equal plans differ by, and what failed."""
+        """Make tables and lines for people: also what equal plans differ by, and what failed."""
         failed = failures(self.entries, self.times.errors[:-1])
         return [self.table(), self.phases(), _floor_line(self.times.floor), *failed]
 
@@ -273,7 +276,7 @@ class TaskSteps:
 
 
 def _floor_line(floor: float) -> str:
-    """What differences are worth."""
+    """Say which differences mean something, where equal plans differ by so much."""
     said = f"the first plan, built twice, differs from itself by {floor:.1%}"
     if np.isnan(floor) or floor > _TRUSTED:
         return f"warning: {said}, more than {_TRUSTED:.0%}: these figures are not to be trusted; let nothing else run"

@@ -38,7 +38,7 @@ class Report:
     out: PathName = "report"
 
     def run(self) -> "ReportResult":
-        """Gather, compare, write the tables; then draw, and write the page.
+        """Gather runs, compare them, write the tables; then draw, and write the page.
 
         Raises:
             UserError: there is no run, one is damaged, or `out` is one of them.
@@ -85,7 +85,7 @@ def _check_out(out: Path, runs: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class ReportResult:
-    """Where a report was written, and how many sections it has."""
+    """A written report: where it is, and how many sections it has."""
 
     path: Path
     num_sections: int

@@ -144,7 +144,7 @@ class Search:
         return self.verify.opened(self.tasks, self.count_input, plain_console(stderr=True).print)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
-        """What the plans depend on, besides the tasks."""
+        """Collect what the plans depend on, besides the tasks."""
         settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
         return {
             "settings": settings,
@@ -211,7 +211,7 @@ class SearchResult:
 
     @property
     def outcome(self) -> JobFigures:
-        """What a sweep compares it by."""
+        """The figures that a sweep compares the run by."""
         costs = tuple(record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
         return JobFigures(digest_of(self.saved.path / "tasks.json"), costs, seconds)
@@ -254,11 +254,11 @@ class SearchResult:
         return grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), known, words=0)
 
     def _caveats(self) -> list[str]:
-        """What is said of the predicted costs: one for all, as a rule."""
+        """List the caveats of the predicted costs: one for all, as a rule."""
         return list(dict.fromkeys(record.caveat for record in self.saved.records if record.caveat is not None))
 
     def _warnings(self) -> Iterator[str]:
-        """One line for each thing that is doubtful, from the first task where it is; none of what costs say already."""
+        """Yield a line for each doubtful thing, from the first task where it is; none of what costs say already."""
         found: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:
             for warning in (record.warnings or "").splitlines():
@@ -271,7 +271,7 @@ class SearchResult:
 
 
 def _found_nothing(there: RunDirectory) -> bool:
-    """Whether a whole search is there that found no plan for its only task: another may take its place."""
+    """Tell whether a whole search is there that found no plan for its only task: another may take its place."""
     if not there.finished or (found := there.read()) is None or found.kind != "search":
         return False
     records = SearchRun.load(there.path).records

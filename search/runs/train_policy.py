@@ -65,7 +65,7 @@ class TrainPolicy:
     seed: Seed = 0
 
     def run(self) -> "TrainResult":
-        """Train, round by round; the policy of the best round on the validation tasks is kept.
+        """Train the policy, round by round; that of the best round on the validation tasks is kept.
 
         Raises:
             UserError: too few tasks, or `out` holds another run.
@@ -107,7 +107,7 @@ class TrainPolicy:
         return result
 
     def _settings(self) -> dict[str, Any]:
-        """What a policy depends on, besides the tasks."""
+        """Collect what a policy depends on, besides the tasks."""
         return {
             "method": self.method,
             "model": self.model,
@@ -130,7 +130,7 @@ class TrainPolicy:
 
 
 def _restored(path: Path, session: Session) -> tuple[list[dict[str, Any]], Tensors]:
-    """History and best weights of the rounds that a checkpoint holds; none without one."""
+    """Restore the session from a checkpoint; return history and best weights of its rounds, none without one."""
     file = path / _CHECKPOINT
     if not file.exists():
         return [], {}
@@ -156,12 +156,12 @@ def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], bes
 
 
 def _digest(history: str, tensors: Tensors) -> str:
-    """What a checkpoint is sealed with."""
+    """Compute the digest that a checkpoint is sealed with."""
     return sha256(history.encode() + save(tensors)).hexdigest()
 
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:
-    """Mean cost, ms, of the likeliest plans by the simulator, over tasks that have one; and the share of those."""
+    """Cost the likeliest plans by the simulator: their mean, ms, over tasks that have one, and the share of those."""
     with torch_threads(1):
         environment = Environment(TaskBatch.of(tasks, "train-policy"), agent.costs(simulator))
         plans = environment.plans(play(agent.policy, environment, greedy).final)
@@ -170,7 +170,7 @@ def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tupl
 
 
 def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]:
-    """Mean costs, ms, of random placement and of every heuristic, over the tasks that each solves."""
+    """Compute mean costs, ms, of random placement and of every heuristic, over the tasks that each solves."""
     found = {}
     for name, searcher in {"random": Random(), **{f"{score}_greedy": Greedy(score) for score in SCORES}}.items():
         costs = []
@@ -200,7 +200,7 @@ class TrainResult:
 
     @property
     def best_ms(self) -> float:
-        """Mean cost on the validation tasks."""
+        """The mean cost on the validation tasks in the best round, ms."""
         return float(self.history["valid_ms"].min())
 
     def save(self, facts: Mapping[str, Any]) -> None:

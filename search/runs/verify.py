@@ -34,7 +34,7 @@ _SEED_RANGE = 2**31
 
 @dataclass(frozen=True)
 class Searched:
-    """What a task is answered with.
+    """The answer to a task.
 
     Attributes:
         found: a plan; or why there is none.
@@ -121,14 +121,14 @@ class Verify:
         return answer.found
 
     def begun(self, files: FinalistFiles, found: Found, searched: Searched, simulator: Simulator) -> Finalists:
-        """Write down what is to be measured."""
+        """Write a task's finalists down, with their predictions, before they are measured."""
         plans = [*map(simulator.predicted, searched.finalists)]
         return files.begin(plans, Origin(len(plans), searched.seconds, found.warning, found.remark))
 
     def answer(
         self, measure: Measure, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress
     ) -> Searched:
-        """The best of the finalists, once all passes are measured; those that are on disk already are not again."""
+        """Measure the finalists in all passes that aren't on disk already, and choose the best of them."""
         left = self.passes - len(finalists.passes)
         bar = progress.add_task("finalists", total=left * self.means.amount(finalists.plans, count_input))
 
@@ -152,7 +152,7 @@ class Verify:
     def _pass(
         self, task: int, finalists: Finalists, measured: Callable[[Sequence[Plan], int], list[MeasuredOnce]]
     ) -> Pass:
-        """A pass over all that could be measured so far, in a random order: none always comes first."""
+        """Measure a pass over all that could be measured so far, in a random order: none always comes first."""
         plans, number = finalists.plans, len(finalists.passes)
         rng = np.random.default_rng([self.seed, task, number])
         errors = {i: finalists.errors[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
@@ -163,7 +163,7 @@ class Verify:
 
 
 def not_verified() -> None:
-    """What `verify=none` asks for: nothing."""
+    """Verify nothing: what `verify=none` asks for."""
 
 
 def save_finalists(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:
