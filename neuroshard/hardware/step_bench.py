@@ -56,7 +56,7 @@ class StepBench:
     def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """Measure an outcome for each plan; its repeats are (R, 1 + P + 1, D) ms, of every device.
 
-        Of a step, of its phases, and of the lookups of a step in which one device after another looks up.
+        They are of a step, of its phases, and of the lookups of a step in which one device after another looks up.
         """
         task, group = renamed(samples[0]).task, self._group
         its = batches(task.tables, task.batch_size, group.rank, group.size, seeds[0], self._device.torch_device)

@@ -75,7 +75,7 @@ class Joining(Generic[Sample]):
 
 
 class _Stopped(Exception):
-    """A worker died, hung or couldn't start; `blamed` is the sample it was at."""
+    """End of a worker that died, hung or couldn't start; `blamed` is the sample it was at."""
 
     def __init__(self, reason: str, blamed: int = 0) -> None:
         super().__init__(reason)

@@ -187,7 +187,7 @@ class CommModel(ABC):
     def least_outline(self, known: "OneDevice") -> "Outline":
         """Bound one device's transfer in each exchange, for any waits: by nothing, unless models know more.
 
-        Its parts are (X, 1, P): of X exchanges, and of one device of each.
+        The outline's parts are (X, 1, P): of X exchanges, and of one device of each.
         """
         return Outline(np.zeros((len(known.least_bytes), 1, 1)), np.ones(1), np.zeros((1, NUM_WAITS)))
 
@@ -211,12 +211,15 @@ class PartModel(ABC):
 
     @abstractmethod
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict ms, (B, D), waits included, from what B plans' devices do, exchange and are ready at, (B, D)."""
+        """Predict the ms of each device of B plans, (B, D), waiting included.
+
+        They come from what devices do and exchange, and from when each is ready for it, (B, D).
+        """
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of n loads to what each adds to its device's step, about, (n,) ms: searches use it.
+        """Return a function of n loads to about what each adds to its device's step, (n,) ms.
 
-        By default None: it hangs on no shard, or nobody knows.
+        Searches move shards by that. By default None: it depends on no shard, or nobody knows.
         """
         return None
 

@@ -120,7 +120,7 @@ def typical(factors: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Widths:
-    """How much longer than it should something takes, by its bytes: lookups by those of a row, exchanges by theirs.
+    """How much longer something takes than it should, by its bytes: lookups by those of a row, exchanges by theirs.
 
     Of lookups narrow rows keep few of a kernel's threads busy; wide ones are found in caches less often. Interpolated
     in logarithms; beyond the points the outermost stands.

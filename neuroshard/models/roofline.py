@@ -183,7 +183,7 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 
 @dataclass(frozen=True)
 class RooflineComm(CommModel):
-    """What was published for as many bytes and devices, once the last device has started; all wait for the busiest one.
+    """What was published for as many bytes and devices, once the straggler has started; all wait for the busiest one.
 
     Fast links join the devices of a domain, as the topology says, else `devices_per_host`. The share of the bytes that
     leaves a domain goes over the network, at the same time. Sums are made within each first, so that a device sends

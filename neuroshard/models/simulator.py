@@ -130,7 +130,7 @@ class Simulator:
     def step(self, called: Called, traffic: Traffic, compute_ms: FloatArray) -> Step:
         """Predict the steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D).
 
-        Other parts hang on what devices are called to do: in each of B plans, or as in one.
+        Other parts depend on what devices are called to do: in each of B plans, or as in one.
         """
         return self._step(traffic, (compute_ms, None), called)
 

@@ -92,7 +92,7 @@ class Mlp:
     def least(self, least: Float32Array, most: Float32Array) -> FloatArray:
         """Bound outputs from below, (..., out), where inputs lie between `least` and `most` (..., in).
 
-        Of networks in which every path from an input to an output has the same sign, the outputs at one end.
+        For networks in which every path from an input to an output has the same sign: the outputs at one end.
         """
         low, high = least.astype(np.float64), most.astype(np.float64)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -118,7 +118,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Normaliser:
-    """Shifts and scales features by statistics of the training data, never of what is being predicted.
+    """Shift and scale of features by statistics of the training data, never of what is being predicted.
 
     `shift` and `scale` are (F,).
     """

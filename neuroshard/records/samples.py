@@ -102,7 +102,7 @@ class ComputeSample:
 
     @cached_property
     def call(self) -> Call:
-        """What the kernel is called with."""
+        """The kernel call: form, pooled or not, and tier of memory."""
         return Call(self.form, all(table.pooled for table in self.tables), self.home.tier)
 
     @property

@@ -337,7 +337,7 @@ class PhysicalComputeConformance(SumModelConformance):
 
 
 class PhysicalCommConformance(CommModelConformance):
-    """Tests for communication models that promise what physics guarantees; the papers' networks don't."""
+    """Tests for communication models that promise what physics does; the papers' networks, as published, don't."""
 
     def _cases(self) -> Iterator[tuple[FloatArray, FloatArray, int, np.random.Generator]]:
         """Draw dims and starts (B, 4) at a batch size; half the starts close together, as a search's are."""

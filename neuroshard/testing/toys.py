@@ -118,7 +118,7 @@ class OpaqueCompute(ComputeModel):
 
 @dataclass(frozen=True)
 class LinearComm(CommModel):
-    """Waiting for the last device, then a cost for every column of the widest device."""
+    """Waiting for the straggler, then a cost for every column of the widest device."""
 
     devices: int
     per_column_ms: float = 0.002

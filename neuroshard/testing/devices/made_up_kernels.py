@@ -136,7 +136,7 @@ def drawn_cpu(rng: np.random.Generator, times: float = 3.0) -> MadeUpCpu:
 class MadeUpGpu(_OnDevice):
     """One fused call forward and one backward, each as long as its tightest bound; not a sum over tables.
 
-    Memory moves sectors of 32 bytes. All tables of a call share the L2, so each table's misses hang on all others. A
+    Memory moves sectors of 32 bytes. All tables of a call share the L2, so each table's misses depend on all others. A
     call is bound by memory, by the L2, by instructions (one for every 32 columns of a lookup), or, backward, by the
     table whose updates crowd most on few rows.
 
