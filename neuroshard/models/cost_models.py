@@ -39,7 +39,7 @@ class CostModels(ModelSet):
         return counted if self.name is None else replace(counted, name=f"{self.name}{IN_TORCHREC}")
 
     def left_out(self, framework: str) -> tuple[str, ...]:
-        """Say in a line what of steps in a framework these models' costs leave out; nothing if of whole steps."""
+        """List, in a line, what steps in a framework take that these costs leave out; nothing of whole steps."""
         if self.of_whole_steps:
             return ()
         return (f"predicted costs are of kernels and exchanges alone: what {framework} adds to a step isn't known",)
