@@ -9,7 +9,7 @@ _BUNDLES = Path(__file__).resolve().parent
 
 
 def known_names() -> list[str]:
-    """Every name that `CostModels.load` takes: shipped bundles and datasheets."""
+    """List every name that `CostModels.load` takes: shipped bundles and datasheets."""
     return [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]
 
 
@@ -19,5 +19,5 @@ def shipped_names() -> list[str]:
 
 
 def shipped_path(name: str) -> Path | None:
-    """Where the bundle of that name stands; None if there is none."""
+    """Find the directory of the shipped bundle of that name; None if there is none."""
     return _BUNDLES / name if name in shipped_names() else None

@@ -32,7 +32,7 @@ class Arena:
         self._buffer = _touched(elements, self._buffer.dtype)
 
     def view(self, elements: int, rng: np.random.Generator) -> torch.Tensor:
-        """(elements,) of the buffer, from a random page boundary on."""
+        """Return (elements,) of the buffer, from a random page boundary on."""
         self.reserve(elements)
         step = _ALIGNMENT_BYTES // self._buffer.element_size()
         start = step * int(rng.integers((len(self._buffer) - elements) // step + 1))
@@ -40,7 +40,7 @@ class Arena:
 
 
 def _touched(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small normal values everywhere: neither zeros, which share a page, nor denormals, which are slow."""
+    """Fill memory with small normal values: neither zeros, which share a page, nor denormals, which are slow."""
     tile = torch.randn(min(elements, _TILE_ELEMENTS), generator=torch.Generator().manual_seed(0)).mul_(0.01).to(dtype)
     buffer = torch.empty(elements, dtype=dtype)
     for start in range(0, elements, len(tile)):
@@ -57,6 +57,6 @@ def check_room(needed_bytes: int) -> None:
 
 
 def available_bytes() -> int:
-    """Memory that the kernel says can be taken without swapping."""
+    """Read how much memory the kernel says can be taken without swapping."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024

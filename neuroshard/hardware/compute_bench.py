@@ -70,7 +70,7 @@ def fused_run(
     arenas: Arenas,
     rng: np.random.Generator,
 ) -> Prepared:
-    """A fused forward and backward call over what the device holds of the sample's tables.
+    """Prepare a fused forward and backward call over what the device holds of the sample's tables.
 
     Raises:
         RuntimeError, MemoryError: the device has no room.
@@ -95,7 +95,7 @@ def build_operator(
     arenas: Arenas,
     rng: np.random.Generator,
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """The fused operator over all of the sample's tables; on CPU its weights lie in the arena.
+    """Build the fused operator over all of the sample's tables; on CPU its weights lie in the arena.
 
     Rows are fetched into a cache when the operator is called, not before: its cost is that of the call.
     """
@@ -122,7 +122,7 @@ def build_operator(
 
 
 def _cache(home: Home) -> dict[str, Any]:
-    """The operator's arguments for its cache, if it has one: for so large a share of all tables' rows."""
+    """Return the operator's arguments for its cache, if it has one: for so large a share of all tables' rows."""
     if home.tier is not Tier.CACHED:
         return {}
     return {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": home.cached_share}
@@ -131,7 +131,7 @@ def _cache(home: Home) -> dict[str, Any]:
 def dense_run(
     sample: ComputeSample, settings: EmbeddingSettings, device: torch.device, rng: np.random.Generator
 ) -> Prepared:
-    """A dense forward and backward call over all of the sample's tables, and the update of all their rows.
+    """Prepare a dense forward and backward call over all of the sample's tables, and the update of all their rows.
 
     Raises:
         RuntimeError, MemoryError: the device has no room.
@@ -157,12 +157,12 @@ def _train(operator: DenseTableBatchedEmbeddingBagsCodegen, update: Update, inpu
 
 
 def _sgd(weights: torch.Tensor, _specs: list[tuple[int, int]]) -> Update:
-    """Plain gradient descent on all weights at once."""
+    """Make the update of plain gradient descent on all weights at once."""
     return lambda gradient: weights.add_(gradient, alpha=-LEARNING_RATE)
 
 
 def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Update:
-    """Row-wise Adagrad, table by table, of (rows, dim)."""
+    """Make the update of row-wise Adagrad, table by table, of (rows, dim)."""
     sizes = [rows * dim for rows, dim in specs]
     tables = [part.view(shape) for part, shape in zip(torch.split(weights.detach(), sizes), specs, strict=True)]
     sums = [torch.zeros_like(table[:, :1]) for table in tables]  # of squares, (rows, 1)
@@ -180,7 +180,7 @@ _UPDATES = {"sgd": _sgd, "rowwise_adagrad": _rowwise_adagrad}
 
 
 class ComputeBench:
-    """Measures batches of compute samples on a prepared device; keeps the weights' memory between batches."""
+    """Bench of compute samples in batches on a prepared device; keeps the weights' memory between batches."""
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: TimingProtocol) -> None:
         self._device = device
@@ -189,7 +189,7 @@ class ComputeBench:
         self._arenas = Arenas()
 
     def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """An outcome for each sample; its repeats are (R,) ms."""
+        """Measure an outcome for each sample; its repeats are (R,) ms."""
         self._reserve(samples)
         seen: dict[int, tuple[BlockLookups, ...]] = {}
 
@@ -212,7 +212,7 @@ class ComputeBench:
         return Timed(np.array(ms), ms / 1e3)
 
     def _reserve(self, samples: Sequence[ComputeSample]) -> None:
-        """Room for the largest sample first, so that memory is touched before anything is timed."""
+        """Make room for the largest sample first, so that memory is touched before anything is timed."""
         if self._device.torch_device.type != "cpu":
             return
         fused = [sample for sample in samples if not LAYOUTS[sample.form].dense]

@@ -13,7 +13,7 @@ from neuroshard.hardware.specs import DeviceSpec, no_device
 
 
 class Device(ABC):
-    """Where kernels run and how long they take. Prepared once, in the process that measures.
+    """Place where kernels run and are timed, prepared once, in the process that measures.
 
     Attributes:
         backend: of torch.distributed.
@@ -36,14 +36,14 @@ class Device(ABC):
 
     @abstractmethod
     def moment(self) -> Any:
-        """A mark in the device's work: what was given to it before has ended there, what comes after hasn't begun."""
+        """Mark a point in the device's work: what it was given before has ended there, what follows hasn't begun."""
 
     @abstractmethod
     def ms_between(self, first: Any, second: Any) -> float:
-        """Milliseconds from one moment to another, once the device is synchronized."""
+        """Return the ms from one moment to another, once the device is synchronized."""
 
     def time_ms(self, run: Callable[[], object]) -> float:
-        """Milliseconds of one `run`, starting from a flushed cache."""
+        """Time one `run`, in ms, starting from a flushed cache."""
         self._flush.add_(1)
         start = self.moment()
         run()
@@ -62,7 +62,7 @@ class CpuDevice(Device):
         self.pin = pin
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
-        """One thread, on a core of its own if pinned."""
+        """Keep this process to one thread, on a core of its own if pinned."""
         torch.set_num_threads(1)
         _keep_freed_memory()
         if self.pin:
@@ -74,7 +74,7 @@ class CpuDevice(Device):
         """Return at once: CPU kernels have ended when their call returns."""
 
     def moment(self) -> float:
-        """Now, by the wall clock, in s."""
+        """Read the wall clock, in s."""
         return time.perf_counter()
 
     def ms_between(self, first: float, second: float) -> float:
@@ -88,7 +88,7 @@ class CudaDevice(Device):
     backend = "nccl"
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
-        """GPU `rank` of this host; at least twice its L2 cache is flushed.
+        """Claim GPU `rank` of this host; at least twice its L2 cache is flushed.
 
         Raises:
             UserError: there is no GPU.
@@ -105,7 +105,7 @@ class CudaDevice(Device):
         torch.cuda.synchronize(self.torch_device)
 
     def moment(self) -> torch.cuda.Event:
-        """A CUDA event, recorded now on the main stream: work of other streams takes time where that waits for it."""
+        """Record a CUDA event on the main stream: work of other streams takes time where that waits for it."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.default_stream(self.torch_device))
         return event
@@ -116,7 +116,7 @@ class CudaDevice(Device):
 
 
 def make_device(spec: DeviceSpec) -> Device:
-    """The device that `spec` describes, not yet prepared."""
+    """Make the device that `spec` describes, not yet prepared."""
     return CpuDevice(spec.pin) if spec.kind == "cpu" else CudaDevice()
 
 

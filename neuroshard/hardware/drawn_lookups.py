@@ -43,7 +43,7 @@ class PopularRows:
 
     @classmethod
     def of(cls, table: Table, batch_size: int, device: torch.device) -> "PopularRows":
-        """As popular as the table's histogram says, at a global batch size."""
+        """Rank rows that are as popular as the table's histogram says, at a global batch size."""
         lookups = _lookups(table, batch_size)
         known = np.array([float(table.rows)]), np.array([float(lookups)]), np.array([table.reuse])
         popularity = Popularity.of(*known)
@@ -57,7 +57,7 @@ class PopularRows:
 
     @property
     def lookups(self) -> int:
-        """Count the lookups of a batch."""
+        """Number of lookups of a batch."""
         return _lookups(self.table, self.batch_size)
 
     def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,13 +65,13 @@ class PopularRows:
         return self.draw(generator), _lengths(self.table, self.batch_size, generator)
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
-        """(lookups,) rows, in random order, on the generator's device."""
+        """Draw rows, (lookups,), in random order, on the generator's device."""
         group = torch.searchsorted(self.chance, uniform(self.lookups, generator)).clamp(max=len(self.chance) - 1)
         rank = self.first[group] + uniform(self.lookups, generator) * self.size[group]
         return self._numbers(rank.long().clamp(max=self.table.rows - 1))
 
     def hottest(self, share: float) -> torch.Tensor:
-        """Rows that make up so large a share of all, the hottest last."""
+        """Return the hottest rows, so large a share of all, the hottest last."""
         count = max(1, int(share * self.table.rows))
         return self._numbers(torch.arange(count - 1, -1, -1, device=self.first.device))
 
@@ -80,7 +80,7 @@ class PopularRows:
 
 
 def _stride(rows: int) -> int:
-    """A number without a factor in common with `rows`, so that its multiples are all rows."""
+    """Find a number without a factor in common with `rows`, so that its multiples are all rows."""
     stride = max(1, min(int(_GOLDEN * rows), _MOST // rows))
     while gcd(stride, rows) > 1:
         stride -= 1
@@ -88,7 +88,7 @@ def _stride(rows: int) -> int:
 
 
 def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """(U,) unique rows of a table, to be touched `counts` (U,) times.
+    """Choose unique rows of a table, (U,), to be touched `counts` (U,) times.
 
     They lie anywhere, but for a share `hot_first` of those touched more than once, which are the first ones, hottest
     first; or, where that is 0, so that each block of the table's `row_lookups` gets its share of the counts.
@@ -112,7 +112,7 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
-    """Rows are dealt out to the blocks in random order; a block without room for all of its own keeps the hottest."""
+    """Deal rows out to the blocks in random order; a block without room for all of its own keeps the hottest."""
     shares = torch.tensor(table.row_lookups, dtype=torch.float64, device=counts.device)
     firsts = torch.arange(len(shares) + 1, device=counts.device) * table.rows // len(shares)
     block = _dealt(counts, shares, generator)
@@ -129,7 +129,7 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
 
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """(U,) block of each row: of all rows in a random order, each block gets those that make up its share."""
+    """Choose each row's block, (U,): of all rows in a random order, each block gets those that make up its share."""
     order = torch.randperm(len(counts), generator=generator, device=counts.device)
     dealt = counts[order].to(torch.float64)
     middles = (dealt.cumsum(0) - dealt / 2) / dealt.sum()
@@ -139,7 +139,7 @@ def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generato
 
 
 def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which rows, by their place, their blocks have room for, and which they haven't."""
+    """Tell which rows, by their place, their blocks have room for, and which they haven't."""
     hottest = counts.argsort(descending=True, stable=True)
     order = hottest[block[hottest].argsort(stable=True)]
     sizes = torch.bincount(block, minlength=len(room))
@@ -167,7 +167,7 @@ def uniform(count: int, generator: torch.Generator) -> torch.Tensor:
 def draw_lookups(
     table: Table, batch_size: int, generator: torch.Generator, hot_first: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices (L,) and lengths (features x batch_size,), feature by feature.
+    """Draw indices (L,) and lengths (features x batch_size,), feature by feature.
 
     Lengths sum to L = batch_size x pooling factor, rounded, at least 1; each is the floor or the ceiling of their mean.
     Which rows are the hot ones is random, but for a share
@@ -186,7 +186,7 @@ def _lookups(table: Table, batch_size: int) -> int:
 
 
 def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch.Tensor:
-    """(features x batch_size,) floors and ceilings of the mean."""
+    """Draw lengths, (features x batch_size,), floors and ceilings of the mean."""
     bags, lookups = table.features * batch_size, _lookups(table, batch_size)
     lengths = torch.full((bags,), lookups // bags, device=generator.device)
     more = torch.randperm(bags, generator=generator, device=generator.device)[: lookups % bags]
@@ -195,7 +195,7 @@ def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch
 
 
 def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(n,) indices and lengths that the sample's device gets of each table: all lookups, or those in its blocks."""
+    """Draw the indices and lengths that the sample's device gets of each table, (n,): all, or those in its blocks."""
     drawn = [draw_lookups(table, sample.batch_size, generator, sample.hot_first) for table in sample.tables]
     return held(sample, drawn)
 
@@ -203,14 +203,14 @@ def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[
 def held(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What the sample's device gets of lookups in whole tables."""
+    """Select what the sample's device gets of lookups in whole tables."""
     if not sample.blocks:
         return drawn
     return [in_block(*lookups, block) for lookups, block in zip(drawn, sample.blocks, strict=True)]
 
 
 def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lookups of a whole table (L,), (N,) that fall into a block of its rows, as the block's device gets them.
+    """Select the lookups of a whole table (L,), (N,) that fall into a block of its rows, as its device gets them.
 
     Indices (K,) count from the block's first row; lengths (N,) sum to K and may be 0. Order is kept.
     """
@@ -220,13 +220,13 @@ def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> t
 
 
 def seen_in(indices: torch.Tensor) -> BlockLookups:
-    """What lookups (K,) in a block amount to."""
+    """Sum up lookups (K,) in a block: how many, and their reuse histogram."""
     counts = torch.unique(indices, return_counts=True)[1].cpu().numpy()
     return BlockLookups(len(indices), histogram(counts) if len(counts) else _TOUCHED_ONCE)
 
 
 def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch.Tensor:
-    """Counts (U,) for U unique rows that follow the table's histogram and sum to `lookups`, with U <= rows.
+    """Draw counts (U,) for U unique rows that follow the table's histogram and sum to `lookups`, with U <= rows.
 
     Within a bin, counts are uniform. Where histogram, rows and lookups contradict each other, rows and lookups win:
     counts are scaled up (too few rows) or the number of unique rows is cut.
@@ -242,7 +242,7 @@ def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch
 
 
 def _scaled_to(counts: torch.Tensor, total: int, generator: torch.Generator) -> torch.Tensor:
-    """Whole numbers near `counts`, all at least 1, that sum to `total` >= len(counts)."""
+    """Scale counts to whole numbers near them, all at least 1, that sum to `total` >= len(counts)."""
     spare, extra = total - len(counts), counts - 1
     if not bool(extra.any()):
         extra = torch.ones_like(counts)

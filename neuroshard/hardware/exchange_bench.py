@@ -60,17 +60,17 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """(m,) elements that each of these devices has for each of them, of sizes (D,) over all of them."""
+        """Count the elements that each of these devices has for each of them, (m,), of sizes (D,) over all of them."""
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """This device's of the shares (m,)."""
+        """Pick this device's own of the shares (m,)."""
         return shares[self.ranks.index(self.rank)]
 
 
 @dataclass(frozen=True)
 class Circles:
-    """Whom this device exchanges with, by collective.
+    """Peers that this device exchanges with, by collective.
 
     Attributes:
         everybody: all devices.
@@ -84,7 +84,7 @@ class Circles:
 
     @classmethod
     def made(cls, rank: int, num_devices: int, host_size: int) -> "Circles":
-        """Made together: all devices call this in step."""
+        """Make the circles together: all devices call this in step."""
         everybody = Circle(tuple(range(num_devices)), rank, None)
         if host_size == num_devices:
             return cls(everybody, everybody, everybody)
@@ -98,7 +98,7 @@ class Circles:
         )
 
     def of(self, collective: Collective) -> Circle:
-        """Those that take part in the collective with this device."""
+        """Return the devices that take part in the collective with this one."""
         by_host = {Collective.HOST_REDUCE_SCATTER: self.host, Collective.HOST_ALL_TO_ALL: self.across}
         return by_host.get(collective, self.everybody)
 
@@ -108,12 +108,12 @@ def _groups(members: Sequence[tuple[int, ...]]) -> list[Among]:
 
 
 def make_exchange(sample: CommSample, circles: Circles, device: torch.device) -> Exchange:
-    """The buffers of a sample on this device, and its two directions."""
+    """Make the buffers of a sample on this device, and its two directions."""
     return _KINDS[sample.collective](sample, circles.of(sample.collective), device)
 
 
 def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Pooled embeddings to the devices of their samples, and their gradients back."""
+    """Make the exchange of pooled embeddings to the devices of their samples, and of their gradients back."""
     others = circle.share(sample.size_bytes, ELEMENT_BYTES)
     own = [circle.own(others)] * len(circle.ranks)
     pooled, received = torch.zeros(sum(own), device=device), torch.zeros(sum(others), device=device)
@@ -126,7 +126,7 @@ def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 
 
 def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Partial sums to the devices of their samples, where they are added up; gradients back to all."""
+    """Make the exchange of partial sums, added up on the devices of their samples; gradients go back to all."""
     own = circle.own(circle.share(sample.size_bytes, ELEMENT_BYTES))
     parts, summed = torch.zeros(own * len(circle.ranks), device=device), torch.zeros(own, device=device)
     return Exchange(
@@ -137,14 +137,14 @@ def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) ->
 
 
 def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Gradients of whole tables, added up everywhere."""
+    """Make the all-reduce of whole tables' gradients, added up everywhere."""
     gradient = torch.zeros(sample.size_bytes[circle.rank] // ELEMENT_BYTES, device=device)
     both = partial(dist.all_reduce, gradient, group=circle.group)
     return Exchange(both, both, (gradient,))
 
 
 def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Indices to the devices that hold their rows: first how many come, then the indices and lengths themselves."""
+    """Make the exchange of indices to the devices that hold their rows: first how many, then indices and lengths."""
     sent = circle.share(sample.size_bytes, INDEX_BYTES)
     counts = torch.tensor(sent, device=device)
     counted = torch.zeros_like(counts)
@@ -177,7 +177,7 @@ class Clock:
 
 
 class ExchangeBench:
-    """Measures batches of exchanges in this process's group; every process calls the same methods in step.
+    """Bench of exchanges in batches in this process's group; every process calls the same methods in step.
 
     All processes start an exchange at a moment agreed beforehand, plus each one's own delay: no barrier runs inside
     the timed region. A device's time counts from its own start and so includes waiting for the others.
@@ -193,7 +193,7 @@ class ExchangeBench:
         self._circles: dict[int, Circles] = {}  # by devices of a host
 
     def measure(self, samples: Sequence[CommSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """An outcome for each sample; its repeats are (R, 2, D) ms: forward, backward; every device."""
+        """Measure an outcome for each sample; its repeats are (R, 2, D) ms: forward, backward; every device."""
         builds = [partial(self._build, sample) for sample in samples]
         return self._group.combined(run_batch(builds, self._protocol, np.random.default_rng(seeds), report))
 
@@ -205,7 +205,7 @@ class ExchangeBench:
         return partial(self.run, exchange, sample.start_ms[self._rank])
 
     def run(self, exchange: Exchange, start_ms: float) -> Timed:
-        """Forward after this device's delay, then backward with all devices starting together."""
+        """Run forward after this device's delay, then backward with all devices starting together."""
         agreed = self._agree_on_start()
         forward = self._timed(exchange.forward, agreed + start_ms / 1e3)
         backward = self._timed(exchange.backward, self._agree_on_start())
@@ -220,14 +220,14 @@ class ExchangeBench:
         return (self._clock.now() - start) * 1e3
 
     def _agree_on_start(self) -> float:
-        """A moment shortly ahead, on this process's clock, the same for all."""
+        """Agree on a moment shortly ahead, the same for all, on this process's clock."""
         self._group.barrier()
         moment = torch.tensor([self._clock.now() + _SETTLE_S], dtype=torch.float64)
         dist.broadcast(moment, 0, group=self._control)
         return float(moment) + self._clock_ahead_s
 
     def _find_clock_offset(self) -> float:
-        """Seconds by which this process's clock is ahead of rank 0's, from the fastest of some round trips."""
+        """Measure by how many s this process's clock is ahead of rank 0's, in the fastest of some round trips."""
         ahead = 0.0
         for other in range(1, self._size):
             if self._rank in (0, other):
@@ -237,7 +237,7 @@ class ExchangeBench:
         return ahead if abs(ahead) > 1e-3 else 0.0
 
     def _ping(self, other: int) -> tuple[float, float]:
-        """(round trip, this clock minus rank 0's), both in seconds; the second is meant for `other`."""
+        """Measure a round trip, and this clock minus rank 0's, both in seconds; the second is meant for `other`."""
         clock = torch.zeros(1, dtype=torch.float64)
         if self._rank == 0:
             dist.recv(clock, other, group=self._control)

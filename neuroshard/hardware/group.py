@@ -23,25 +23,25 @@ _Batch = tuple[list[Sample], list[int]]
 
 
 class Group:
-    """This process's place among them, and a channel of their own: agreeing must not use what is being measured."""
+    """This process's place in its group, and a channel of theirs: agreeing must not use what is being measured."""
 
     def __init__(self, timeout_s: float) -> None:
         self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def barrier(self) -> None:
-        """Return when all have come."""
+        """Wait until all have come."""
         dist.barrier(group=self.control)
 
     def combined(self, own: list[Outcome]) -> list[Outcome]:
-        """Each sample's outcome, of all processes; repeats have one more dimension, last, for the D of them."""
+        """Combine each sample's outcomes of all processes; repeats have one more dimension, last, for the D of them."""
         gathered: list[list[Outcome] | None] = [None] * self.size
         dist.all_gather_object(gathered, own, group=self.control)
         return [_combine(list(each)) for each in zip(*(outcomes or [] for outcomes in gathered), strict=True)]
 
 
 def _combine(outcomes: list[Outcome]) -> Outcome:
-    """One sample's outcome from every device's, (R, ...) each, to (R, ..., D)."""
+    """Combine one sample's outcomes of every device, (R, ...) each, to (R, ..., D)."""
     busy_s = max(outcome.busy_s for outcome in outcomes)
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     if errors:
@@ -54,7 +54,7 @@ def _combine(outcomes: list[Outcome]) -> Outcome:
 def join(
     how: Joining[Sample], rank: int, count: int, meet_at: str, wait: Callable[[Store], object] = lambda _: None
 ) -> Bench[Sample]:
-    """What measures in this process, once the others have been joined at `meet_at`, a torch.distributed init method.
+    """Join the others at `meet_at`, a torch.distributed init method, and make what measures in this process.
 
     They have their time to come from when `wait` returns, which is given the store that they meet by.
     """
@@ -81,7 +81,7 @@ class Torchrun(Meter[Sample]):
         self._orders = dist.new_group(backend="gloo", timeout=_IDLE)
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """An outcome for each sample, measured together with all followers; the seeds fix the order of the runs."""
+        """Measure an outcome for each sample, together with all followers; the seeds fix the order of the runs."""
         self._passed_on((list(samples), list(seeds)))
         return self._bench.measure(samples, seeds, lambda _: None)
 
@@ -97,7 +97,7 @@ class Torchrun(Meter[Sample]):
         self._leave()
 
     def _passed_on(self, batch: _Batch[Sample] | None) -> _Batch[Sample] | None:
-        """Rank 0's batch, in every process; None ends the work."""
+        """Pass rank 0's batch on to every process; None ends the work."""
         box: list[Any] = [batch]
         dist.broadcast_object_list(box, 0, group=self._orders)
         passed: _Batch[Sample] | None = box[0]

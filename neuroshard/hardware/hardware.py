@@ -55,7 +55,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """This machine, as this kind of hardware."""
+        """Fingerprint of this machine, as this kind of hardware."""
         return fingerprint(self.device.kind)
 
     def check(self) -> None:
@@ -71,12 +71,12 @@ class Hardware:
         check_tiers(self.device.kind, tiers)
 
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
-        """Measures compute samples on the first device, in a process of its own."""
+        """Make the meter of compute samples on the first device, in a process of its own."""
         make = partial(_make_compute_bench, self.device, self.embedding, self.compute_timing)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def devices_per_host(self, num_devices: int) -> int | None:
-        """Of so many processes that exchange; None where one host has all.
+        """Count the devices of a host, of so many processes that exchange; None where one host has all.
 
         Raises:
             UserError: hosts can't have equally many.
@@ -101,7 +101,7 @@ class Hardware:
             )
 
     def comm_meter(self, num_devices: int, warn: Warn) -> AbstractContextManager[Meter[CommSample]]:
-        """Measures exchanges between `num_devices` processes of this host, or of all hosts under torchrun.
+        """Make the meter of exchanges between `num_devices` processes of this host, or all hosts under torchrun.
 
         Raises:
             UserError: torchrun started another number of processes, or the link can't be made.
@@ -109,8 +109,9 @@ class Hardware:
         return self._group_meter(num_devices, self._exchanges, None, warn)
 
     def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> AbstractContextManager[Meter[Plan]]:
-        """Measures training steps of plans for that topology, each device's part in a process of its own; under
-        torchrun, in those that it started.
+        """Make the meter of training steps of plans for that topology.
+
+        Each device's part is in a process of its own; under torchrun, in those that it started.
 
         Raises:
             UserError: as `comm_meter`.
@@ -118,7 +119,7 @@ class Hardware:
         return self._group_meter(topology.num_devices, self._steps(protocol), topology.host_size, warn)
 
     def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
-        """Measures single ranks' local work in training steps, on the first device, in a process of its own."""
+        """Make the meter of single ranks' local work in training steps, on the first device, in its own process."""
         make = partial(_make_mirror_bench, self.device, self.embedding, protocol)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
@@ -143,7 +144,7 @@ class Hardware:
     def _group_meter(
         self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn
     ) -> Iterator[Meter[Sample]]:
-        """Of `num_devices` processes that measure together, told that a host has `local_size` of them."""
+        """Yield the meter of `num_devices` processes that measure together, told that a host has `local_size`."""
         with ExitStack() as open_for:
             if under_torchrun():
                 yield open_for.enter_context(self._leader(num_devices, how))
@@ -167,12 +168,12 @@ class Hardware:
 
 
 def under_torchrun() -> bool:
-    """Whether this process is one of a group that torchrun started."""
+    """Tell whether this process is one of a group that torchrun started."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_follower() -> bool:
-    """Whether rank 0, in another process, decides what is measured; this one then calls `Hardware.follow`."""
+    """Tell whether rank 0, in another process, decides what is measured; this one then calls `Hardware.follow`."""
     return under_torchrun() and os.environ["RANK"] != "0"
 
 
@@ -207,7 +208,7 @@ def _make_mirror_bench(
 
 
 def _hush() -> None:
-    """Keep what TorchRec says of every table of every model, and of its own calls of what torch renames."""
+    """Silence what TorchRec says of every table of every model, and of its own calls of what torch renames."""
     filterwarnings("ignore", category=FutureWarning)
     filterwarnings("ignore", category=UserWarning, module="torch")
     for name in _CHATTY:

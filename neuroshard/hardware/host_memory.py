@@ -22,7 +22,7 @@ def host_run(
     device: torch.device,
     rng: np.random.Generator,
 ) -> Prepared:
-    """A call over tables in host memory, ready to be timed: the same lookups again would all be in the cache.
+    """Prepare a call over tables in host memory, each time other lookups: the same would all be in the cache.
 
     Args:
         train: one step with some inputs.

@@ -53,7 +53,7 @@ class Inputs:
 
 
 def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Generator) -> Inputs:
-    """The inputs of one call, on the device; the state of `rng` fixes them."""
+    """Draw the inputs of one call, on the device; the state of `rng` fixes them."""
     generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
     return inputs_of(sample, draw_batch(sample, generator), generator)
 
@@ -61,7 +61,7 @@ def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Gene
 def inputs_of(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]], generator: torch.Generator
 ) -> Inputs:
-    """The inputs of one call with the indices and lengths (n,) of the sample's tables."""
+    """Make the inputs of one call with the indices and lengths (n,) of the sample's tables."""
     lengths = torch.cat([lengths for _, lengths in drawn])
     indices = torch.cat([indices for indices, _ in drawn])
     return Inputs(
@@ -73,19 +73,19 @@ def inputs_of(
 
 
 def _outputs(sample: ComputeSample, lookups: int) -> tuple[int, int]:
-    """The shape of what so many lookups give."""
+    """Return the shape of what so many lookups give."""
     if sample.call.pooled:
         return sample.batch_size, sum(table.dim * table.features for table in sample.tables)
     return lookups, sample.tables[0].dim
 
 
 def table_of_feature(sample: ComputeSample) -> list[int]:
-    """(F,) which of the sample's tables each feature reads, table by table."""
+    """List which of the sample's tables each feature reads, (F,), table by table."""
     return [number for number, table in enumerate(sample.tables) for _ in range(table.features)]
 
 
 def common_precision(sample: ComputeSample) -> int:
-    """Bytes per element of all of the sample's tables.
+    """Return the bytes per element of all of the sample's tables.
 
     Raises:
         UserError: they mix precisions, which one call can't.

@@ -70,7 +70,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """The same, by torch's newer word for it."""
+        """The name that torch gave this group, under torch's newer word for it."""
         return self.pg_name
 
     def all_to_all_single(
@@ -203,7 +203,7 @@ def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterat
 
 
 def size_bytes(tensors: Tensors) -> int:
-    """Bytes of all tensors together."""
+    """Count the bytes of all tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -212,14 +212,15 @@ def _make(_store: object, rank: int, size: int, _timeout: object) -> Mirror:
 
 
 def _chunk(given: torch.Tensor, splits: Sequence[int], rank: int, size: int) -> torch.Tensor:
-    """The rows that are for this rank; without splits all ranks get equally many."""
+    """Select the rows that are for this rank; without splits all ranks get equally many."""
     parts = torch.split(given, list(splits)) if splits else given.tensor_split(size)
     return parts[rank]
 
 
 def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:
-    """Write what one rank sends as often as there is room: equal shares of all ranks, or what ranks with other widths
-    would send.
+    """Write what one rank sends as often as there is room.
+
+    That is equal shares of all ranks, or what ranks with other widths would send.
     """
     flat, source = output.view(-1), mine.reshape(-1)
     if not len(flat) or not len(source):

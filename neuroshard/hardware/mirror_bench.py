@@ -23,7 +23,7 @@ _WARM_STEPS = 3  # of a build: data-parallel modules exchange more in their seco
 
 
 class MirrorBench:
-    """Measures one rank's steps of plans of one task, all live together."""
+    """Bench of one rank's steps of plans of one task, all live together."""
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: StepProtocol) -> None:
         self._device = device
@@ -31,7 +31,7 @@ class MirrorBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """An outcome for each sample, all of one task and rank; its repeats are (R, 3, S), of the S stretches `seen`.
+        """Measure an outcome for each sample, of one task and rank; repeats are (R, 3, S), of the S stretches `seen`.
 
         They are ms, and bytes that the collective at a stretch's end is given and gives.
         """
@@ -71,7 +71,7 @@ class _Live:
             self._step()
 
     def turn(self, steps: int) -> Timed:
-        """One step untimed, and some of which the means are taken."""
+        """Train one step untimed, and some of which the means are taken."""
         self._step()
         start = perf_counter()
         walked = [self._step() for _ in range(steps)]
@@ -90,7 +90,7 @@ class _Live:
 
 
 def _told(trained: Trained, world: World, shares: Sequence[Batch]) -> list[torch.Tensor]:
-    """What all ranks, whose shares of a batch these are, send to this one in each exchange of their inputs.
+    """Collect what all ranks, whose shares of a batch these are, send to this one in each exchange of their inputs.
 
     Every rank parts its inputs alike, so this one does it in the place of each.
     """

@@ -25,7 +25,7 @@ class RankJob:
 
 
 def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
-    """Every rank that one of some plans of one task is measured on, in order."""
+    """List every rank that one of some plans of one task is measured on, in order."""
     ranks = [measured_ranks(plan) for plan in plans]
     every = sorted({rank for its in ranks for rank in its})
     return tuple(RankJob(rank, tuple(k for k, its in enumerate(ranks) if rank in its)) for rank in every)
@@ -34,8 +34,9 @@ def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
 def measure_rank(
     job: RankJob, plans: Sequence[Plan], protocol: StepProtocol, seed: Sequence[int], hardware: Hardware, warn: Warn
 ) -> tuple[LocalStep, ...]:
-    """One rank's local work in steps of its job's plans, all live together in a fresh process; the seed fixes their
-    order and the lookups.
+    """Measure one rank's local work in steps of its job's plans, all live together in a fresh process.
+
+    The seed fixes their order and the lookups.
 
     Raises:
         UserError: the process can't be started.
@@ -48,7 +49,7 @@ def measure_rank(
 
 @dataclass(frozen=True)
 class LocalMeter(Meter[LocalSample]):
-    """Measures local work by phase, one step after another in one process.
+    """Meter of local work by phase, one step after another in one process.
 
     Attributes:
         meter: of single ranks' steps.
@@ -61,12 +62,12 @@ class LocalMeter(Meter[LocalSample]):
         self.meter.close()
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int]) -> list[Outcome]:
-        """An outcome for each sample; its repeats are (R, P), as `Repeats` says."""
+        """Measure an outcome for each sample; its repeats are (R, P), as `Repeats` says."""
         return [by_phase(*self.meter.measure([one], [seed])) for one, seed in zip(samples, seeds, strict=True)]
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """A rank's outcome with the ms of all stretches of a phase added up."""
+    """Add up the ms of all stretches of a phase in a rank's outcome."""
     if outcome.repeats is None:
         return outcome
     named = [stretch.phase for stretch in outcome.seen]
@@ -113,18 +114,18 @@ class MirroredStep:
 
     @property
     def slowest_ms(self) -> FloatArray:
-        """(P,) local work by phase, of the rank that is last at each exchange waited for; they add up to the step."""
+        """Local work by phase, (P,), of the straggler at each exchange waited for; they add up to the step."""
         by_phase = [work.sum(axis=1) for work in self._between]
         slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
         return slowest
 
     @property
     def step_ms(self) -> float:
-        """Return the ms of a step in which exchanges take no time, and end when the last rank has come."""
+        """Ms of a step in which exchanges take no time, and end when the straggler has come."""
         return float(self.slowest_ms.sum())
 
     def exposed_ms(self, input_ms: float) -> float:
-        """Return the ms by which an exchange of indices that takes so many makes the step longer.
+        """Compute the ms by which an exchange of indices that takes so many makes the step longer.
 
         They all count where ranks wait for it. In a pipeline it begins once the last rank has come to it, at `a`. The
         next exchange could begin at `b`, once the last rank has come there. Both use the same links, so that neither

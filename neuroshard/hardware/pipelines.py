@@ -42,7 +42,7 @@ class _Ended(NamedTuple):
 
 
 class PhaseClock:
-    """Charges a device's time to the phase that was entered last, and leaves out the exchanges that it is told of."""
+    """Clock that charges a device's time to the phase entered last, and leaves out the exchanges that it is told of."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -73,14 +73,14 @@ class PhaseClock:
         self._began = self._device.moment()
 
     def spent_ms(self) -> FloatArray:
-        """(P,) until the last phase was entered; the device is synchronized."""
+        """Add up the ms of each phase, (P,), until the last was entered; the device must be synchronized."""
         spent = np.zeros(len(PHASES))
         for ended in self._ended:
             spent[ended.phase] += self._device.ms_between(ended.began, ended.at)
         return spent
 
     def walk(self) -> Walk:
-        """All stretches since the restart; the device is synchronized, and what came after the last end left out."""
+        """Synchronize the device, and return all stretches since the restart; what follows the last end is left out."""
         self._device.synchronize()
         stretches = tuple(Stretch(LOCAL_PHASES[its.phase], its.until) for its in self._ended)
         ms = [self._device.ms_between(its.began, its.at) for its in self._ended]

@@ -20,14 +20,14 @@ from neuroshard.words.placement import Home, Placement, Tier
 
 
 def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
-    """(D,) calls of each device, which follow one another; none on an empty device."""
+    """List the calls of each device, (D,), which follow one another; none on an empty device."""
     by_device = grouped(plan.placements, lambda placed: placed.device)
     return tuple(_calls(plan, by_device.get(device, ())) for device in range(plan.task.topology.num_devices))
 
 
 def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
     def kernel(placed: Placement) -> tuple[int, int]:
-        """Which call it is, and how wide its shards are where all must be as wide."""
+        """Tell which call it is, and how wide its shards are where all must be as wide."""
         number, pooled = placed.shard.table, plan.task.tables[placed.shard.table].pooled
         return CALLS.index(Call(plan.forms[number], pooled, placed.home.tier)), 0 if pooled else placed.shard.dim
 
@@ -45,7 +45,7 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
 
 
 def _common_home(placements: Sequence[Placement]) -> Home:
-    """The memory of a call's tables: one cache for all, which has room for as many rows as theirs together."""
+    """Find the memory of a call's tables: one cache for all, which has room for as many rows as theirs together."""
     first = placements[0].home
     if first.tier is not Tier.CACHED:
         return first
@@ -54,13 +54,13 @@ def _common_home(placements: Sequence[Placement]) -> Home:
 
 
 def of_part(table: Table, devices: int) -> Table:
-    """The table as one of so many devices sees it, by its own samples alone."""
+    """Return the table as one of so many devices sees it, by its own samples alone."""
     shares = reuse_at(np.array(table.reuse), 1 / devices)
     return replace(table, reuse=tuple(shares.tolist()))
 
 
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
-    """The plan's exchanges, in the order of a step's way forward, without delays.
+    """List the plan's exchanges, in the order of a step's way forward, without delays.
 
     Copies exchange nothing forward. The input, which comes before anything else, is left out (`input_exchange`).
     """
@@ -70,7 +70,7 @@ def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
 
 
 def input_exchange(plan: Plan) -> tuple[CommSample, ...]:
-    """The exchange of indices and lengths, without delays; none where nothing is looked up across devices."""
+    """Return the exchange of indices and lengths, without delays; none if nothing is looked up across devices."""
     sizes = plan.traffic.given(Collective.INPUT)[0]
     return (_exchange(plan, Collective.INPUT, sizes.tolist()),) if sizes.any() else ()
 

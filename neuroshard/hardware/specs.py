@@ -36,7 +36,7 @@ class DeviceSpec:
 @dataclass(frozen=True)
 @checked
 class Link:
-    """Between two hosts that this one stands for: each way `mbit_per_s` megabits a second at most.
+    """Link between two hosts that this one stands for: each way `mbit_per_s` megabits a second at most.
 
     Attributes:
         mbit_per_s: megabits a second, each way.
@@ -72,5 +72,5 @@ def check_tiers(kind: str, tiers: Iterable[Tier]) -> None:
 
 
 def no_device() -> UserError:
-    """The error where a GPU is asked for and there is none."""
+    """Make the error where a GPU is asked for and there is none."""
     return UserError("hardware=cuda: torch finds no CUDA device; use hardware=cpu, or install the cuda extra")

@@ -36,13 +36,13 @@ class Batch(dict[str, KeyedJaggedTensor], Pipelineable):  # type: ignore[misc]
 
 
 def renamed(plan: Plan) -> Plan:
-    """The same plan of tables with names that a module's parameters can bear."""
+    """Give the tables of a plan names that a module's parameters can bear; constraints are dropped."""
     tables = tuple(replace(table, name=f"table{number}") for number, table in enumerate(plan.task.tables))
     return Plan(replace(plan.task, tables=tables, constraints=Constraints()), plan.placements)
 
 
 def modules_of(tables: Sequence[Table]) -> Mapping[str, str]:
-    """The path, in `StandIn`, of the collection that holds each table: one of pooled tables, one a width of others."""
+    """Name the path, in `StandIn`, of each table's collection: one of pooled tables, one a width of others."""
     return {table.name: _path_of(table) for table in tables}
 
 
@@ -51,8 +51,10 @@ def _path_of(table: Table) -> str:
 
 
 class StandIn(nn.Module):
-    """Looks up features, and gives a number: the mean of a small network over the pooled outputs of each sample, and of
-    all rows of sequences.
+    """Model that looks up features, and gives a number.
+
+    The number adds up mean squares: of a small network over the pooled outputs of each sample, and of all rows of each
+    sequence feature.
 
     `forward` and `loss` are its two halves, so that what comes between them can be timed. TorchRec's pipelines trace
     `forward`: it asks nothing of a batch's values.
@@ -79,14 +81,14 @@ class StandIn(nn.Module):
         self.over = nn.Sequential(*layers) if pooled else nn.Sequential()
 
     def forward(self, batch: Batch) -> list[torch.Tensor]:
-        """(b, columns) of pooled tables first, if there are any; then (lookups, columns) of each sequence feature."""
+        """Look up (b, columns) of pooled tables first, if any; then (lookups, columns) of each sequence feature."""
         looked_up = {path: self.get_submodule(path)(batch[path]) for path in self._features}
         pooled = [looked_up[POOLED].values()] if POOLED in looked_up else []
         sequences = [(path, name) for path, names in self._features.items() if path != POOLED for name in names]
         return pooled + [looked_up[path][name].values() for path, name in sequences]
 
     def loss(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A number that every output has a part in."""
+        """Compute a number that every output has a part in."""
         first, *rest = outputs
         return torch.stack([self.over(first).square().mean(), *(one.square().mean() for one in rest)]).sum()
 
@@ -109,12 +111,12 @@ def _features_of(*tables: Table) -> list[str]:
 def batches(
     tables: Sequence[Table], batch_size: int, rank: int, size: int, seed: int, device: torch.device
 ) -> list[Batch]:
-    """Some batches, of which this rank's samples; the seed fixes what all ranks draw."""
+    """Draw some batches, of which this rank's samples; the seed fixes what all ranks draw."""
     return [share_of(batch, rank, size) for batch in drawn_batches(tables, batch_size, seed, device)]
 
 
 def drawn_batches(tables: Sequence[Table], batch_size: int, seed: int, device: torch.device) -> list[Batch]:
-    """Some batches of all samples; the same rows are popular in all of them, as in training."""
+    """Draw some batches of all samples; the same rows are popular in all of them, as in training."""
     generator = torch.Generator(device).manual_seed(seed)
     popular = [PopularRows.of(table, batch_size, device) for table in tables]
     return [_batch(popular, generator) for _ in range(_BATCHES)]
@@ -126,13 +128,13 @@ def _batch(popular: Sequence[PopularRows], generator: torch.Generator) -> Batch:
 
 
 def _joined(drawn: Sequence[tuple[Table, torch.Tensor, torch.Tensor]]) -> KeyedJaggedTensor:
-    """The features of one collection's tables, with the indices and lengths of each."""
+    """Join the features of one collection's tables, with the indices and lengths of each."""
     tables, indices, lengths = zip(*drawn, strict=True)
     return KeyedJaggedTensor(_features_of(*tables), torch.cat(indices), lengths=torch.cat(lengths).to(torch.int32))
 
 
 def share_of(batch: Batch, rank: int, size: int) -> Batch:
-    """One rank's equal part of a batch's samples."""
+    """Select one rank's equal part of a batch's samples."""
     return Batch({path: _share(features, rank, size) for path, features in batch.items()})
 
 

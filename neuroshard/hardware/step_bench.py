@@ -45,7 +45,7 @@ _OF_COPIES = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}
 
 
 class StepBench:
-    """Measures steps of plans, all live together, in this process's group; every process calls the same in step."""
+    """Bench of steps of plans, all live together, in this process's group; every process calls the same in step."""
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: StepProtocol, timeout_s: float) -> None:
         self._device = device
@@ -54,9 +54,9 @@ class StepBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """An outcome for each plan; its repeats are (R, 1 + P + 1, D) ms, of every device.
+        """Measure an outcome for each plan; its repeats are (R, 1 + P + 1, D) ms, of every device.
 
-        Of a step, of its phases, and of the lookups of a step in which one device after another looks up.
+        They are of a step, of its phases, and of the lookups of a step in which one device after another looks up.
         """
         task, group = renamed(samples[0]).task, self._group
         its = batches(task.tables, task.batch_size, group.rank, group.size, seeds[0], self._device.torch_device)
@@ -68,7 +68,7 @@ class StepBench:
         return partial(self._turn, Trained(plan, self._protocol, clock, self._device, its, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
-        """One step untimed, some that all ranks begin together, and one with lookups alone; ms of one."""
+        """Train one step untimed, some that all ranks begin together, and one with lookups alone; ms of one."""
         steps = self._protocol.steps
         trained.step()
         self._group.barrier()
@@ -83,7 +83,7 @@ class StepBench:
         return Timed(np.append(together, self._alone_ms(trained)), took_ms / 1e3)
 
     def _alone_ms(self, trained: "Trained") -> float:
-        """Of the lookups, while no other rank computes: a rank waits for those before it, and then for the others."""
+        """Time lookups while no other rank computes: a rank waits for those before it, and then for the others."""
         before, after = self._group.rank, self._group.size - self._group.rank
         trained.clock.restart()
         with ExitStack() as hooked:
@@ -136,7 +136,7 @@ class Trained:
 
     @property
     def lookups(self) -> list[nn.Module]:
-        """What looks up in all forms of all collections."""
+        """The modules that look up, in all forms of all collections."""
         return [lookup for module in self.sharded for lookup in module._lookups]
 
     def step(self) -> torch.Tensor:
@@ -162,7 +162,7 @@ def _sharders(settings: EmbeddingSettings) -> list[ModuleSharder[nn.Module]]:
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The parameters of copied tables, and those of the dense part; fused kernels update all others themselves."""
+    """Split off the parameters of copied tables, and of the dense part; fused kernels update all others themselves."""
     named = dict(model.named_parameters())
     copied = [one for name, one in named.items() if name.split(".")[-2] in copies]
     return copied, [one for name, one in named.items() if ".over." in f".{name}"]

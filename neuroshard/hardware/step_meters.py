@@ -25,7 +25,7 @@ Builds = Callable[[Sequence[Plan], Sequence[int]], tuple[BuildTimes, ...]]
 
 @contextmanager
 def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, warn: Warn) -> Iterator[Builds]:
-    """What times steps on the hardware, every build of plans for such topologies in a fresh group of processes.
+    """Yield what times steps on the hardware, every build of plans for such topologies in a fresh group of processes.
 
     Under torchrun in its own, which stay: those that wait take part until the end.
 
@@ -45,7 +45,7 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
 
 
 def measure_build(meter: Meter[Plan], plans: Sequence[Plan], seed: Sequence[int]) -> tuple[BuildTimes, ...]:
-    """One build of every plan, all live together; the seed fixes their order and the lookups."""
+    """Measure one build of every plan, all live together; the seed fixes their order and the lookups."""
     outcomes = measured_in_any_order(meter, plans, seed)
     return tuple(
         BuildTimes(error=one.error) if one.repeats is None else _times(one.repeats.times_ms) for one in outcomes
@@ -53,7 +53,7 @@ def measure_build(meter: Meter[Plan], plans: Sequence[Plan], seed: Sequence[int]
 
 
 def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed: Sequence[int]) -> list[Outcome]:
-    """An outcome for each sample, measured together in an order that the seed fixes."""
+    """Measure an outcome for each sample, together, in an order that the seed fixes."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(samples))
     seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
@@ -62,7 +62,7 @@ def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed:
 
 
 def _times(times_ms: FloatArray) -> BuildTimes:
-    """Of (R, 1 + P + 1, D): steps, their phases and lookups alone, in each turn and rank."""
+    """Average (R, 1 + P + 1, D) ms: of steps, their phases and lookups alone, in each turn and rank."""
     mean_ms = times_ms.mean(axis=(0, 2))
     steps_ms = times_ms[:, 0].mean(axis=-1)
     return BuildTimes(tuple(steps_ms.tolist()), tuple(mean_ms[1:-1].tolist()), float(mean_ms[-1]))

@@ -127,7 +127,7 @@ class LocalStep:
 
 
 def measured_ranks(plan: Plan) -> tuple[int, ...]:
-    """The ranks of a plan that are measured, in order: all up to `_MOST_RANKS`; of more those that stand out.
+    """Choose the ranks of a plan to measure, in order: all up to `_MOST_RANKS`; of more those that stand out.
 
     These look up the most bytes, write the most outputs, hold the most shards, bytes or rows' parts, and look up the
     least; of equal ones the first.

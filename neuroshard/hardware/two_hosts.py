@@ -44,13 +44,13 @@ class Hosts:
 
     @property
     def address(self) -> str:
-        """Of the host of rank 0, as all of them reach it."""
+        """Address of the host of rank 0, as all of them reach it."""
         return _address(0)
 
 
 @contextmanager
 def two_hosts(link: Link) -> Iterator[Hosts]:
-    """Two hosts with a link between them, which last for the block, or for this process if that ends sooner.
+    """Yield two hosts with a link between them, which last for the block, or for this process if that ends sooner.
 
     Raises:
         UserError: this machine, or this user, can't make them.
@@ -66,7 +66,7 @@ def two_hosts(link: Link) -> Iterator[Hosts]:
 
 
 def _new_namespace() -> int:
-    """A descriptor of a fresh network; a thread makes it, since a thread can leave the process's network alone."""
+    """Open a fresh network; a thread makes it, since a thread can leave the process's network alone."""
     with ThreadPoolExecutor(1) as thread:
         try:
             return thread.submit(_opened).result()

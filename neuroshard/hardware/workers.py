@@ -35,12 +35,12 @@ class Bench(Protocol[Sample_contra]):
     """What a worker makes once and then measures batches with."""
 
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """An outcome for each sample; `report` is told which one comes next."""
+        """Measure an outcome for each sample; `report` is told which one comes next."""
         ...
 
 
 class Meter(ABC, Generic[Sample_contra]):
-    """Measures batches of samples; used as a context that ends its processes."""
+    """Meter of samples in batches; used as a context that ends its processes."""
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +54,7 @@ class Meter(ABC, Generic[Sample_contra]):
 
     @abstractmethod
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int]) -> list[Outcome]:
-        """An outcome for each sample; the seeds fix what is drawn for it."""
+        """Measure an outcome for each sample; the seeds fix what is drawn for it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Joining(Generic[Sample]):
 
 
 class _Stopped(Exception):
-    """A worker died, hung or couldn't start; `blamed` is the sample it was at."""
+    """End of a worker that died, hung or couldn't start; `blamed` is the sample it was at."""
 
     def __init__(self, reason: str, blamed: int = 0) -> None:
         super().__init__(reason)
@@ -84,12 +84,12 @@ class _Stopped(Exception):
 
 
 def spawned() -> SpawnContext:
-    """Every worker is a fresh interpreter: the only way to several that use CUDA."""
+    """Return the context that makes every worker a fresh interpreter: the only way to several that use CUDA."""
     return multiprocessing.get_context("spawn")
 
 
 def forked_warm() -> ForkServerContext:
-    """Workers are forked from one process that has imported torch and FBGEMM once: they start in milliseconds."""
+    """Return the context that forks workers, in milliseconds, from one process that has imported torch and FBGEMM."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["neuroshard.hardware.warm"])
     return context
@@ -111,7 +111,7 @@ class WorkerGroup(Meter[Sample]):
         context: ForkServerContext | SpawnContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make_bench(rank, count, port)` runs in each worker; `port` is free for the group to meet at.
+        """Keep what runs in each worker, `make_bench(rank, count, port)`; at `port` the group can meet.
 
         `context` starts the processes, forked warm if it isn't given; `clock` tells how long a silence lasts, in s.
         """
@@ -130,7 +130,7 @@ class WorkerGroup(Meter[Sample]):
         return [process.pid for process in self._processes if process.pid is not None]
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """An outcome for each sample, whatever happens to the workers.
+        """Measure an outcome for each sample, whatever happens to the workers.
 
         Raises:
             UserError: the workers can't even be started.
@@ -210,7 +210,7 @@ class WorkerGroup(Meter[Sample]):
         return finished[0]
 
     def _receive(self, since: float, limit_s: float, current: list[int]) -> list[tuple[int, Any]]:
-        """Messages that are there, by rank; may be none. `current` is the sample that each worker is at.
+        """Read the messages that are there, by rank; may be none. `current` is the sample that each worker is at.
 
         Raises:
             _Stopped: a worker has died, or nothing has come for `limit_s`.
@@ -252,7 +252,7 @@ class WorkerGroup(Meter[Sample]):
 
 @contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Processes that are started so don't import the main module: a user's script, unguarded, would run again."""
+    """Keep started processes from importing the main module: a user's script, unguarded, would run again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -270,7 +270,7 @@ def _free_port() -> int:
 def _serve(
     make_bench: Callable[[int, int, int], Bench[Any]], rank: int, count: int, port: int, pipe: Connection
 ) -> None:
-    """A worker's life: set up, then measure batches until the pipe closes.
+    """Set a worker up, then measure batches until the pipe closes.
 
     It sends no outcomes once it can be given samples; or a UserError of what the user has to mend before, or `_Stopped`
     where the next start may go better. Then, of each batch, the number of every sample that it is about to touch, and

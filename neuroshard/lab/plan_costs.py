@@ -82,7 +82,7 @@ def _known(parts: Parts[Sample]) -> dict[Sample, int]:
 
 
 def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> list[ComputeSample]:
-    """Kernel calls whose tables have been written down first, under names that no other table has.
+    """Rename the tables of kernel calls as no other table is called, and write the tables down first.
 
     A plan's copies look up their own device's samples only, so they aren't the table that tasks know by that name.
     """
@@ -93,14 +93,14 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """The table by the first name that no other table has among those that are there, which it joins."""
+    """Give the table the first name that no other table has among those that are there, which it joins."""
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     found = (replace(table, name=name) for name in names)
     return next(one for one in found if _whole(there.setdefault(one.name, one)) == _whole(one))
 
 
 def _whole(table: Table) -> Table:
-    """As parts refer to it, whatever their own widths, features and outputs."""
+    """Reduce the table to what parts refer to, whatever their own widths, features and outputs."""
     return replace(table, dim=DIM_MULTIPLE, features=1, pooled=True)
 
 
@@ -112,7 +112,7 @@ def measure_plans(
     count_input: bool = False,
     records: PlanRecords | None = None,
 ) -> list[Cost | str]:
-    """The measured cost of each plan, or the error that stopped it.
+    """Measure the cost of each plan, or return the error that stopped it.
 
     Neighbours in `plans` share batches of live operators, so plans that are to be compared should stand together.
     Each device's kernel calls are timed one by one on one device; then all exchanges, twice: what they take backward,
@@ -144,7 +144,7 @@ def _num_devices(plan: Plan) -> int:
 
 
 def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
-    """Kernel calls and exchanges that measuring the plans takes: what `advance` is told of."""
+    """Count the kernel calls and exchanges that measuring the plans takes: what `advance` is told of."""
     calls = sum(len(its) for plan in plans for its in kernel_calls(plan))
     calls += sum(len(input_exchange(plan)) for plan in plans if count_input)
     return calls + sum(len(exchanges(plan, direction)) for plan in plans for direction in (BACKWARD, FORWARD))
@@ -153,7 +153,7 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
 def _measure_compute(
     plans: Sequence[Plan], meters: Meters, numbers: Numbers[ComputeSample], seed: int, advance: Advance
 ) -> tuple[list[FloatArray], dict[int, str]]:
-    """(D,) ms of every plan, a device's calls added up; and errors, by the numbers of the plans that they stopped."""
+    """Measure every plan's compute, (D,) ms, a device's calls added up; return errors by their plans' numbers."""
     called = [
         (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
     ]
@@ -179,7 +179,7 @@ def _measure_exchanges(
     advance: Advance,
     count_input: bool,
 ) -> list[Cost | str]:
-    """Costs of P plans for equally many devices, with compute (P, D) ms: steps whose exchanges are measured."""
+    """Measure exchanges in steps of P plans for equally many devices, with compute (P, D) ms; return costs."""
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
     recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.parts)
 
@@ -219,7 +219,7 @@ def _measure_exchanges(
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
-    """Why a device's weights don't fit in this host's memory, where CPU kernels want them; None if they do."""
+    """Say why a device's weights don't fit in this host's memory, where CPU kernels want them; None if they do."""
     if hardware.device.kind != "cpu":
         return None
     needed = int(plan.device_loads.totals(plan.device_loads.loads.size_bytes).max())

@@ -41,11 +41,11 @@ class Meters:
         return LocalMeter(self.hardware.mirror_meter(_LOCAL, self.warn))
 
     def comm(self, num_devices: int) -> Meter[CommSample]:
-        """Of exchanges between so many devices."""
+        """Return the meter of exchanges between so many devices."""
         return self._opened(num_devices, lambda: self.hardware.comm_meter(num_devices, self.warn))
 
     def _opened(self, key: str | int, make: Callable[[], AbstractContextManager[Meter[Any]]]) -> Meter[Any]:
-        """What was opened under the key before, or is now."""
+        """Return what was opened under the key before, or open it now."""
         if key not in self._open:
             self._open[key] = self._open_for.enter_context(make())
         return self._open[key]
@@ -62,7 +62,7 @@ class Meters:
 
 @contextmanager
 def meters_of(hardware: Hardware, warn: Callable[[str], None]) -> Iterator[Meters]:
-    """The hardware's meters; their processes end with the context."""
+    """Yield the hardware's meters; their processes end with the context."""
     with ExitStack() as open_for:
         yield Meters(hardware, warn, open_for)
 
@@ -87,7 +87,7 @@ class Due(Generic[Sample]):
 
 @dataclass(frozen=True)
 class Recorder(Generic[Sample]):
-    """Measures samples of one kind, and keeps what comes of them.
+    """Loop that measures samples of one kind, and keeps what comes of them.
 
     Attributes:
         meter: what measures a batch that begins with a sample; opened when it is first needed.

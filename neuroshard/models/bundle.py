@@ -72,7 +72,7 @@ class ModelSet:
 
     @property
     def parts(self) -> tuple[PartModel, ...]:
-        """Return the parts of a step besides compute and communication."""
+        """The parts of a step besides compute and communication."""
         return (*([] if self.input is None else [InputExchange(self.input)]), *self.more)
 
     @property
@@ -81,7 +81,7 @@ class ModelSet:
         return any(part.by_counts for part in self.more)
 
     def in_torchrec(self) -> Self:
-        """The same models where what TorchRec adds to a step counts, and kernels take what they do in a step.
+        """Return the models with what TorchRec adds to a step counted, and kernels taking what they do in a step.
 
         Raises:
             UserError: that is unknown.
@@ -182,7 +182,7 @@ class _Content:
 
 
 def bundle_at(path: Path) -> Path:
-    """The bundle's directory: `path`, or `models` in it where a run left its bundle, as `neuroshard refine` does.
+    """Find the bundle's directory: `path`, or `models` in it where a run left its bundle, as `neuroshard refine` does.
 
     Raises:
         UserError: a run was begun there that has left none.
@@ -234,7 +234,7 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
 
 
 def load_bundle(path: Path) -> tuple[ModelSet, Card]:
-    """The models and card that `save_bundle` wrote.
+    """Load the models and card that `save_bundle` wrote.
 
     Raises:
         UserError: a file is missing, was changed, or holds what no sound bundle does; or the models were made for other
@@ -245,7 +245,7 @@ def load_bundle(path: Path) -> tuple[ModelSet, Card]:
 
 
 def load_with_digest(path: Path) -> tuple[ModelSet, Card, str]:
-    """The models, their card, and the SHA-256 of `bundle.json`, all of one bundle even while another replaces it.
+    """Load the models, their card and the SHA-256 of `bundle.json`, of one bundle even while another replaces it.
 
     Raises:
         UserError: as `load_bundle`.
@@ -261,7 +261,7 @@ def load_with_digest(path: Path) -> tuple[ModelSet, Card, str]:
 
 
 def _read(path: Path) -> tuple[_Content, bytes, str]:
-    """`bundle.json`, the weights that it names, and its digest: of one bundle even while another replaces it."""
+    """Read `bundle.json`, the weights that it names, and its digest, of one bundle even while another replaces it."""
     while True:
         described = read_bytes(path / _NAME, "model bundle")
         content = decode(described, f"model bundle {path / _NAME}")

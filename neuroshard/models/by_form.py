@@ -46,11 +46,11 @@ class Described:
 
     @classmethod
     def of(cls, model: Stored) -> "Described":
-        """What describes the model."""
+        """Describe the model by its kind and settings."""
         return cls(model.kind, model.settings())
 
     def restored(self, kinds: dict[str, Any], name: str, tensors: Tensors) -> Any:
-        """The model called `name`, of one of the kinds, whose tensors are the given ones that `name` and a dot precede.
+        """Restore the model called `name`, of one of the kinds, from the tensors that `name` and a dot precede.
 
         Raises:
             UserError: it is of no such kind.
@@ -62,13 +62,13 @@ class Described:
 
 
 def described(models: dict[str, Stored]) -> dict[str, Any]:
-    """The settings of several models, by name."""
+    """Describe several models by their kinds and settings, by name."""
     return {name: asdict(Described.of(model)) for name, model in models.items()}
 
 
 @dataclass(frozen=True)
 class ByFormSettings:
-    """The models', by the names of their calls; and the link to the host."""
+    """Settings of each call's model, by the names of the calls; and the link to the host."""
 
     calls: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(CALLS))]
     host: HostLink | None = None
@@ -91,12 +91,12 @@ class ComputeByForm(Stored, SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """Those that there are models of."""
+        """The kernel calls that there are models of."""
         return frozenset(self._models)
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """Calls whose models are, and those that have a datasheet's link for want of a model."""
+        """The calls whose models are arithmetic, and those that have a datasheet's link for want of a model."""
         of_models = {call for call, model in self.by_call.items() if call in model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
 
@@ -113,11 +113,11 @@ class ComputeByForm(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """Of sums of pooled column shards' vectors."""
+        """The head for sums of pooled column shards' vectors."""
         return self.by_call[IN_COLUMNS].head
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, H) a vector for each of n pooled column shards; the vectors of other calls are those of `of_call`."""
+        """Embed each of n pooled column shards as a vector, (n, H); other calls' vectors are those of `of_call`."""
         return self.by_call[IN_COLUMNS].embed(loads)
 
     def of_call(self, call: Call) -> SumModel:
@@ -125,11 +125,11 @@ class ComputeByForm(Stored, SumModel):
         return self._models[call]
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms of each of the B sets of loads; those of a set are of one call."""
+        """Predict the ms of each of the B sets of loads, (B,); those of a set are of one call."""
         return self._of_calls(sets, lambda model, calls: model.predict(calls))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """(B,) what the members of each call's ensemble disagree by, ms."""
+        """Compute what the members of each call's ensemble disagree by, (B,) ms."""
         return self._of_calls(sets, lambda model, calls: model.spread_ms(calls))
 
     def _of_calls(self, sets: LoadSets, ask: Callable[[SumModel, LoadSets], FloatArray]) -> FloatArray:
@@ -149,12 +149,12 @@ class ComputeByForm(Stored, SumModel):
         return {"calls": described(self._named)} | ({} if self.host is None else {"host": asdict(self.host)})
 
     def tensors(self) -> Tensors:
-        """The models', under the names of their calls."""
+        """Return the models' tensors, under the names of their calls."""
         return tensors_of(self._named)
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeByForm":
-        """The model that gave the settings and tensors."""
+        """Restore the model from the settings and tensors that it gave."""
         read = parse(settings, ByFormSettings, "settings")
         calls = read.calls
         if IN_COLUMNS.name not in calls:
@@ -165,7 +165,7 @@ class ComputeByForm(Stored, SumModel):
 
 @dataclass(frozen=True)
 class ByCollectiveSettings:
-    """The models', by collective, and the forms that they serve together."""
+    """Settings of each collective's model, and the forms that they serve together."""
 
     exchanges: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(Collective))]
     serves: tuple[Form, ...]
@@ -191,21 +191,21 @@ class CommByCollective(Stored, CommModel):
 
     @property
     def forms(self) -> Forms:
-        """Return the forms whose exchanges in this direction are all known."""
+        """The forms whose exchanges in this direction are all known."""
         return self.serves
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """Those that there are models of."""
+        """The collectives that there are models of."""
         return frozenset(self.exchanges)
 
     @property
     def num_devices(self) -> int | None:
-        """Return D, which the model of all-to-alls was fitted for; None if it serves any."""
+        """D, which the model of all-to-alls was fitted for; None if it serves any."""
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """How near published points are where they are farthest, of what its models are asked; None if all measured."""
+        """Tell how near published points are to what its models are asked, at the farthest; None if all measured."""
         each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
         return max((known for known in each if known is not None), default=None)
 
@@ -214,17 +214,17 @@ class CommByCollective(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL]
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """(B, D) ms of all exchanges, one after the other; at least the wait for the last device."""
+        """Predict the ms of all exchanges, one after the other, (B, D); at least the wait for the straggler."""
         return self.chain(traffic, start_ms).total_ms
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """(B, D) ms that are left of all of them when the last device has started the first."""
+        """Predict the ms that are left of all exchanges when the straggler has started the first, (B, D)."""
         if _of_columns(traffic):
             return self._all_to_all.transfer_ms(traffic, wait_ms)
         return self.predict(traffic, -wait_ms) - wait_ms
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Of the exchanges that there are anything of."""
+        """Predict the exchanges that anything is put into, one after the other."""
         if _of_columns(traffic):
             return self._all_to_all.chain(traffic, start_ms)
         found: dict[Collective, FloatArray] = {}
@@ -236,7 +236,7 @@ class CommByCollective(Stored, CommModel):
         return Chain(np.maximum(taken, waits(start_ms)), found)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """The all-to-all's, and the exchanges behind it as they are where nobody waits."""
+        """Outline the all-to-all, and the exchanges behind it as they are where nobody waits."""
         first = self._all_to_all.outline(traffic)
         if _of_columns(traffic):
             return first
@@ -259,12 +259,12 @@ class CommByCollective(Stored, CommModel):
         return {"exchanges": described(self._named), "serves": sorted(self.serves)}
 
     def tensors(self) -> Tensors:
-        """The models', under the names of their collectives."""
+        """Return the models' tensors, under the names of their collectives."""
         return tensors_of(self._named)
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "CommByCollective":
-        """The model that gave the settings and tensors."""
+        """Restore the model from the settings and tensors that it gave."""
         plain = parse(settings, ByCollectiveSettings, "settings")
         found = {
             collective_named(name): one.restored(COMM_KINDS, name, tensors) for name, one in plain.exchanges.items()
@@ -275,12 +275,12 @@ class CommByCollective(Stored, CommModel):
 
 
 def _of_columns(traffic: Traffic) -> bool:
-    """Whether it is made of all-to-alls alone, as searches of columns make it: then nothing else is to be asked."""
+    """Tell whether traffic is all-to-alls alone, as searches of columns make it: nothing else is to be asked then."""
     return traffic.held == (Collective.ALL_TO_ALL,)
 
 
 def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
-    """(B, D) ms of one collective; nothing, waiting neither, among devices that put nothing in."""
+    """Predict the ms of one collective, (B, D); 0, with no waiting either, among devices that put nothing in."""
     groups = traffic.groups(collective)
     taken = model.alone_ms(traffic.alone(collective), start_ms[:, groups].reshape(-1, groups.shape[1]))
     cost = np.empty_like(start_ms)

@@ -49,7 +49,7 @@ class Calibration:
 
 
 def is_calibration(directory: Path) -> bool:
-    """Whether `neuroshard calibrate` wrote its points there."""
+    """Tell whether `neuroshard calibrate` wrote its points there."""
     return (directory / _FILE).is_file()
 
 
@@ -66,7 +66,7 @@ def with_kernels(compute: RooflineCompute, points: Sequence[KernelPoint]) -> Roo
 
 
 def _by_width(compute: RooflineCompute, points: Sequence[KernelPoint]) -> Widths:
-    """How many times as long calls took as the model says, besides their fixed time, by the bytes of a row."""
+    """Compute how many times as long calls took as the model says, without their fixed time, by the bytes of a row."""
     found: list[tuple[float, float]] = []
     for point in points:
         call_ms = compute.backward_call_ms if point.backward else compute.forward_call_ms
@@ -79,7 +79,7 @@ def with_exchanges(comm: RooflineComm, points: Sequence[ExchangePoint]) -> Roofl
     """Return the model, corrected by collectives that were measured: on one host its curves, else the network."""
 
     def slower(point: ExchangePoint) -> float:
-        """By what factor the collective took longer than the model says."""
+        """Compute by what factor the collective took longer than the model says."""
         return point.ms / comm.point_ms(point)
 
     inside = [one for one in points if one.devices <= comm.devices_per_host]

@@ -43,11 +43,11 @@ class NeuralComm(Stored, CommModel):
 
     @property
     def num_devices(self) -> int:
-        """D of the exchanges that it was fitted to."""
+        """D, the number of devices in the exchanges that it was fitted to."""
         return self.network.widths[-1]
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """(B, D) ms, not below 0."""
+        """Predict the ms of transfers, (B, D), not below 0."""
         order, features = comm_inputs(traffic, wait_ms)
         transfer = np.maximum(self.network(self.normaliser(features)), 0).astype(np.float64) * self.scale_ms
         cost = np.empty_like(transfer)
@@ -56,7 +56,7 @@ class NeuralComm(Stored, CommModel):
 
 
 def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
-    """How a comm network sees exchanges of devices that wait (B, D) for the last one.
+    """Compute how a comm network sees exchanges of devices that wait (B, D) for the straggler.
 
     Returns the order (B, D) in which devices are sorted, and features (B, 2 D) of the sorted devices: columns, then
     starts after the earliest, ms.
@@ -97,11 +97,11 @@ class SetComm(Stored, CommModel):
 
     @property
     def num_devices(self) -> None:
-        """Return None: it serves any number of devices."""
+        """None: it serves any number of devices."""
         return
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """(B, D) ms, above 0; nothing where there is one device."""
+        """Predict the ms of transfers, (B, D), above 0; 0 where there is one device."""
         if traffic.num_devices == 1:
             return np.zeros_like(wait_ms)
         parts = self._parts_ms(traffic)
@@ -110,11 +110,11 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Exactly: the first part has no lead."""
+        """Outline transfers, exactly: the first part has no lead."""
         return self._outline(self._parts_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1))
 
     def least_outline(self, known: OneDevice) -> Outline:
-        """From the least and the most that every feature may be; by the least alone, as pre-training sets the signs."""
+        """Bound transfers by the features' least and most; by the least alone, as pre-training sets the signs."""
         if known.num_devices == 1:
             return super().least_outline(known)
         least, most = (self.normaliser(features) for features in self._ranges(known))
@@ -125,7 +125,7 @@ class SetComm(Stored, CommModel):
         return Outline(parts, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _parts_ms(self, traffic: Traffic) -> FloatArray:
-        """(B D, 1 + G) of every device."""
+        """Compute the parts of every device's transfer, (B D, 1 + G) ms."""
         features = set_features(traffic)
         if self._sees_hosts:
             features = np.concatenate([features, host_features(traffic)], axis=2)
@@ -137,7 +137,7 @@ class SetComm(Stored, CommModel):
         return len(self.normaliser.shift) > NUM_FEATURES
 
     def _ranges(self, known: OneDevice) -> tuple[FloatArray, FloatArray]:
-        """(X, F) the least and the most of every feature; of what crosses links, nothing and everything."""
+        """Return the least and the most of every feature, (X, F); of what crosses links, nothing and everything."""
         least, most = feature_ranges(known)
         if not self._sees_hosts:
             return least, most
@@ -146,7 +146,7 @@ class SetComm(Stored, CommModel):
         return np.concatenate([least, crossing], axis=1), np.concatenate([most, everything], axis=1)
 
     def _in_ms(self, given: FloatArray) -> FloatArray:
-        """(n, 1 + G) parts, from what the network gives."""
+        """Convert what the network gives into parts, (n, 1 + G) ms."""
         parts: FloatArray = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
         return parts
 
@@ -163,7 +163,7 @@ class SetComm(Stored, CommModel):
 
 
 def set_features(traffic: Traffic) -> FloatArray:
-    """(B, D, F) what the network sees of every device.
+    """Compute what the network sees of every device, (B, D, F).
 
     All but the number of devices are logarithms of amounts that grow with every device's traffic.
     """
@@ -179,7 +179,7 @@ def set_features(traffic: Traffic) -> FloatArray:
 
 
 def host_features(traffic: Traffic) -> FloatArray:
-    """(B, D, 3) logarithms of what the links of hosts carry: out of the device's own host, into it, of the busiest.
+    """Compute logarithms of what hosts' links carry, (B, D, 3): out of a device's own host, into it, of the busiest.
 
     Nothing where one host has all devices.
     """
@@ -195,7 +195,7 @@ def host_features(traffic: Traffic) -> FloatArray:
 
 
 def feature_ranges(known: OneDevice) -> tuple[FloatArray, FloatArray]:
-    """(X, F) the least and the most that the network may see of a device.
+    """Compute the least and the most that the network may see of a device, (X, F) each.
 
     The narrowest device gives out no more than this one, nor than those beside the widest on average.
     """
@@ -219,7 +219,7 @@ def feature_ranges(known: OneDevice) -> tuple[FloatArray, FloatArray]:
 
 
 def _in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
-    """(..., F) of amounts, the first of them (...,)."""
+    """Compute the features (..., F) of amounts, the first of them (...,), as logarithms."""
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
         features[..., f] = np.log2(1 + amount)

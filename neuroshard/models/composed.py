@@ -22,12 +22,12 @@ class FreeComm(CommModel):
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """Return all of a step: whatever is exchanged costs nothing."""
+        """All collectives of a step: whatever is exchanged costs nothing."""
         return IN_STEP
 
     @property
     def num_devices(self) -> None:
-        """None: it serves any number."""
+        """None: it serves any number of devices."""
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """Return (B, D) zeros: transfers are free."""
@@ -46,7 +46,7 @@ class OneByOne(SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """Those of columns that `fused` knows."""
+        """The kernel calls of columns that `fused` knows."""
         return frozenset(call for call in self.fused.calls if LAYOUTS[call.form].free)
 
     @property
@@ -55,7 +55,7 @@ class OneByOne(SumModel):
         return ReluHead.of_cost()
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) the cost of each load alone, ms."""
+        """Embed each load as its cost alone, (n, 1) ms."""
         return self.fused.predict(LoadSets.alone(loads))[:, None].astype(np.float32)
 
 
@@ -80,21 +80,21 @@ class WithParts(SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """Of these the ones whose costs are arithmetic on a datasheet."""
+        """The calls whose costs are arithmetic on a datasheet."""
         return self.model.arithmetic
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """How near published points are to these loads."""
+        """Tell how near published points are to these loads."""
         return self.model.coverage(loads)
 
     @property
     def head(self) -> ReluHead:
-        """The model's, with one number more that stands for ms as they are."""
+        """The model's head, with one number more that stands for ms as they are."""
         head = self.model.head
         return replace(head, scale_ms=head.scale_ms * self.factor).beside_ms()
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, H + 1) the model's vectors, and the ms that loads add."""
+        """Embed each load as the model's vector, and the ms that the load adds, (n, H + 1)."""
         return np.column_stack([self.model.embed(loads), self._added_ms(loads)]).astype(np.float32)
 
     def of_call(self, call: Call) -> SumModel:
@@ -102,11 +102,11 @@ class WithParts(SumModel):
         return replace(self, model=self.model.of_call(call))
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms of each of the B sets of loads, with what these add."""
+        """Predict the ms of each of the B sets of loads, (B,), with what these add."""
         return self.factor * self.model.predict(sets) + sets.totals(self._added_ms(sets.loads))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """(B,) what the members of the model's ensemble disagree by, ms."""
+        """Compute what the members of the model's ensemble disagree by, (B,) ms."""
         return self.factor * self.model.spread_ms(sets)
 
     def _added_ms(self, loads: Loads) -> FloatArray:
@@ -125,16 +125,16 @@ class InProportion(OneByOne):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """Those that `fused` knows."""
+        """The kernel calls that `fused` knows."""
         return self.fused.calls
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) the cost of each load alone, ms, times the share."""
+        """Embed each load as its cost alone times the share, (n, 1) ms."""
         return super().embed(loads) * np.float32(self.share)
 
 
 def as_sum(model: ComputeModel, task_loads: Loads, num_devices: int) -> SumModel:
-    """The model, or the nearest sum over tables to one that is none: right where a task's tables (T,) lie evenly."""
+    """Return the model, or the sum over tables nearest to one that is none: right where tables (T,) lie evenly."""
     if isinstance(model, SumModel):
         return model
     dealt = LoadSets.grouped(task_loads, np.arange(len(task_loads)) % num_devices, num_devices)
@@ -143,7 +143,7 @@ def as_sum(model: ComputeModel, task_loads: Loads, num_devices: int) -> SumModel
 
 
 def columns_model(model: SumModel, tables: Loads) -> SumModel:
-    """The model of what devices compute that hold columns of some of these tables (T,), in as many calls as it takes.
+    """Return the model of devices that hold columns of some of these tables (T,), in as many calls as it takes.
 
     `model` itself where all tables are pooled and in device memory, or where every load counts as a call of its own.
     """
@@ -188,7 +188,7 @@ class SideBySide(SumModel):
 
     @cached_property
     def head(self) -> ReluHead:
-        """Return the head that adds up the ms of the calls that are made.
+        """The head that adds up the ms of the calls that are made.
 
         With b_k, w_k and o_k the bias, weight and offset of call k's own head, both of the latter in ms, it computes
 

@@ -59,7 +59,7 @@ class AdditiveCompute(Stored, SumModel):
     scale_ms: Scale
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1 + K): own cost, amounts; those that add up to a limit only are negative."""
+        """Embed each load as its own cost and K amounts, (n, 1 + K); those that add up to a limit are negative."""
         features = self.features(loads)
         given = np.exp(np.minimum(self.network(self.normaliser(features)), _MAX_EXPONENT))
         amounts: Float32Array = given + (self.features.amounts(features) @ self.moved).astype(np.float32)
@@ -68,7 +68,7 @@ class AdditiveCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The sum of the costs as it is; the rest through the hidden layer."""
+        """The head that takes the sum of the costs as it is, and the rest through the hidden layer."""
         bias = np.concatenate([np.zeros(1, np.float32), self.bias])
         weight = np.concatenate([np.ones(1, np.float32), self.weight])
         return ReluHead(bias, weight, self.offset, self.scale_ms)
@@ -105,7 +105,7 @@ class ComputeEnsemble(Stored, SumModel):
     members: tuple[AdditiveCompute, ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, H) with H the sum of the members'."""
+        """Embed each load as the members' vectors side by side, (n, H) with H the sum of the members'."""
         return np.concatenate([member.embed(loads) for member in self.members], axis=1)
 
     @cached_property
@@ -121,7 +121,7 @@ class ComputeEnsemble(Stored, SumModel):
         )
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """(B,) standard deviation of the members' costs, ms."""
+        """Compute the standard deviation of the members' costs, (B,) ms."""
         spread: FloatArray = np.std([member.predict(sets) for member in self.members], axis=0)
         return spread
 
@@ -130,12 +130,12 @@ class ComputeEnsemble(Stored, SumModel):
         return {"members": [member.settings() for member in self.members]}
 
     def tensors(self) -> Tensors:
-        """The members', numbered."""
+        """Return the members' tensors, under the members' numbers."""
         return tensors_of({str(number): member for number, member in enumerate(self.members)})
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
-        """The model that gave the settings and tensors."""
+        """Restore the model from the settings and tensors that it gave."""
         each = enumerate(parse(settings, EnsembleSettings, "settings").members)
         return cls(tuple(AdditiveCompute.restored(member, within(tensors, str(number))) for number, member in each))
 
@@ -156,13 +156,13 @@ class RegressionCompute(Stored, SumModel):
     offset_ms: Annotated[FloatArray, Held("offset_ms", np.float64)]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) ms of each table's amounts."""
+        """Embed each load as the ms of its amounts, (n, 1)."""
         cost = self.features.amounts(self.features(loads)) @ self.weight
         return cost[:, None].astype(np.float32)
 
     @property
     def head(self) -> ReluHead:
-        """The sum of the costs, plus that of the call."""
+        """The head that adds the call's cost to the sum of the tables' costs."""
         return ReluHead(self.offset_ms.astype(np.float32), np.ones(1, np.float32), 0.0, 1.0)
 
     def check(self) -> None:
@@ -201,7 +201,7 @@ class NeuralCompute(Stored, SumModel):
         check_bounded(self.normaliser, self.table_network, self.head_network)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, H) with H the width of the head's first layer."""
+        """Embed each load as a vector, (n, H) with H the width of the head's first layer."""
         embedded = self.table_network(self.normaliser(self.features(loads)))
         return embedded @ self.head_network.weights[0]
 

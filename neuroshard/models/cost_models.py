@@ -34,19 +34,19 @@ class CostModels(ModelSet):
     digest: str | None = None
 
     def in_torchrec(self) -> "CostModels":
-        """As `ModelSet.in_torchrec`; their name says so."""
+        """Return the models with what TorchRec adds to a step, as `ModelSet.in_torchrec`; their name says so."""
         counted = super().in_torchrec()
         return counted if self.name is None else replace(counted, name=f"{self.name}{IN_TORCHREC}")
 
     def left_out(self, framework: str) -> tuple[str, ...]:
-        """What steps in a framework take that costs by these models leave out, in a line; nothing of whole steps."""
+        """List, in a line, what steps in a framework take that these costs leave out; nothing of whole steps."""
         if self.of_whole_steps:
             return ()
         return (f"predicted costs are of kernels and exchanges alone: what {framework} adds to a step isn't known",)
 
     @classmethod
     def load(cls, path: str | Path) -> "CostModels":
-        """Models by name or place.
+        """Load models by name or place.
 
         "roofline:NAME" is arithmetic on a datasheet and published measurements, "roofline:NAME+adam" with the states of
         an optimizer (sgd, rowwise_adagrad, adam); the name of a shipped bundle, such as "cpu", is that;

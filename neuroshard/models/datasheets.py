@@ -34,7 +34,7 @@ def roofline(
     calibration: str | None = None,
     more: Sequence[PartModel] = (),
 ) -> CostModels:
-    """The models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
+    """Build the models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
 
     Args:
         source: where the figures stand.
@@ -65,7 +65,7 @@ def roofline(
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
-    """The models, and for calls of tables in host memory that they don't know, a datasheet's link and cache besides.
+    """Add a datasheet's link and cache to models, for calls of tables in host memory that they don't know.
 
     Args:
         models: whose compute model is a sum over tables.
@@ -111,7 +111,7 @@ class Check:
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:
-    """Every kind of point that there is of a datasheet: kernels of its own GPU, and the collectives that it takes."""
+    """Check every kind of point of a datasheet: kernels of its own GPU, and the collectives that it takes."""
     compute, comm = models.compute, models.forward
     assert isinstance(compute, RooflineCompute)
     assert isinstance(comm, RooflineComm)

@@ -30,7 +30,7 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """(n,) mean lookups of a sample; blocks of rows, in which there may be none, count as having one in a batch."""
+    """Compute mean lookups of a sample, (n,); blocks of rows, which may have none, count as having one in a batch."""
     in_rows = are(loads, lambda layout: layout.blocks)
     pooled: FloatArray = np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
     return pooled
@@ -89,12 +89,12 @@ class FeatureSet:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """(F,) names of the features."""
+        """The names of the features, (F,)."""
         return _FEATURES[self.name].columns
 
     @classmethod
     def checked(cls, name: str, columns: Sequence[str]) -> "FeatureSet":
-        """The feature set of that name.
+        """Return the feature set of that name, unless its columns differ.
 
         Raises:
             UserError: there is none, or it has other columns in this version.
@@ -109,7 +109,7 @@ class FeatureSet:
 
     @property
     def signs(self) -> tuple[int, ...]:
-        """(F,) which way a cost goes with each feature.
+        """The way a cost goes with each feature, (F,).
 
         1: up with what has to be moved; -1: down with alignment; 0: either way with the precision, with how lookups are
         distributed, and so with how many unique rows they are of: rows that are looked up again and again are in
@@ -119,11 +119,11 @@ class FeatureSet:
 
     @property
     def adds_up(self) -> BoolArray:
-        """(F,) which features are logarithms of amounts that add up over tables, not of how lookups are distributed."""
+        """Whether each feature is a logarithm of what adds up over tables, not of how lookups are distributed, (F,)."""
         return np.array([column.startswith(_LOG) and not _of_distribution(column) for column in self.columns])
 
     def amounts(self, values: FloatArray) -> FloatArray:
-        """(n, F) features of n loads, out of their logarithms."""
+        """Convert the features of n loads from logarithms to amounts, (n, F)."""
         logs = [column.startswith(_LOG) for column in self.columns]
         amounts = values.copy()
         amounts[:, logs] = np.exp2(values[:, logs])
@@ -135,7 +135,7 @@ class FeatureSet:
         return not {"batch_size", "log_batch_size"}.isdisjoint(self.columns)
 
     def __call__(self, loads: Loads) -> FloatArray:
-        """(n, F) features of n loads."""
+        """Compute the features of n loads, (n, F)."""
         return _FEATURES[self.name].compute(loads)
 
 

@@ -24,7 +24,7 @@ _Figure = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 def memory_bytes(loads: Loads) -> FloatArray:
-    """(n,) bytes through the device's memory, of rows in sectors of 32 bytes.
+    """Count the bytes of each load through the device's memory, (n,), of rows in sectors of 32 bytes.
 
     Every lookup's index and row are read going forward, its index and its sample's gradient going backward; outputs are
     written once. The fused update reads and writes every unique row; the dense one writes every unique row's gradient,
@@ -36,7 +36,7 @@ def memory_bytes(loads: Loads) -> FloatArray:
 
 
 def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(n,) bytes each of `memory_bytes`: looked up; outputs; gradients read; rows updated one by one; dense updates."""
+    """Split `memory_bytes`, (n,) each: looked up; outputs; gradients read; rows updated one by one; dense updates."""
     unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
     row_bytes = np.where(loads.tier == TIERS.index(Tier.HOST), 0, moved_row_bytes(loads))
     gradient_bytes = in_sectors(loads.dim * ELEMENT_BYTES)
@@ -52,7 +52,7 @@ def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray
 
 
 def link_bytes(loads: Loads) -> FloatArray:
-    """(n,) bytes over the link to the host, one way: it carries as much the other way at the same time.
+    """Count the bytes of each load over the link to the host, (n,), one way: as many go the other way meanwhile.
 
     A cache fetches every row that it misses, and writes one back for it: training has changed it. Without a cache every
     lookup's row is read going forward, and every unique row again to be updated, while others are written.
@@ -64,7 +64,7 @@ def link_bytes(loads: Loads) -> FloatArray:
 
 
 def cached_miss_bytes(loads: Loads) -> FloatArray:
-    """(n,) bytes of the rows that caches miss."""
+    """Count the bytes of the rows that caches miss, (n,)."""
     missed, behind_cache = np.zeros(len(loads)), np.flatnonzero(loads.tier == TIERS.index(Tier.CACHED))
     if len(behind_cache):
         its = loads.take(behind_cache)
@@ -74,17 +74,17 @@ def cached_miss_bytes(loads: Loads) -> FloatArray:
 
 
 def managed_lookups(loads: Loads) -> FloatArray:
-    """(n,) lookups that a cache is asked for: all of those that it stands before."""
+    """Count the lookups that a cache is asked for, (n,): all of those that it stands before."""
     return np.where(loads.tier == TIERS.index(Tier.CACHED), loads.lookups, 0.0)
 
 
 def moved_row_bytes(loads: Loads) -> FloatArray:
-    """(n,) bytes that are moved to read a row of weights."""
+    """Count the bytes that are moved to read a row of weights, (n,)."""
     return in_sectors(loads.dim * loads.bytes_per_element)
 
 
 def in_sectors(row_bytes: FloatArray) -> FloatArray:
-    """(n,) bytes that are moved to read so many in a row."""
+    """Count the bytes that are moved to read so many in a row, (n,): those of whole sectors."""
     moved: FloatArray = np.ceil(row_bytes / SECTOR_BYTES) * SECTOR_BYTES
     return moved
 
@@ -104,7 +104,7 @@ class HostLink:
     cache_call_ms: _Figure
 
     def call_ms(self, tier: Tier) -> float:
-        """Of a call of tables in that tier, besides its launch."""
+        """Return the ms of a call of tables in that tier, besides its launch."""
         return self.cache_call_ms if tier is Tier.CACHED else 0.0
 
 
@@ -130,22 +130,22 @@ class HostTiers(Stored, SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """All of tables in host memory."""
+        """All kernel calls of tables in host memory."""
         return frozenset(call for call in CALLS if call.tier is not Tier.DEVICE)
 
     @property
     def head(self) -> ReluHead:
-        """The sum of the times, plus the call's."""
+        """The head that adds the call's time to the sum of the tables' times."""
         return ReluHead.of_cost(self.call_ms)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) ms of each load."""
+        """Embed each load as its ms, (n, 1)."""
         each = np.array([self.memory_ms_per_gb, self.link_ms_per_gb, self.cache_lookup_ns])
         cost_ms: Float32Array = (host_amounts(loads) @ each)[:, None].astype(np.float32)
         return cost_ms
 
     def scaled(self, factor: float) -> "HostTiers":
-        """With all costs times the factor."""
+        """Scale all costs by the factor."""
         return HostTiers(**{name: figure * factor for name, figure in self.settings().items()})
 
 
@@ -165,16 +165,16 @@ class BehindLink(SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """Return the base's kernel calls, with tables in this tier."""
+        """The base's kernel calls, with tables in this tier."""
         return frozenset(replace(call, tier=self.tier) for call in self.base.calls)
 
     @property
     def head(self) -> ReluHead:
-        """The base's, whose cost the last number is added to."""
+        """The base's head, to whose cost the last number is added."""
         return self.base.head.beside_ms(self.host.call_ms(self.tier))
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, H + 1) the base's vectors, and ms of the link and the cache."""
+        """Embed each load as the base's vector, and the ms of the link and the cache, (n, H + 1)."""
         each = np.array([_MS_OF_GB_PER_S / self.host.link_gb_per_s, self.host.cache_lookup_ns])
         more_ms = host_amounts(loads)[:, 1:] @ each
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
@@ -185,7 +185,7 @@ class BehindLink(SumModel):
 
 
 def host_amounts(loads: Loads) -> FloatArray:
-    """(n, 3) what tables in host memory cost by: 10^9 bytes of device memory and of the link, 10^6 cached lookups."""
+    """Compute what host tables cost by, (n, 3): 10^9 bytes of device memory and of the link, 10^6 cached lookups."""
     amounts: FloatArray = np.stack(
         [memory_bytes(loads) / _GB, link_bytes(loads) / _GB, managed_lookups(loads) / _MILLION], axis=1
     )

@@ -54,30 +54,30 @@ class ComputeModel(ABC):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """Of these the ones whose costs are arithmetic on a datasheet, fitted to no measurement: by default none."""
+        """The calls whose costs are arithmetic on a datasheet, fitted to no measurement: by default none."""
         return frozenset()
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """How near published points are to these loads, where costs are a datasheet's; None for others."""
+        """Tell how near published points are to these loads, where costs are a datasheet's; None for others."""
         return None
 
     @abstractmethod
     def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms of each of the B sets of loads."""
+        """Predict the ms of each of the B sets of loads, (B,)."""
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """(B,) what the members of an ensemble disagree by, ms; 0 for a model that has none."""
+        """Compute what the members of an ensemble disagree by, (B,) ms; 0 for a model that has none."""
         return np.zeros(len(sets))
 
     def device_ms(self, devices: LoadSets) -> FloatArray:
-        """(B,) ms of B devices with loads of any calls, one call after the other."""
+        """Predict the ms of B devices with loads of any calls, one call after the other, (B,)."""
         cost: FloatArray = self.predict(devices.by_call()).reshape(len(devices), len(CALLS)).sum(axis=1)
         return cost
 
 
 @dataclass(frozen=True)
 class ReluHead:
-    """From a set's vector v to its cost: max(sum(relu(v + bias) * weight) + offset, 0) * scale_ms.
+    """Head that turns a set's vector v into its cost: max(sum(relu(v + bias) * weight) + offset, 0) * scale_ms.
 
     `bias` and `weight` are (H,). Simple enough to be compiled into the search's inner loop.
     """
@@ -89,20 +89,20 @@ class ReluHead:
 
     @classmethod
     def of_cost(cls, offset: float = 0.0) -> "ReluHead":
-        """For vectors of one number, a cost in ms that is not negative: the sum of costs, and `offset`."""
+        """Make the head of vectors of one number, a cost in ms not below 0: the sum of costs, and `offset`."""
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
     def beside_ms(self, offset_ms: float = 0.0) -> "ReluHead":
-        """The head of vectors with one number more, ms that are added to the cost; and so many ms to every one."""
+        """Extend the head to vectors with one number more, ms that are added to the cost; add so many to all costs."""
         bias, weight = np.append(self.bias, np.float32(0)), np.append(self.weight, np.float32(1 / self.scale_ms))
         return ReluHead(bias, weight, self.offset + offset_ms / self.scale_ms, self.scale_ms)
 
     def __call__(self, sums: Float32Array) -> FloatArray:
-        """(...,) ms of sets given as sums (..., H); not meaningful for empty sets."""
+        """Compute the ms, (...,), of sets given as sums (..., H); not meaningful for empty sets."""
         return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)
 
     def finish(self, score: FloatArray | Float32Array) -> FloatArray:
-        """(...,) ms from the weighted sums (...,)."""
+        """Turn the weighted sums (...,) into ms, (...,)."""
         cost: FloatArray = np.maximum(score.astype(np.float64) + self.offset, 0) * self.scale_ms
         return cost
 
@@ -116,18 +116,18 @@ class SumModel(ComputeModel):
     @property
     @abstractmethod
     def head(self) -> ReluHead:
-        """Return the head that turns a set's summed vector (H,) into its cost in ms."""
+        """The head that turns a set's summed vector (H,) into its cost in ms."""
 
     @abstractmethod
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, H) a vector for each of n loads; a set's vector is the sum of its loads'."""
+        """Embed each of n loads as a vector, (n, H); a set's vector is the sum of its loads'."""
 
     def of_call(self, call: Call) -> "SumModel":
-        """The model of those kernel calls: one for all, where there isn't one for each."""
+        """Return the model of those kernel calls: one for all, where there isn't one for each."""
         return self
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms of each of the B sets of loads."""
+        """Predict the ms of each of the B sets of loads, (B,)."""
         cost, filled = np.zeros(len(sets)), sets.counts > 0
         if filled.any():
             starts = np.concatenate([[0], sets.counts[filled].cumsum()[:-1]])
@@ -152,7 +152,7 @@ class CommModel(ABC):
         return frozenset(form for form, layout in LAYOUTS.items() if layout.exchanges[0] in self.collectives)
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """How near published points are to this traffic, where costs are a datasheet's; None for others."""
+        """Tell how near published points are to this traffic, where costs are a datasheet's; None for others."""
         return None
 
     @property
@@ -161,33 +161,33 @@ class CommModel(ABC):
         """D, the number of devices it was fitted for; None if it serves any."""
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """(B, D) ms, from the devices' traffic and their start delays (B, D); each device's own start is its 0."""
+        """Predict ms, (B, D), from the devices' traffic and start delays (B, D); each device's own start is its 0."""
         wait_ms = waits(start_ms)
         return wait_ms + self.transfer_ms(traffic, wait_ms)
 
     def alone_ms(self, alone: Traffic, start_ms: FloatArray) -> FloatArray:
-        """(B, D) ms of one collective (`Traffic.alone`); nothing, waiting neither, where nobody puts anything in."""
+        """Predict the ms of one collective (`Traffic.alone`), (B, D); 0, with no waiting, where nothing is put in."""
         taken: FloatArray = self.predict(alone, start_ms) * (alone.size_bytes.sum(axis=(1, 2)) > 0)[:, None]
         return taken
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
-        """What `predict` says, and what it is made of; here, of one all-to-all."""
+        """Predict what `predict` does, exchange by exchange; here, of one all-to-all."""
         total_ms = self.predict(traffic, start_ms)
         return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """(B, D) ms that are left when the last device has started, from the traffic and each one's wait (B, D)."""
+        """Predict the ms left when the straggler has started, (B, D), from the traffic and each one's wait (B, D)."""
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Transfers in a form that costs little to work out for many starts; here, as they are where nobody waits."""
+        """Outline transfers, to work them out cheaply for many starts; here, as they are where nobody waits."""
         together = np.zeros(traffic.size_bytes.shape[:2])
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
     def least_outline(self, known: "OneDevice") -> "Outline":
-        """Of the transfer of one device in each exchange, at least, for any waits: nothing, unless models know more.
+        """Bound one device's transfer in each exchange, for any waits: by nothing, unless models know more.
 
-        Its parts are (X, 1, P): of X exchanges, and of one device of each.
+        The outline's parts are (X, 1, P): of X exchanges, and of one device of each.
         """
         return Outline(np.zeros((len(known.least_bytes), 1, 1)), np.ones(1), np.zeros((1, NUM_WAITS)))
 
@@ -211,19 +211,20 @@ class PartModel(ABC):
 
     @abstractmethod
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """(B, D) ms, from what devices of B plans do and exchange, and when each is ready for it (B, D); waiting
-        included.
+        """Predict the ms of each device of B plans, (B, D), waiting included.
+
+        They come from what devices do and exchange, and from when each is ready for it, (B, D).
         """
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """What each of n loads adds to its device's step, about, (n,) ms: searches move shards by that.
+        """Return a function of n loads to about what each adds to its device's step, (n,) ms.
 
-        By default None: it hangs on no shard, or nobody knows.
+        Searches move shards by that. By default None: it depends on no shard, or nobody knows.
         """
         return None
 
     def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """(B,) ms besides what `of_shards` says, on each of devices that are alike: searches choose forms by that.
+        """Predict the ms, (B,), besides what `of_shards` says, of each of devices alike: searches choose forms by it.
 
         By default nothing.
 
@@ -236,7 +237,7 @@ class PartModel(ABC):
         return np.zeros(len(used))
 
     def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
-        """What it hangs on, by the names of `Ranges`, that warnings are about: by default nothing."""
+        """Return what it depends on and warnings are about, by the names of `Ranges`: by default nothing."""
         return {}
 
 
@@ -289,7 +290,7 @@ class OneDevice:
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
-    """(B, D, W) waits for the last of D >= 2 devices to start, from those of each (B, D).
+    """Compute the waits for the last of D >= 2 devices to start, (B, D, W), from those of each (B, D).
 
     A device's own; of the last to start but one; the mean; the longest; of the last to start among the others.
     """
@@ -303,6 +304,6 @@ def device_waits(wait_ms: FloatArray) -> FloatArray:
 
 
 def waits(start_ms: FloatArray) -> FloatArray:
-    """(B, D) ms from each device's start, (B, D), until the last one's."""
+    """Compute the ms from each device's start, (B, D), until the straggler's, (B, D)."""
     wait_ms: FloatArray = start_ms.max(axis=1, keepdims=True) - start_ms
     return wait_ms

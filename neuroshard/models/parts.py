@@ -65,7 +65,7 @@ Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that are
 
 
 def lopsidedness(columns: FloatArray) -> tuple[str, FloatArray]:
-    """(B,) How lopsided all-to-alls are whose D devices give out such columns (B, D), 1 if even; and what it is called.
+    """Name and compute how lopsided all-to-alls are, (B,), whose D devices give out columns (B, D); 1 if even.
 
     The more devices, the more lopsided random exchanges are: so it has a name of its own for each number of them.
     """
@@ -74,13 +74,14 @@ def lopsidedness(columns: FloatArray) -> tuple[str, FloatArray]:
 
 
 def compute_part(call: Call) -> str:
-    """Kernel calls: "compute" of columns, "compute.rows", "compute.copies", "compute.sequence_columns", and so on."""
+    """Name the part of a kernel call: "compute" of columns, "compute.rows", "compute.sequence_columns", and so on."""
     return COMPUTE if call == IN_COLUMNS else f"{COMPUTE}.{call.name}"
 
 
 def exchange_part(direction: str, collective: Collective) -> str:
-    """One collective in one direction, "forward" or "backward": alone for all-to-alls, "forward.reduce_scatter"; the
-    input, which comes once in a step, is "input".
+    """Name the part of a collective in a direction, "forward" or "backward": "forward.reduce_scatter".
+
+    An all-to-all's name is the direction alone; the input's, which comes once in a step, is "input".
     """
     if collective is Collective.INPUT:
         return INPUT
@@ -88,7 +89,7 @@ def exchange_part(direction: str, collective: Collective) -> str:
 
 
 def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
-    """What kernel calls of one form hang on, (n,) or (B,) each; calls with nothing to do left out."""
+    """Return what kernel calls of one form depend on, (n,) or (B,) each; calls with nothing to do left out."""
     loads = calls.loads
     return {
         "rows": loads.rows,
@@ -102,7 +103,7 @@ def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
 
 
 def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
-    """What exchanges of one collective hang on, from its traffic by itself: (B,) or (B D,); idle groups left out."""
+    """Return what exchanges of one collective depend on, by its traffic alone, (B,) or (B D,); idle groups left out."""
     given = alone.size_bytes[..., 0]
     held = given[given.sum(axis=1) > 0]
     return {"devices": np.full(len(held), float(alone.num_devices)), "bytes from a device": held.ravel()}
@@ -121,23 +122,23 @@ class InputExchange(PartModel):
     model: CommModel
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """(B, D) ms of what comes to each device; nothing where all tables lie in copies."""
+        """Predict the ms of what comes to each device, (B, D); 0 where all tables lie in copies."""
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """What a load's indices add, about: bytes times what one more takes."""
+        """Return a function of loads to what their indices add, about: bytes times what one more takes."""
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """What an even exchange takes, but for what each load adds."""
+        """Predict what an even exchange takes, less what each load adds."""
         sent = np.repeat(input_bytes[:, None], task.topology.num_devices, axis=1)[..., None]
         traffic = Traffic(sent, np.full(len(sent), task.batch_size), task.topology.fast_links)
         even_ms = self.model.alone_ms(traffic, np.zeros(sent.shape[:2]))[:, 0]
         return even_ms - input_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:
-        """What a device to which twice the mean comes takes longer, for each byte; 0 where nothing is exchanged."""
+        """Predict what a device that gets twice the mean takes longer, for each byte; 0 if nothing is exchanged."""
         devices = task.topology.num_devices
         mean = _input_bytes(task.loads, devices).sum() / devices
         if devices == 1 or not mean:
@@ -154,13 +155,13 @@ class InputExchange(PartModel):
 
 
 def _input_bytes(loads: Loads, devices: int) -> FloatArray:
-    """(n,) of indices and lengths that come to a device for each load."""
+    """Count the bytes of indices and lengths that come to a device for each load, (n,)."""
     its: FloatArray = given_bytes(loads, devices)[:, Collective.INPUT]
     return its
 
 
 def counts_of(loads: Loads) -> FloatArray:
-    """(n, C) of `COUNTS` for each of n loads."""
+    """Count what `COUNTS` names for each of n loads, (n, C)."""
     copied, in_rows = (are(loads, has) for has in (lambda its: its.own_samples, lambda its: its.blocks))
     one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
     pooled = _POOLED[loads.call]  # outputs of sequences in rows are put in order one by one
@@ -176,12 +177,12 @@ def counts_of(loads: Loads) -> FloatArray:
 
 
 def counts_of_sets(sets: LoadSets) -> FloatArray:
-    """(B, C) of all loads of each set together."""
+    """Count what `COUNTS` names for all loads of each set together, (B, C)."""
     return np.stack([sets.totals(its) for its in counts_of(sets.loads).T], axis=-1)
 
 
 def terms_of(called: Called, part: str) -> FloatArray:
-    """(B, D, F) of `TERMS` for each device of B plans, as they count for a part of a step."""
+    """Compute the `TERMS` of each device of B plans, (B, D, F), as they count for a part of a step."""
     devices, used = called.counts.shape[1], np.any(called.shards > 0, axis=1)
     of_plan = _terms_of_plan(used, called.counts.mean(axis=1), devices)[:, None]
     own = np.where(_counts_own(part, used)[:, None, None], called.counts, 0.0)
@@ -190,7 +191,7 @@ def terms_of(called: Called, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, used: BoolArray) -> BoolArray:
-    """(B,) whether a part hangs on what devices of plans do that make such kernel calls (B, K).
+    """Tell whether a part depends on devices' own counts, (B,), in plans that make such kernel calls (B, K).
 
     What is exchanged is put in order, and what is in copies with it; where all tables are copied, nothing is.
     """
@@ -199,7 +200,7 @@ def _counts_own(part: str, used: BoolArray) -> BoolArray:
 
 
 def _terms_of_plan(used: BoolArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """(B, ...) terms of whole plans, by the kernel calls (B, K) that they make, and what devices do in the mean (B, C).
+    """Compute the terms of whole plans, (B, ...), by their kernel calls (B, K) and their devices' mean counts (B, C).
 
     Devices sum up what comes out of rows, so that each is left with its own samples.
     """
@@ -227,17 +228,17 @@ class FrameworkPart(PartModel):
     about: str = ""
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """(B, D) ms; what comes after an exchange waits for no other device, so that its place doesn't matter."""
+        """Predict ms, (B, D); what comes after an exchange waits for nobody, so that its place doesn't matter."""
         ms: FloatArray = terms_of(called, self.name) @ self.slopes
         return ms
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """What each load adds to its own device."""
+        """Return a function of loads to what each adds to its own device; None if nothing."""
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """What a step takes, each kernel call in use, and what all devices do in the mean; less what doesn't count."""
+        """Predict what a step, its kernel calls and the devices' mean work take; less what doesn't count."""
         plan_ms = _terms_of_plan(used, counts, task.topology.num_devices) @ self.slopes[: _OWN.start]
         mean_ms, own_ms = counts[:, _MEANS] @ self.slopes[_OWN.stop :], counts @ self.slopes[_OWN]
         ms: FloatArray = plan_ms + np.where(_counts_own(self.name, used), mean_ms, -own_ms)  # `of_shards` counts those
@@ -280,7 +281,7 @@ class Framework(Stored):
         )
 
     def scaled(self, factor: float) -> "Framework":
-        """Where everything takes so many times as long; kernels' costs are others'."""
+        """Scale what TorchRec adds by the factor; kernels' costs are others'."""
         longer = {name: {term: ms * factor for term, ms in its.items()} for name, its in self._slopes.items()}
         return Framework(self.factor, **longer)
 

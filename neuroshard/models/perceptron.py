@@ -12,7 +12,7 @@ AnyWidths = Annotated[tuple[Width, ...], Meta(max_length=16)]  # none leaves the
 
 
 def perceptron(widths: tuple[int, ...]) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Build linear layers with ReLU between them."""
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]

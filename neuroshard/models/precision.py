@@ -37,12 +37,12 @@ class Precision(Word):
 
 
 def is_precision(name: str) -> bool:
-    """Whether a word, before a slash if there is one, is a precision's."""
+    """Tell whether a word, before a slash if there is one, is a precision's."""
     return name.partition("/")[0] in {one.value for one in Precision}
 
 
 def narrowed(models: Models, name: str) -> Models:
-    """The same models where exchanges have another precision: "fp16", or "fp16/bf16" with another one for gradients.
+    """Give the models' exchanges another precision: "fp16", or "fp16/bf16" with another one for gradients.
 
     With a datasheet, what turning elements from fp32 and back takes is a part of the step: a pass over memory on
     either side of each exchange. Models that were measured don't know it.
@@ -78,7 +78,7 @@ class Narrowed(CommModel):
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """Those that the model knows."""
+        """The collectives that the model knows."""
         return self.model.collectives
 
     @property
@@ -92,23 +92,23 @@ class Narrowed(CommModel):
         return self.model.num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """How near published points are to so much less traffic."""
+        """Tell how near published points are to so much less traffic."""
         return self.model.coverage(self._narrow(traffic))
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """(B, D) ms of so much less traffic."""
+        """Predict the ms of so much less traffic, (B, D)."""
         return self.model.predict(self._narrow(traffic), start_ms)
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """What `predict` says, exchange by exchange."""
+        """Predict what `predict` does, exchange by exchange."""
         return self.model.chain(self._narrow(traffic), start_ms)
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """(B, D) ms that are left when the last device has started."""
+        """Predict the ms that are left when the straggler has started, (B, D)."""
         return self.model.transfer_ms(self._narrow(traffic), wait_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Transfers of so much less traffic."""
+        """Outline transfers of so much less traffic."""
         return self.model.outline(self._narrow(traffic))
 
     def least_outline(self, known: OneDevice) -> Outline:
@@ -134,7 +134,7 @@ class Conversion(PartModel):
     ms_per_element: float
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """(B, D) ms: of its own elements, and of the share of all that comes to its samples."""
+        """Predict ms, (B, D): of a device's own elements, and of the share of all that comes to its samples."""
         given = np.sum([traffic.given(one) for one in traffic.held if one not in _AS_THEY_ARE], axis=0) / ELEMENT_BYTES
         ms: FloatArray = (given + given.mean(axis=1, keepdims=True)) * self.ms_per_element
         return ms

@@ -54,12 +54,12 @@ class KernelPoint:
 
     @property
     def row_bytes(self) -> float:
-        """Of a row as it is moved."""
+        """Bytes of a row as it is moved."""
         return float(moved_row_bytes(self.loads)[0])
 
     @property
     def loads(self) -> Loads:
-        """(n,) of its tables, which share lookups evenly; a histogram that has as many unique rows."""
+        """Loads of its tables, (n,), which share lookups evenly; their histogram has as many unique rows."""
         pooling = self.lookups / self.outputs if self.pooled else 1.0
         table = Table("t", self.rows, self.dim, pooling, _reuse(self.lookups / self.unique), pooled=self.pooled)
         return Loads.of([table] * self.tables, round(self.outputs / self.tables)).at([self.home] * self.tables)
@@ -81,7 +81,7 @@ class ExchangePoint:
 
 
 def _reuse(mean: float) -> tuple[float, ...]:
-    """A histogram by which a row that is touched is touched so often on average."""
+    """Make a reuse histogram by which a row that is touched is touched so often on average."""
     above = min(max(int(np.searchsorted(MEAN_COUNTS, mean)), 1), len(MEAN_COUNTS) - 1)
     below = above - 1
     share = float(np.clip((mean - MEAN_COUNTS[below]) / (MEAN_COUNTS[above] - MEAN_COUNTS[below]), 0, 1))
@@ -92,7 +92,7 @@ def _reuse(mean: float) -> tuple[float, ...]:
 
 @cache
 def kernel_points() -> tuple[KernelPoint, ...]:
-    """Every published time of a kernel; where nobody said how many rows are unique, a third of the lookups is taken."""
+    """Read every published time of a kernel; where unique rows aren't told, a third of the lookups is taken."""
     return tuple(
         KernelPoint(
             row["sheet"],
@@ -114,13 +114,13 @@ def kernel_points() -> tuple[KernelPoint, ...]:
 
 
 def typical(factors: Sequence[float]) -> float:
-    """The geometric mean; 1 of none."""
+    """Compute the geometric mean; 1 of none."""
     return float(np.exp(np.mean(np.log(factors)))) if len(factors) else 1.0
 
 
 @dataclass(frozen=True)
 class Widths:
-    """How much longer than it should something takes, by its bytes: lookups by those of a row, exchanges by theirs.
+    """How much longer something takes than it should, by its bytes: lookups by those of a row, exchanges by theirs.
 
     Of lookups narrow rows keep few of a kernel's threads busy; wide ones are found in caches less often. Interpolated
     in logarithms; beyond the points the outermost stands.
@@ -134,14 +134,14 @@ class Widths:
     factor: tuple[float, ...]
 
     def __call__(self, row_bytes: FloatArray) -> FloatArray:
-        """(n,) factors of rows of so many bytes."""
+        """Interpolate the factors of rows of so many bytes, (n,)."""
         if not self.row_bytes:
             return np.ones_like(row_bytes)
         found: FloatArray = np.exp(np.interp(np.log(row_bytes), np.log(self.row_bytes), np.log(self.factor)))
         return found
 
     def holds(self, dim: FloatArray) -> BoolArray:
-        """(n,) whether points surround tables of so many columns."""
+        """Tell whether points surround tables of so many columns, (n,)."""
         least, most = (self.row_bytes[0], self.row_bytes[-1]) if self.row_bytes else (0, np.inf)
         row_bytes = in_sectors(dim * ELEMENT_BYTES)
         found: BoolArray = (row_bytes >= least) & (row_bytes <= most)
@@ -149,14 +149,14 @@ class Widths:
 
     @classmethod
     def typical(cls, seen: Iterable[tuple[float, float]]) -> "Widths":
-        """From bytes with the factor that was seen of each: of as many bytes the `typical` one."""
+        """Group the factors seen, each with its bytes: of as many bytes the `typical` one is taken."""
         found = grouped(seen, lambda one: one[0])
         factors = (typical([factor for _, factor in found[row_bytes]]) for row_bytes in sorted(found))
         return cls(tuple(sorted(found)), tuple(factors))
 
     @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float) -> "Widths":
-        """From Meta's forward points, less a call's fixed time."""
+        """Compute the widths of Meta's forward points, less a call's fixed time."""
         found: list[tuple[float, float]] = []
         for point in points:
             if point.sheet == _SWEPT:
@@ -186,14 +186,14 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """What (S,) would take if all went over links, in logarithms, falling nowhere."""
+        """Logarithms of what (S,) bytes would take if all went over links, falling nowhere."""
         return {
             collective: {count: np.log(rising(ms) / _on_the_way(count)) for count, ms in by_count.items()}
             for collective, by_count in self.points.items()
         }
 
     def __call__(self, collective: str, devices: int, size_bytes: FloatArray) -> FloatArray:
-        """(...,) ms of so many devices that put in (...,) bytes each; nothing for one alone."""
+        """Interpolate the ms, (...,), of so many devices that put in (...,) bytes each; 0 for one alone."""
         if devices == 1:
             return np.zeros_like(size_bytes)
         log_bytes, log_sizes = np.log(np.maximum(size_bytes, 1.0)), np.log(self.sizes)
@@ -208,13 +208,13 @@ class Curves:
 
 
 def _on_the_way(devices: int) -> float:
-    """The share of a buffer that doesn't stay on its device."""
+    """Compute the share of a buffer that doesn't stay on its device."""
     return (devices - 1) / devices
 
 
 @cache
 def curves_of(gpu: str) -> Curves:
-    """The curves of that GPU, whose name there is a file of points for."""
+    """Read the curves of that GPU, by its name in the file of points."""
     rows = [row for row in _rows("nccl.csv") if row["gpu"] == gpu]
     sizes = [name for name in rows[0] if name.isdigit()]
     ms: dict[str, dict[int, FloatArray]] = {}
@@ -225,7 +225,7 @@ def curves_of(gpu: str) -> Curves:
 
 
 def rising(times: FloatArray) -> FloatArray:
-    """(S,) the times, made to fall nowhere: where they do, half-way (of factors) between what is before and after."""
+    """Make times (S,) fall nowhere: where they do, half-way (of factors) between what is before and after."""
     before, after = np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1]
     found: FloatArray = np.sqrt(before * after)
     return found

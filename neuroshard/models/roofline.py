@@ -89,7 +89,7 @@ class RooflineCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The sum of the times, plus the call's."""
+        """The head that adds the call's fixed time to the sum of the loads' times."""
         return ReluHead.of_cost(self.forward_call_ms + self.backward_call_ms)
 
     @property
@@ -104,32 +104,32 @@ class RooflineCompute(SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """All, or all of tables in device memory."""
+        """All kernel calls; without a link to the host, all of tables in device memory."""
         return frozenset(ON_DEVICE_CALLS if self.host is None else CALLS)
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """Return all kernel calls: each cost is arithmetic on a datasheet."""
+        """All its kernel calls: each cost is arithmetic on a datasheet."""
         return self.calls
 
     def of_call(self, call: Call) -> SumModel:
-        """The same with that call's fixed time."""
+        """Return the same model with that call's fixed time."""
         return self if call.tier is self.tier or self.host is None else replace(self, tier=call.tier)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) ms of each load, forward and backward."""
+        """Embed each load as its ms, forward and backward, (n, 1)."""
         cost_ms: Float32Array = (self.forward_ms(loads) + self.backward_ms(loads))[:, None].astype(np.float32)
         return cost_ms
 
     def point_ms(self, point: KernelPoint) -> float:
-        """Return the ms of a call whose time was published or measured, with its own optimizer."""
+        """Predict the ms of a call whose time was published or measured, with its own optimizer."""
         its, loads = replace(self, optimizer=point.optimizer, tier=point.home.tier), point.loads
         if point.backward:
             return its.backward_call_ms + float(its.backward_ms(loads).sum())
         return its.forward_call_ms + float(its.forward_ms(loads).sum())
 
     def forward_ms(self, loads: Loads) -> FloatArray:
-        """(n,) ms of each load's lookups: from the device's memory, and over the link."""
+        """Predict the ms of each load's lookups, (n,): from the device's memory, and over the link."""
         looked_up, outputs = passes(loads)[:2]
         row_bytes = moved_row_bytes(loads)
         ms: FloatArray = self._memory_ms(looked_up * self.widths(row_bytes) + outputs) * self.measured[0](row_bytes)
@@ -140,7 +140,7 @@ class RooflineCompute(SumModel):
         return ms
 
     def backward_ms(self, loads: Loads) -> FloatArray:
-        """(n,) ms of each load's gradients and update, with the optimizer's states; a cache doesn't hold these."""
+        """Predict the ms of each load's gradients and update, (n,), with optimizer states, which no cache holds."""
         _, _, gradients, update, dense = passes(loads)
         unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
         floats, per_row = STATE_FLOATS[self.optimizer]
@@ -163,14 +163,14 @@ class RooflineCompute(SumModel):
         return size_bytes / (self.host.link_gb_per_s * _BYTES_PER_MS)
 
     def coverage(self, loads: Loads) -> Coverage:
-        """How near published points are to these loads."""
+        """Tell how near published points are to these loads."""
         if are(loads, lambda layout: layout.dense).any():
             return Coverage.GUESSED
         known = self.widths.holds(loads.dim) & (loads.bytes_per_element == ELEMENT_BYTES)
         return Coverage.COVERED if self.published and known.all() else Coverage.EXTRAPOLATED
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms of each of the B sets of loads; those of a set are of one call."""
+        """Predict the ms of each of the B sets of loads, (B,); those of a set are of one call."""
         if self.tier is not Tier.DEVICE or not sets.loads.tier.any():
             return super().predict(sets)
         return ComputeByForm({call: self.of_call(call) for call in self.calls}).predict(sets)
@@ -183,7 +183,7 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 
 @dataclass(frozen=True)
 class RooflineComm(CommModel):
-    """What was published for as many bytes and devices, once the last device has started; all wait for the busiest one.
+    """What was published for as many bytes and devices, once the straggler has started; all wait for the busiest one.
 
     Fast links join the devices of a domain, as the topology says, else `devices_per_host`. The share of the bytes that
     leaves a domain goes over the network, at the same time. Sums are made within each first, so that a device sends
@@ -208,16 +208,16 @@ class RooflineComm(CommModel):
 
     @property
     def num_devices(self) -> None:
-        """Return None: it serves any number of devices."""
+        """None: it serves any number of devices."""
         return
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """Return all collectives of a step."""
+        """All collectives of a step."""
         return IN_STEP
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """(B, D) ms, the same for all devices."""
+        """Predict the ms of all collectives, (B, D), the same for all devices."""
         parts = [
             self._collective_ms(traffic.given(one), one, traffic.num_devices, traffic.host_size)
             for one in traffic.held
@@ -226,13 +226,13 @@ class RooflineComm(CommModel):
         return np.broadcast_to(np.sum(parts, axis=0), wait_ms.shape)
 
     def least_outline(self, known: OneDevice) -> Outline:
-        """As the widest device's, the same for all: more bytes never take less."""
+        """Bound every device's transfer by the widest device's: more bytes never take less."""
         given, one = known.widest_least_bytes[:, None], Collective.ALL_TO_ALL
         parts = self._collective_ms(given, one, known.num_devices, known.host_size)
         return Outline(parts[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
     def coverage(self, traffic: Traffic) -> Coverage:
-        """How near published points are to what these devices exchange."""
+        """Tell how near published points are to what these devices exchange."""
         joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
         within = traffic.num_devices <= joined and traffic.size_bytes.max() <= self.curves.sizes[-1]
         if self.speed != 1:
@@ -240,7 +240,7 @@ class RooflineComm(CommModel):
         return Coverage.COVERED if within else Coverage.EXTRAPOLATED
 
     def point_ms(self, point: ExchangePoint) -> float:
-        """Return the ms of a collective whose time was measured."""
+        """Predict the ms of a collective whose time was measured."""
         given, one = (
             np.full((1, 1), point.size_bytes),
             replace(self, gathers=point.collective == "all_gather", rounds=1),
@@ -250,7 +250,7 @@ class RooflineComm(CommModel):
     def _collective_ms(
         self, given: FloatArray, collective: Collective, devices: int, fast_links: int | None
     ) -> FloatArray:
-        """(B, 1) ms, of what each device puts in, (B, D); fast links join so many, None: those of a usual host."""
+        """Predict ms, (B, 1), of what devices put in, (B, D); fast links join so many, None: a usual host's."""
         busiest, local = given.max(axis=1, keepdims=True), min(devices, fast_links or self.devices_per_host)
         host = fast_links or devices
         if collective is Collective.ALL_TO_ALL:
@@ -268,7 +268,7 @@ class RooflineComm(CommModel):
         return cost
 
     def _inside_ms(self, collective: Collective, devices: int, size_bytes: FloatArray) -> FloatArray:
-        """(B, 1) ms over the links of a host."""
+        """Predict the ms over the links of a host, (B, 1)."""
         name = _NCCL[collective]
         if self.gathers and name == "reduce_scatter":
             name = "all_gather"
@@ -276,6 +276,6 @@ class RooflineComm(CommModel):
         return self.curves(name, devices, size_bytes / self.speed) + empty
 
     def _outside_ms(self, size_bytes: FloatArray, share: float) -> FloatArray:
-        """(B, 1) ms over the network."""
+        """Predict the ms over the network, (B, 1)."""
         ms: FloatArray = size_bytes / (share * self.network_gb_per_s * _BYTES_PER_MS)
         return ms + self.rounds * _BETWEEN_HOSTS_MS * (size_bytes > 0)

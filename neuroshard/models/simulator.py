@@ -30,7 +30,7 @@ from neuroshard.words.form import CALLS, IN_COLUMNS
 
 
 class Simulator:
-    """Predicts costs with a set of cost models; many plans per call.
+    """Predictor of plans' costs by a set of cost models; many plans per call.
 
     Attributes:
         models: they are.
@@ -51,7 +51,7 @@ class Simulator:
         self.count_input = count_input
 
     def cost(self, task: Task, plan: Plan) -> Cost:
-        """The plan's cost.
+        """Predict the plan's cost.
 
         Raises:
             UserError: the plan is another task's, or the models can't serve the task or the plan's forms.
@@ -59,7 +59,7 @@ class Simulator:
         return self.costs(task, [plan])[0]
 
     def costs(self, task: Task, plans: Sequence[Plan]) -> list[Cost]:
-        """Each plan's cost; memory is not checked.
+        """Predict each plan's cost; memory is not checked.
 
         A device calls a kernel for each form that tables lie in there, and others for sequence tables, one after the
         other: their costs add up.
@@ -88,7 +88,7 @@ class Simulator:
         return WithParts(compute, adds) if adds else compute
 
     def called(self, device_loads: LoadSets, num_devices: int) -> Called:
-        """The kernel calls of B plans, from the loads of their devices, (B D) sets."""
+        """Predict the kernel calls of B plans, from the loads of their devices, (B D) sets."""
         calls, shape = device_loads.by_call(), (-1, num_devices, len(CALLS))
         ms = self.models.compute.predict(calls).reshape(shape)
         spread = np.zeros_like(ms)
@@ -98,18 +98,18 @@ class Simulator:
         return Called(ms, spread, calls.counts.reshape(shape), counts.reshape(*ms.shape[:2], counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
-        """(B, C) of each of B sets of loads; C = 0 where no part of a step hangs on them."""
+        """Count what each of B sets of loads asks, (B, C); C = 0 where no part of a step depends on it."""
         if not any(part.by_counts for part in self.models.parts):
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """(B,) ms of parts on each of devices that are alike, besides what `compute_for` says of loads: `PartModel`."""
+        """Predict the ms of parts on each of devices alike, (B,), besides `compute_for`'s of loads: `PartModel`."""
         parts = (part.shared_ms(task, used, counts, input_bytes) for part in self.models.parts if self._counts(part))
         return sum(parts, np.zeros(len(used)))
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
-        """The cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""
+        """Predict the cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""
         margins, margin = self.models.margins, None
         if margins is not None:
             each = zip(CALLS, np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0), strict=True)
@@ -119,7 +119,7 @@ class Simulator:
         return [Cost(step[plan].parts, beyond=beyond[plan]) for plan in range(len(traffic))]
 
     def _beyond(self, traffic: Traffic) -> FloatArray:
-        """(B,) of `Cost`; of plans in columns alone, in which nothing else makes up for lopsided all-to-alls."""
+        """Compute `Cost.beyond`, (B,), of plans in columns alone, where nothing makes up for lopsided all-to-alls."""
         known = self.models.ranges
         if known is None:
             return np.ones(len(traffic))
@@ -128,14 +128,14 @@ class Simulator:
         return np.where(mixed, 1.0, known.beyond(EXCHANGES, *lopsidedness(traffic.columns)))
 
     def step(self, called: Called, traffic: Traffic, compute_ms: FloatArray) -> Step:
-        """The steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D).
+        """Predict the steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D).
 
-        Other parts hang on what devices are called to do: in each of B plans, or as in one.
+        Other parts depend on what devices are called to do: in each of B plans, or as in one.
         """
         return self._step(traffic, (compute_ms, None), called)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward communication, (B, D) ms each, of devices with such traffic and compute costs (B, D).
+        """Predict forward and backward ms, (B, D) each, of devices with such traffic and compute costs (B, D).
 
         Backward communication starts everywhere at once; forward communication on each device when its backward
         communication and then its compute have ended: other parts of a step are left out.
@@ -160,11 +160,11 @@ class Simulator:
         return self.count_input or not part.hidden
 
     def predicted(self, plan: Plan) -> Plan:
-        """The same plan, with what these models predict of it."""
+        """Return the same plan, with what these models predict of it."""
         return with_prediction(plan, self.cost(plan.task, plan), self.models.name)
 
     def caveat(self, plan: Plan) -> str | None:
-        """What is to be said in a few words wherever the plan's predicted cost is shown; None if nothing is.
+        """Say in a few words what must stand wherever the plan's predicted cost is shown; None if nothing must.
 
         Costs that nobody measured on this kind of machine may be off by more than any margin says.
         """
@@ -189,7 +189,7 @@ class Simulator:
         return versions_caveat(self.models.versions, self.models.hardware)
 
     def warnings(self, plan: Plan) -> tuple[str, ...]:
-        """What makes the costs of a plan doubtful, one line each.
+        """List what makes the costs of a plan doubtful, one line each.
 
         That nobody measured them on this kind of machine or with these versions, histograms made for another batch
         size, and what lies outside the range that the models were fitted to.
@@ -202,7 +202,7 @@ class Simulator:
         return (*told, *([] if self._elsewhere is None else [self._elsewhere]))
 
     def _outside(self, plan: Plan) -> tuple[str, ...]:
-        """What of a plan lies outside the models' range."""
+        """List what of a plan lies outside the models' range."""
         ranges = self.models.ranges
         if ranges is None:
             return ()
@@ -214,7 +214,7 @@ class Simulator:
         return found
 
     def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """What each part of a plan's step hangs on, by its name; columns and all-to-alls left out."""
+        """Yield what each part of a plan's step depends on, by its name; columns and all-to-alls left out."""
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
         yield EXCHANGES, {"hosts": np.array([hosts])} | dict([lopsidedness(plan.traffic.columns)])
@@ -231,7 +231,7 @@ class Simulator:
 
 
 def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
-    """The same plan, with its cost as the models of that name predict it."""
+    """Return the same plan, with its cost as the models of that name predict it."""
     margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
     return replace(plan, prediction=Prediction(models, cost.total_ms, margin_ms, expected_ms, cost.caveat))
 
@@ -239,10 +239,10 @@ def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
 def _exchanges(
     model: CommModel, direction: str, traffic: Traffic, margins: Margins | None
 ) -> Callable[[FloatArray], Took]:
-    """What a direction's exchanges take, one after the other."""
+    """Return a function of starts to what a direction's exchanges take, one after the other."""
 
     def run(start_ms: FloatArray) -> Took:
-        """Chain them, with margins where they are known."""
+        """Chain the exchanges, with margins where they are known."""
         chain = model.chain(traffic, start_ms)
         if margins is None:
             return chain.total_ms, None
@@ -254,7 +254,7 @@ def _exchanges(
 
 
 def _other(part: PartModel, called: Called, traffic: Traffic, margins: Margins | None) -> Callable[[FloatArray], Took]:
-    """What another part of a step takes."""
+    """Return a function of when devices are ready to what another part of a step takes."""
 
     def run(ready_ms: FloatArray) -> Took:
         ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
@@ -264,6 +264,6 @@ def _other(part: PartModel, called: Called, traffic: Traffic, margins: Margins |
 
 
 def _together(margins: Sequence[FloatArray]) -> FloatArray:
-    """(B, D) margin of a sum, errors taken as independent."""
+    """Combine margins into that of a sum, (B, D), errors taken as independent."""
     margin: FloatArray = np.sqrt(np.sum([margin**2 for margin in margins], axis=0))
     return margin

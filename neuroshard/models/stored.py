@@ -27,13 +27,13 @@ _LARGEST_OUTPUT = 1e30  # of one table; fp32 sums of all tables that there may b
 
 
 def within(tensors: Tensors, name: str) -> Tensors:
-    """The tensors whose names begin with `name` and a dot, without that beginning."""
+    """Select the tensors whose names begin with `name` and a dot, without that beginning."""
     prefix = f"{name}."
     return {part.removeprefix(prefix): tensor for part, tensor in tensors.items() if part.startswith(prefix)}
 
 
 def checked_tensor(tensors: Tensors, name: str, kind: type, dimensions: int) -> Any:
-    """The tensor of that name.
+    """Check and return the tensor of that name.
 
     Raises:
         ValueError: it is missing, of another type or number of dimensions, empty, or not finite.
@@ -59,20 +59,20 @@ class Mlp:
     biases: tuple[Float32Array, ...]
 
     def __call__(self, inputs: Float32Array) -> Float32Array:
-        """(..., out) of inputs (..., in)."""
+        """Compute the outputs (..., out) of inputs (..., in)."""
         hidden = inputs @ self.weights[0] + self.biases[0]
         for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
             hidden = np.maximum(hidden, 0) @ weight + bias
         return hidden
 
     def tensors(self, name: str) -> Tensors:
-        """Weights and biases, `name` before their own names."""
+        """Return weights and biases, `name` before their own names."""
         pairs = enumerate(zip(self.weights, self.biases, strict=True))
         return {f"{name}.{i}.{part}": t for i, wb in pairs for part, t in zip(("weight", "bias"), wb, strict=True)}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Mlp":
-        """The network whose `tensors(name)` are among the tensors.
+        """Restore the network whose `tensors(name)` are among the tensors.
 
         Raises:
             ValueError: they don't make a network of finite weights.
@@ -90,9 +90,9 @@ class Mlp:
         return cls(tuple(weights), tuple(biases))
 
     def least(self, least: Float32Array, most: Float32Array) -> FloatArray:
-        """(..., out) that no output lies below where inputs lie between `least` and `most` (..., in).
+        """Bound outputs from below, (..., out), where inputs lie between `least` and `most` (..., in).
 
-        Of networks in which every path from an input to an output has the same sign, the outputs at one end.
+        For networks in which every path from an input to an output has the same sign: the outputs at one end.
         """
         low, high = least.astype(np.float64), most.astype(np.float64)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -103,7 +103,7 @@ class Mlp:
         return low
 
     def largest(self, inputs: float) -> float:
-        """A bound of all outputs' magnitudes where the inputs' are at most `inputs`."""
+        """Bound all outputs' magnitudes where the inputs' are at most `inputs`."""
         bound = inputs
         with np.errstate(over="ignore"):
             for weight, bias in zip(self.weights, self.biases, strict=True):
@@ -112,13 +112,13 @@ class Mlp:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Return the width of every layer, from the inputs to the outputs."""
+        """Width of every layer, from the inputs to the outputs."""
         return (self.weights[0].shape[0], *(weight.shape[1] for weight in self.weights))
 
 
 @dataclass(frozen=True)
 class Normaliser:
-    """Shifts and scales features by statistics of the training data, never of what is being predicted.
+    """Shift and scale of features by statistics of the training data, never of what is being predicted.
 
     `shift` and `scale` are (F,).
     """
@@ -131,12 +131,12 @@ class Normaliser:
         return ((features - self.shift) / self.scale).astype(np.float32)
 
     def tensors(self, name: str) -> Tensors:
-        """Shift and scale, `name` before their own names."""
+        """Return shift and scale, `name` before their own names."""
         return {f"{name}shift": self.shift, f"{name}scale": self.scale}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Normaliser":
-        """The normaliser whose `tensors(name)` are among the tensors.
+        """Restore the normaliser whose `tensors(name)` are among the tensors.
 
         Raises:
             ValueError: they don't fit together, or a scale isn't positive.
@@ -156,7 +156,7 @@ class Normaliser:
 
     @classmethod
     def fitted(cls, features: FloatArray) -> "Normaliser":
-        """To mean 0 and deviation 1 over features (n, F).
+        """Fit shift and scale to mean 0 and deviation 1 over features (n, F).
 
         Nothing is divided by less than 0.05: of all features only shares of a histogram vary so little, and a table
         with a larger share in a bin that is empty for the others would look hundreds of deviations away. A feature that
@@ -220,7 +220,7 @@ class Stored:
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> Self:
-        """The model that gave the settings and tensors.
+        """Restore the model from the settings and tensors that it gave.
 
         Raises:
             UserError: it was made for features of another version.
@@ -240,12 +240,12 @@ class Stored:
 
 
 def tensors_of(models: dict[str, Stored]) -> Tensors:
-    """The tensors of several models, each under its model's name and a dot."""
+    """Collect the tensors of several models, each under its model's name and a dot."""
     return {f"{name}.{part}": tensor for name, model in models.items() for part, tensor in model.tensors().items()}
 
 
 def _restored(kind: Any, held: Held, tensors: Tensors) -> Any:
-    """The network, normaliser or array that tensors hold so."""
+    """Restore the network, normaliser or array that tensors hold so."""
     if kind in (Mlp, Normaliser):
         return kind.restored(held.name, tensors)
     return checked_tensor(tensors, held.name, held.dtype, held.dimensions)
@@ -253,7 +253,7 @@ def _restored(kind: Any, held: Held, tensors: Tensors) -> Any:
 
 @cache
 def _fields(kind: Any) -> dict[str, tuple[Any, Held | None]]:
-    """The types of a class's fields, by name, and how tensors hold them; None of those that are settings."""
+    """Return the types of a class's fields, by name, and how tensors hold them; None of those that are settings."""
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, tuple[Any, Held | None]] = {}
     for name in (field.name for field in fields(kind)):
@@ -264,13 +264,13 @@ def _fields(kind: Any) -> dict[str, tuple[Any, Held | None]]:
 
 
 def _tensors(kind: Any) -> dict[str, tuple[Any, Held]]:
-    """The types of the fields that are tensors, and how they are held, by name."""
+    """Return the types of the fields that are tensors, and how they are held, by name."""
     return {name: (hint, held) for name, (hint, held) in _fields(kind).items() if held is not None}
 
 
 @cache
 def _settings(kind: Any) -> Any:
-    """The type of what JSON tells: of features their name and their columns' names."""
+    """Make the type of what JSON tells: of features their name and their columns' names."""
     found: list[tuple[str, Any]] = []
     for name, (hint, held) in _fields(kind).items():
         if held is None:

@@ -63,7 +63,7 @@ class ModelTest:
 
 
 def _fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """What is known of each part, by name: those of every step by themselves, all others in one."""
+    """Group what is known of each part, by name: those of every step by themselves, all others in one."""
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS} | {"others": others}
 
@@ -79,7 +79,7 @@ class ModelTests:
 
     @classmethod
     def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
-        """From the tests of all parts, by name."""
+        """Group the tests of all parts, by name."""
         return cls(**_fields_of(tests))
 
 
@@ -101,7 +101,7 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Card:
-    """Where a bundle comes from and how good it is.
+    """Provenance of a bundle, and how good it is.
 
     Attributes:
         hardware: the machine that was measured; None if that is unknown.
@@ -119,7 +119,7 @@ class Card:
 
 
 def hardware_warning(models: str | None, measured: Fingerprint | None) -> str | None:
-    """A line where models were not surely measured on hardware like this machine's; None where they were.
+    """Warn in a line of models not surely measured on hardware like this machine's; None where they were.
 
     A machine without such a device says nothing of it: plans for GPUs are searched anywhere.
     """
@@ -132,7 +132,7 @@ def hardware_warning(models: str | None, measured: Fingerprint | None) -> str | 
 
 
 def versions_caveat(made_with: Mapping[str, str], measured: Fingerprint | None) -> str | None:
-    """A few words on models that were measured with other versions of torch or FBGEMM than are here; None of others.
+    """Say in a few words if models were measured with other versions of torch or FBGEMM than are here; else None.
 
     A machine without such a device has no kernels that they are for, as with `hardware_warning`.
     """
@@ -157,15 +157,15 @@ class Range:
 
     @classmethod
     def of(cls, name: str, values: Sequence[float] | FloatArray) -> "Range":
-        """The range of `values`, all that were measured, of the quantity `name`."""
+        """Compute the range of `values`, all that were measured, of the quantity `name`."""
         return cls(name, float(np.min(values)), float(np.max(values)))
 
     def joined(self, other: "Range") -> "Range":
-        """The smallest range that holds both."""
+        """Return the smallest range that holds both."""
         return Range(self.name, min(self.least, other.least), max(self.most, other.most))
 
     def warning(self, values: Sequence[float] | FloatArray) -> str | None:
-        """A line that names what lies outside by more than 5%, None if nothing does."""
+        """Name in a line what lies outside by more than 5%, None if nothing does."""
         given = np.asarray(values, dtype=np.float64)
         outside = given[(given < self.least * (1 - _SLACK)) | (given > self.most * (1 + _SLACK))]
         if not outside.size:
@@ -198,35 +198,35 @@ class Ranges:
 
     @classmethod
     def of(cls, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
-        """The ranges of the samples that models of columns and all-to-alls are fitted to."""
+        """Compute the ranges of the samples that models of columns and all-to-alls are fitted to."""
         return cls(**_of_calls(compute), **_of_exchanges(comm))
 
     def widened(self, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
-        """With what these samples ranged over besides, of either kind or none."""
+        """Widen the ranges by what these samples ranged over besides, of either kind or none."""
         found = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
         return replace(self, **{name: getattr(self, name).joined(one) for name, one in found.items()})
 
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
-        """With what everything that another part's cost depends on was in the measurements, besides what is known."""
+        """Add what everything that another part's cost depends on was in the measurements, to what is known."""
         known = {one.name: one for one in self.others.get(part, ())}
         found = [Range.of(name, values) for name, values in quantities.items()]
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in found)})
 
     def beyond(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
-        """(B,) How many times the most that was measured the values (B,) of a part's quantity are; 1 where they aren't.
+        """Compute how many times the most that was measured a part's quantity is, (B,), by its values (B,).
 
-        Also where nothing is known of the quantity.
+        It is 1 where they don't exceed that, and where nothing is known of the quantity.
         """
         most = [one.most for one in self.others.get(part, ()) if one.name == quantity]
         return np.maximum(1.0, values / most[0]) if most else np.ones(len(values))
 
     def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[str, ...]:
-        """What of another part lies outside, one line for each quantity; nothing where nothing is known of the part."""
+        """List what of another part lies outside, one line for each quantity; nothing if the part is unknown."""
         found = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]
         return tuple(f"{part}: {warning}" for warning in found if warning is not None)
 
     def warnings(self, task: Task) -> tuple[str, ...]:
-        """What of the task and its pooled tables lies outside, one line for each quantity."""
+        """List what of the task and its pooled tables lies outside, one line for each quantity."""
         tables = [table for table in task.tables if table.pooled]
         found = (
             self.rows.warning([table.rows for table in tables]),
@@ -240,7 +240,7 @@ class Ranges:
         return tuple(warning for warning in found if warning is not None)
 
     def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[str, ...]:
-        """What of a plan's devices lies outside, from the number of tables and of columns that each gives out, (D,).
+        """List what of a plan's devices lies outside, from the numbers of tables and columns of each, (D,).
 
         Devices without tables are no trouble.
         """
@@ -250,7 +250,7 @@ class Ranges:
 
 
 def _of_calls(samples: "Sequence[ComputeSample]") -> dict[str, Any]:
-    """Ranges by the names of `Ranges`' fields."""
+    """Compute the ranges of compute samples, by the names of `Ranges`' fields."""
     tables = [table for sample in samples for table in sample.tables]
     return {
         "rows": Range.of("rows", [table.rows for table in tables]),
@@ -264,7 +264,7 @@ def _of_calls(samples: "Sequence[ComputeSample]") -> dict[str, Any]:
 
 
 def _of_exchanges(samples: "Sequence[CommSample]") -> dict[str, Any]:
-    """Ranges by the names of `Ranges`' fields."""
+    """Compute the ranges of comm samples, by the names of `Ranges`' fields."""
     return {
         "devices": Range.of("devices", [len(sample.dims) for sample in samples]),
         "columns_on_a_device": Range.of("columns on a device", [dim for sample in samples for dim in sample.dims]),
@@ -283,7 +283,7 @@ class Margin:
     factor: Annotated[float, Meta(ge=0, le=_MOST)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
-        """(...,) ms, for predictions (...,) on which the members of an ensemble disagree by `spread_ms` (...,)."""
+        """Compute the margin, (...,) ms, of predictions (...,) on which members disagree by `spread_ms` (...,)."""
         margin: FloatArray = self.factor * self._scale(predicted_ms, spread_ms)
         return margin
 
@@ -293,7 +293,7 @@ class Margin:
 
     @classmethod
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
-        """From predictions, spreads and measurements (n,) that training didn't see."""
+        """Fit the margin to predictions, spreads and measurements (n,) that training didn't see."""
         error = np.abs(predicted_ms - measured_ms)
         relative = float(np.median(error / np.maximum(predicted_ms, _LEAST_MS)))
         ratios = error / np.maximum(cls(relative, 1.0)._scale(predicted_ms, spread_ms), _LEAST_MS)
@@ -312,10 +312,10 @@ class Margins:
 
     @classmethod
     def by_part(cls, margins: dict[str, Margin]) -> "Margins":
-        """From the margins of all parts, by name."""
+        """Group the margins of all parts, by name."""
         return cls(**_fields_of(margins))
 
     def of(self, part: str) -> Margin:
-        """The part's, by its name; where none is known of it, the one of columns, and of the input the forward one."""
+        """Return the part's margin, by its name; if it has none, that of columns, and of the input the forward one."""
         of_columns: Margin = getattr(self, part.partition(".")[0], self.forward)
         return self.others.get(part, of_columns)

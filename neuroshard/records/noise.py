@@ -14,7 +14,7 @@ _NINE_IN_TEN = 0.9
 
 
 def fastest(parts: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement[Sample]]:
-    """Of each sample in each pass the fastest measurement, where it was measured again: disturbances only add time.
+    """Keep of each sample in each pass the fastest measurement, where there are several: disturbances only add time.
 
     One that failed counts if all did; references count for nothing but the machine's speed. The others keep the order
     in which samples were measured first.
@@ -33,7 +33,7 @@ def fastest(parts: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement[
 
 
 def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
-    """(n,) relative difference between the first and second pass of every sample that was measured twice.
+    """Compute the relative difference between both passes of every sample that was measured twice, (n,).
 
     For exchanges, the largest over the devices of forward plus backward stands for the sample.
     """
@@ -41,19 +41,19 @@ def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
 
 
 def pass_noise(measurements: Sequence[Measurement[Any]]) -> float:
-    """The relative difference between two passes that nine in ten samples stay below; 0 without a second pass."""
+    """Compute the relative difference between passes that nine in ten samples stay below; 0 without a second pass."""
     differences = pass_repeatability(measurements)
     return float(np.quantile(differences, _NINE_IN_TEN)) if len(differences) else 0.0
 
 
 def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:
-    """By how much the second pass was slower than the first, relative, in the median; NaN without a second pass."""
+    """Compute by how much the second pass was slower than the first, relative, in the median; NaN without a second."""
     _, first, second = _passes(measurements)
     return float(np.median(second / first)) - 1 if len(first) else float("nan")
 
 
 def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int, bool]:
-    """The samples whose passes differ by more than `most`, relative, and whether the second of them was the slower one.
+    """Find the samples whose passes differ by more than `most`, relative, and whether the second was the slower one.
 
     Disturbances only add time, so the slower pass is the one that was disturbed.
     """
@@ -63,7 +63,7 @@ def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int
 
 
 def _passes(measurements: Sequence[Measurement[Any]]) -> tuple[IntArray, FloatArray, FloatArray]:
-    """(n,) numbers of the samples that were measured twice, and the ms of both passes over them."""
+    """Find the numbers of the samples that were measured twice, (n,), and the ms of both passes over them."""
     first = {m.sample_id: m for m in measurements if not m.second_pass and m.repeats is not None}
     again = [m for m in measurements if m.second_pass and m.repeats is not None and m.sample_id in first]
     ids = np.array([m.sample_id for m in again], dtype=np.int64)
@@ -72,7 +72,7 @@ def _passes(measurements: Sequence[Measurement[Any]]) -> tuple[IntArray, FloatAr
 
 
 def _scalar_ms(measurement: Measurement[Any]) -> float:
-    """Infinite if it failed."""
+    """Reduce a measurement to one time, ms; infinite if it failed."""
     if measurement.repeats is None:
         return float("inf")
     typical = measurement.typical_ms

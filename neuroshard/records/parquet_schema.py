@@ -80,12 +80,12 @@ class _Row:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of one repeat."""
+        """Shape of one repeat."""
         return ()
 
     @property
     def repeats(self) -> Repeats | None:
-        """Return the times as arrays."""
+        """Times as arrays; None where there are none."""
         if self.times_ms is None or self.at_s is None:
             if self.times_ms is not None or self.at_s is not None:
                 raise UserError("times_ms and at_s must both be there, or neither")
@@ -112,7 +112,7 @@ class _ComputeRow(_Row):
     cached: CacheShare | None
 
     def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
-        """The kernel call that this row was measured of, given what makes tables of a name."""
+        """Build the kernel call that this row was measured of, given what makes tables of a name."""
         for name, values in (("dims", self.dims), ("features", self.features)):
             if len(self.tables) != len(values):
                 raise UserError(f"sample {self.sample_id} has {len(self.tables)} tables but {len(values)} {name}")
@@ -134,11 +134,11 @@ class _CommRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return that of both directions of every device."""
+        """Shape of one repeat: of both directions of every device."""
         return (2, len(self.size_bytes))
 
     def sample(self) -> CommSample:
-        """Return the exchange that this row was measured of."""
+        """Build the exchange that this row was measured of."""
         collective = collective_named(self.collective)
         return CommSample(self.size_bytes, self.start_ms, self.batch_size, collective, self.devices_per_host)
 
@@ -150,22 +150,22 @@ class _LocalRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return that of all phases of a step."""
+        """Shape of one repeat: of all phases of a step."""
         return (len(LOCAL_PHASES),)
 
     def sample(self) -> LocalSample:
-        """Return the rank's step that this row was measured of."""
+        """Build the rank's step that this row was measured of."""
         return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank)
 
 
 def _schema(kind: type) -> pa.Schema:
-    """The columns that hold what a dataclass does, a column a field."""
+    """Make the schema of columns that hold what a dataclass does, a column a field."""
     hints = get_type_hints(kind, include_extras=True)
     return pa.schema([(name, _stored(hint)) for name, hint in hints.items()])
 
 
 def _stored(hint: Any) -> pa.DataType:
-    """How a column holds values of such a type, whether or not some are missing."""
+    """Choose how a column holds values of such a type, whether or not some are missing."""
     if hint in _STORED:
         return _STORED[hint]
     inner = _stored(get_args(hint)[0])
@@ -187,12 +187,12 @@ class RowKind(Generic[Sample]):
     sample: Callable[[Any], Sample]
 
     def table(self, measurements: Sequence[Measurement[Sample]]) -> pa.Table:
-        """Measurements as a Parquet table."""
+        """Write measurements as a Parquet table."""
         rows = [_common_fields(m) | self.fields(m.sample) for m in measurements]
         return pa.Table.from_pylist(rows, schema=_schema(self.row))
 
     def measurement(self, row: object) -> Measurement[Sample]:
-        """The measurement in a row.
+        """Read the measurement in a row.
 
         Raises:
             UserError: the row is malformed, or contradicts itself; it names the sample by its number.
@@ -207,14 +207,14 @@ class RowKind(Generic[Sample]):
 
 
 def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
-    """What a row of any kind holds."""
+    """Return what a row of any kind holds."""
     repeats = measurement.repeats
     times = {} if repeats is None else {"times_ms": repeats.times_ms.ravel().tolist(), "at_s": repeats.at_s.tolist()}
     return vars(measurement) | times | {"batch_size": measurement.sample.batch_size}
 
 
 def compute_kind(tables: Mapping[str, Table]) -> RowKind[ComputeSample]:
-    """Kernel calls of such tables, by name; each is made once at every width that it was measured at."""
+    """Make the kind of rows for kernel calls of such tables, by name; each is made once at every width measured."""
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
@@ -255,12 +255,12 @@ LOCAL_KIND = RowKind(
 
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
-    """Tables as a Parquet table."""
+    """Write tables as a Parquet table."""
     return pa.Table.from_pylist([vars(table) for table in tables], schema=_schema(Table))
 
 
 def read_tables(rows: Sequence[object]) -> dict[str, Table]:
-    """The tables of `tables.parquet`, by name.
+    """Read the tables of `tables.parquet`, by name.
 
     Raises:
         UserError: they are malformed, or two have one name.

@@ -56,7 +56,7 @@ class RunDirectory:
 
     @classmethod
     def at(cls, out: str | None, kind: RunKind, name: str) -> "RunDirectory":
-        """`out`, or the next free `runs/<kind>/<number>-<name>`, which is made."""
+        """Choose `out`, or make the next free `runs/<kind>/<number>-<name>`."""
         return cls(_next_free(Path("runs") / kind, name) if out is None else Path(out))
 
     @contextmanager
@@ -109,7 +109,7 @@ class RunDirectory:
         return (self.path / _RUN).exists()
 
     def read(self, what: str = "run") -> RunFile | None:
-        """What `run.json` says; None where it is another program's.
+        """Read what `run.json` says; None where it is another program's.
 
         Raises:
             UserError: there is none, or it is malformed; `what` names it.
@@ -122,7 +122,7 @@ class RunDirectory:
         return parse({"kind": facts.pop("kind", None), "facts": facts}, RunFile, where)
 
     def facts(self, kind: RunKind) -> dict[str, Any]:
-        """What `run.json` says of a whole run of that kind.
+        """Read what `run.json` says of a whole run of that kind.
 
         Raises:
             UserError: there is none, it is of another kind, or malformed.
@@ -134,13 +134,13 @@ class RunDirectory:
         return found.facts
 
     def _begun(self) -> dict[str, Any] | None:
-        """The settings that a run was begun with here, if one was."""
+        """Read the settings that a run was begun with here, if one was."""
         path = self.path / _SETTINGS
         return parse(read_json(path, "settings"), dict[str, Any], f"settings {path}") if path.exists() else None
 
 
 def runs_below(path: Path) -> Iterator[RunDirectory]:
-    """Every run in a directory and below it that was marked as whole."""
+    """Yield every run in a directory and below it that was marked as whole."""
     return (RunDirectory(file.parent) for file in path.rglob(_RUN) if file.is_file())
 
 
@@ -156,14 +156,14 @@ def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def begun_otherwise(directory: Path, what: str) -> UserError:
-    """The error for a directory whose run was begun with something else."""
+    """Make the error for a directory whose run was begun with something else."""
     return UserError(
         f"{directory} holds a run already, begun with {what}; use the same to go on, or give another out=DIRECTORY"
     )
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under names with dots."""
+    """Flatten nested settings to names with dots."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -171,7 +171,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _as_read(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON gives them back: lists for tuples, text for keys."""
+    """Convert settings to what JSON gives back: lists for tuples, text for keys."""
     plain: dict[str, Any] = json.loads(json.dumps(settings))
     return plain
 

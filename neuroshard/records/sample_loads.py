@@ -15,7 +15,7 @@ from neuroshard.words.placement import block_rows
 
 
 def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
-    """The set of each sample's loads; of blocks of rows, with the lookups that were drawn, or else about as many."""
+    """Compute the set of each sample's loads; of row blocks with the lookups that were drawn, or else about as many."""
     counts = np.array([len(sample.tables) for sample in samples], dtype=np.int64)
     each = np.repeat(np.arange(len(samples)), counts)
     batch_size = np.array([sample.batch_size for sample in samples], dtype=np.int64)
@@ -26,7 +26,7 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
-    """Loads of whole tables, with those of the samples in rows as their blocks have them."""
+    """Replace the loads of samples in rows, given as those of whole tables, by those of their blocks."""
     if not samples:
         return loads
     which = np.flatnonzero(are(loads, lambda layout: layout.blocks))
@@ -40,7 +40,7 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
 
 
 def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
-    """What a batch looks up in each block of a sample that wasn't measured, as a plan's loads have it."""
+    """Yield what a batch looks up in each block of a sample that wasn't measured, as a plan's loads have it."""
     for table, block in zip(sample.tables, sample.blocks, strict=True):
         first, rows = np.array([block.row]), np.array([block.rows])
         whole = sample.batch_size * table.pooling_factor
@@ -49,21 +49,21 @@ def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
 
 
 def traffic_of(samples: Sequence[CommSample]) -> Traffic:
-    """(n, D, 1) of exchanges between as many devices on as large hosts, each by itself, as if it were an all-to-all."""
+    """Compute exchanges' traffic between equal numbers of devices on equal hosts, (n, D, 1), each as an all-to-all."""
     size_bytes = np.array([sample.size_bytes for sample in samples], dtype=np.float64)
     batch_size = np.array([sample.batch_size for sample in samples])
     return Traffic(size_bytes[..., None], batch_size, samples[0].devices_per_host)
 
 
 def own_traffic(sample: CommSample) -> Traffic:
-    """(1, D, C) of nothing but the sample's collective."""
+    """Compute the traffic of nothing but the sample's collective, (1, D, C)."""
     size_bytes = np.zeros((1, sample.num_devices, len(Collective)))
     size_bytes[0, :, sample.collective] = sample.size_bytes
     return Traffic(size_bytes, np.array([sample.batch_size]), sample.host_size)
 
 
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
-    """The measurement of each group of devices that exchanged with each other, as if it were of an all-to-all.
+    """Yield the measurement of each group of devices that exchanged with each other, as if it were of an all-to-all.
 
     Groups in which nothing was exchanged are left out, and devices of a host that have no other to exchange with. There
     must be repeats.

@@ -38,7 +38,7 @@ class RowBlock:
 
     @property
     def row_end(self) -> int:
-        """The first row behind it."""
+        """First row behind the block."""
         return self.row + self.rows
 
 
@@ -102,19 +102,19 @@ class ComputeSample:
 
     @cached_property
     def call(self) -> Call:
-        """What the kernel is called with."""
+        """The kernel call: form, pooled or not, and tier of memory."""
         return Call(self.form, all(table.pooled for table in self.tables), self.home.tier)
 
     @property
     def held(self) -> tuple[Table, ...]:
-        """(n,) tables with as many rows as the device holds of each."""
+        """Tables with as many rows as the device holds of each, (n,)."""
         if not self.blocks:
             return self.tables
         return tuple(replace(table, rows=block.rows) for table, block in zip(self.tables, self.blocks, strict=True))
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all weights of the sample's tables."""
+        """Bytes of all weights of the sample's tables."""
         return sum(table.size_bytes for table in self.held)
 
 
@@ -141,7 +141,7 @@ class CommSample:
 
     @classmethod
     def of_columns(cls, dims: Sequence[int], start_ms: Sequence[float], batch_size: int) -> "CommSample":
-        """An all-to-all of the pooled embeddings of a batch, of `dims` (D,) columns from each device."""
+        """Make an all-to-all of the pooled embeddings of a batch, of `dims` (D,) columns from each device."""
         sizes = tuple(ELEMENT_BYTES * batch_size * dim for dim in dims)
         return cls(sizes, tuple(start_ms), batch_size)
 
@@ -158,17 +158,17 @@ class CommSample:
 
     @property
     def num_devices(self) -> int:
-        """Return D, the number of devices that take part."""
+        """D, the number of devices that take part."""
         return len(self.size_bytes)
 
     @property
     def host_size(self) -> int:
-        """Return the number of devices on each host."""
+        """Number of devices on each host."""
         return self.devices_per_host or len(self.size_bytes)
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """(D,) columns whose pooled embeddings each device puts in."""
+        """Columns whose pooled embeddings each device puts in, (D,)."""
         return tuple(size // (ELEMENT_BYTES * self.batch_size) for size in self.size_bytes)
 
     @property
@@ -195,7 +195,7 @@ class LocalSample:
 
     @property
     def batch_size(self) -> int:
-        """Return the samples of a step, over all devices."""
+        """Samples of a step, over all devices."""
         return self.plan.task.batch_size
 
 
@@ -221,7 +221,7 @@ class Repeats:
     at_s: FloatArray
 
     def times(self, factor: float) -> "Repeats":
-        """As if everything had taken so many times as long."""
+        """Scale the times, as if everything had taken so many times as long."""
         return replace(self, times_ms=self.times_ms * factor)
 
 
@@ -253,12 +253,12 @@ class Measurement(Generic[Sample]):
 
     @property
     def typical_ms(self) -> FloatArray:
-        """Return what counts as its time: (...,) ms, as its repeats (R, ...); it must have some."""
+        """The time that counts as its own: (...,) ms, as its repeats (R, ...); it must have some."""
         assert self.repeats is not None
         return typical_ms(self.repeats.times_ms)
 
     @property
     def level(self) -> "Measurement[Sample]":
-        """Return it as if measured at the machine's typical speed."""
+        """The measurement as if taken at the machine's typical speed."""
         repeats = None if self.repeats is None else self.repeats.times(1 / self.slowness)
         return replace(self, repeats=repeats, slowness=1.0)

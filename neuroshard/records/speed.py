@@ -27,7 +27,7 @@ class Pair:
 
 
 def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
-    """(S,) how many times as long as in the typical spell measurements took in each.
+    """Fit how many times as long as in the typical spell measurements took in each, (S,).
 
     Fitted to the ratios of samples that two spells measured, with Huber's loss, and drawn to 1 the more, the fewer
     there are: all are 1 where there are none.
@@ -50,7 +50,7 @@ def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
-    """(P + S, S) sparse, for there may be thousands: differences of P pairs' logarithms, then each of S by itself."""
+    """Build the sparse matrix of P pairs' differences of logarithms, then each of S by itself, (P + S, S)."""
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(spells)])
     columns = np.concatenate([*([one.later, one.earlier] for one in pairs), np.arange(spells)])
@@ -75,6 +75,6 @@ def with_slowness(
 
 
 def slowness_between(measurements: Sequence[Measurement[Any]]) -> tuple[float, float] | None:
-    """The least and the most slowness that any of them was measured at; None where nothing tells it."""
+    """Find the least and the most slowness that any of them was measured at; None where nothing tells it."""
     known = {m.slowness for m in measurements} - {1.0}
     return (min(known), max(known)) if known else None

@@ -13,7 +13,7 @@ Split = dict[str, tuple[Table, ...]]  # disjoint; every sample draws from the ta
 
 
 def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
-    """80/10/10 of the tables, at least one in each group, drawn by `seed`.
+    """Split the tables 80/10/10, at least one in each group, drawn by `seed`.
 
     Raises:
         UserError: fewer than three tables.
@@ -30,10 +30,10 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
 
 
 def split_of(number: int) -> str:
-    """The split of a sample of plans: of given tables none can be held out, so some samples are."""
+    """Choose the split of a sample of plans: of given tables none can be held out, so some samples are."""
     return VALID if number % _VALID_EVERY == _VALID_EVERY - 1 else TRAIN
 
 
 def draw_split(rng: np.random.Generator) -> str:
-    """A split's name, with the shares' probabilities."""
+    """Draw a split's name, with the shares' probabilities."""
     return str(rng.choice(list(_SHARES), p=list(_SHARES.values())))

@@ -45,7 +45,7 @@ class Manifest:
 
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any], seed: int = 0) -> "Manifest":
-        """Of a run that measures plans on hardware with these settings; of given tables it holds out samples only."""
+        """Describe a run that measures plans on such hardware; of given tables it holds out samples only."""
         return cls(here.to_json(), versions(), {**hardware, "held_out": _SAMPLES}, seed)
 
     @property
@@ -54,12 +54,12 @@ class Manifest:
         return self.config.get("held_out") != _SAMPLES
 
     def save(self, directory: Path) -> None:
-        """Write it into a data directory."""
+        """Write the manifest into a data directory."""
         write_json(directory / _NAME, {"format": _FORMAT} | asdict(self))
 
     @classmethod
     def load(cls, directory: Path) -> "Manifest":
-        """The manifest of a data directory.
+        """Read the manifest of a data directory.
 
         Raises:
             UserError: there is none, or it is malformed.
@@ -70,7 +70,7 @@ class Manifest:
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Whether a run was begun in `directory`."""
+        """Tell whether a run was begun in `directory`."""
         return (directory / _NAME).exists()
 
     def check_hardware(self, here: Fingerprint, directory: Path) -> None:
@@ -83,7 +83,7 @@ class Manifest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a run that goes on must have in common with it."""
+        """What a run that goes on must have in common with the one that was begun."""
         return self.config | {"seed": self.seed}
 
 
@@ -99,11 +99,11 @@ class Parts(Generic[Sample]):
     kind: RowKind[Sample]
 
     def path(self, number: int) -> Path:
-        """Where part `number` stands."""
+        """Return the path of part `number`."""
         return self.directory / f"part-{number:05d}.parquet"
 
     def has(self, number: int) -> bool:
-        """Whether part `number` is complete."""
+        """Tell whether part `number` is complete."""
         return self.path(number).exists()
 
     @property
@@ -116,7 +116,7 @@ class Parts(Generic[Sample]):
         write_table(self.path(number), self.kind.table(measurements))
 
     def read(self) -> list[Measurement[Sample]]:
-        """All measurements that count, in order of part: the `fastest` where samples were measured again.
+        """Read all measurements that count, in order of part: the `fastest` where samples were measured again.
 
         Raises:
             UserError: a part is corrupt.
@@ -124,7 +124,7 @@ class Parts(Generic[Sample]):
         return fastest(self.each())
 
     def each(self) -> list[list[Measurement[Sample]]]:
-        """Every part, in order, with all that was measured.
+        """Read every part, in order, with all that was measured.
 
         Raises:
             UserError: as `read`.
@@ -133,7 +133,7 @@ class Parts(Generic[Sample]):
 
     @property
     def _paths(self) -> list[Path]:
-        """Of all parts, in order."""
+        """Paths of all parts, in order."""
         return sorted(self.directory.glob("part-*.parquet"))
 
     def _read(self, path: Path) -> list[Measurement[Sample]]:
@@ -153,7 +153,7 @@ class DataDirectory:
 
     @classmethod
     def at(cls, path: Path) -> "DataDirectory":
-        """`path`, or what a run of refine, evaluate or search has measured in it."""
+        """Choose `path`, or in it what a run of refine, evaluate or search has measured."""
         return cls(path if Manifest.exists(path) or not Manifest.exists(path / MEASURED) else path / MEASURED)
 
     def begin(self, manifest: Manifest, tables: Sequence[Table]) -> None:
@@ -178,11 +178,11 @@ class DataDirectory:
         write_table(self.path / _TABLES, tables_rows(tables))
 
     def manifest(self) -> Manifest:
-        """How the records came about."""
+        """Read how the records came about."""
         return Manifest.load(self.path)
 
     def tables(self) -> dict[str, Table]:
-        """The tables that were measured, by name, at their own width."""
+        """Read the tables that were measured, by name, at their own width."""
         path = self.path / _TABLES
         try:
             return read_tables(_read_parquet(path))
@@ -190,15 +190,15 @@ class DataDirectory:
             raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
     def compute(self) -> Parts[ComputeSample]:
-        """The compute measurements."""
+        """Return the parts of compute measurements."""
         return Parts(self.path / "compute", compute_kind(self.tables()))
 
     def comm(self) -> Parts[CommSample]:
-        """The exchange measurements."""
+        """Return the parts of exchange measurements."""
         return Parts(self.path / "comm", COMM_KIND)
 
     def local(self) -> Parts[LocalSample]:
-        """The measurements of local work in training steps."""
+        """Return the parts of measurements of local work in training steps."""
         return Parts(self.path / "local", LOCAL_KIND)
 
 

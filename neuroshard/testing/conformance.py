@@ -43,13 +43,13 @@ _MOST_SAMPLES = 2048  # in a batch
 
 
 class SearcherConformance:
-    """For every search method; `most_tasks` of a kind and `most_tables` in one spare those that take long."""
+    """Tests for every search method; `most_tasks` of a kind and `most_tables` in one spare those that take long."""
 
     most_tasks = 12
     most_tables = 23
 
     def make(self) -> "Searcher":
-        """The searcher under test."""
+        """Make the searcher under test."""
         raise NotImplementedError
 
     def _seeds(self, count: int) -> range:
@@ -59,7 +59,7 @@ class SearcherConformance:
         return toy_task(min(count, self.most_tables), num_devices, seed=seed)
 
     def test_covers_every_column_within_memory(self) -> None:
-        """Plans are valid and fit, for many tasks and device counts."""
+        """Check that plans are valid and fit, for many tasks and device counts."""
         for num_devices in (1, 2, 4):
             for seed in self._seeds(5):
                 task = self._toy_task(3 + 5 * seed, num_devices, seed=seed)
@@ -69,7 +69,7 @@ class SearcherConformance:
                 assert plan.fits
 
     def test_serves_tables_of_several_features(self) -> None:
-        """Each has outputs of its own: plans are valid and fit with them, and calls repeat."""
+        """Check that plans are valid and fit where each feature has outputs of its own, and that calls repeat."""
         for seed in self._seeds(3):
             count, num_devices = min(5 + 4 * seed, self.most_tables), 2 + seed
             task, simulator = shared_task(count, num_devices, seed), Simulator(linear_models(num_devices))
@@ -79,7 +79,7 @@ class SearcherConformance:
             assert plan == self.make().find(task, simulator).plan
 
     def test_serves_sequence_tables_or_refuses(self) -> None:
-        """Beside pooled ones, or alone: they are whole, in equal halves or in rows; or a line says what can't be."""
+        """Check that plans with sequence tables, alone or beside pooled ones, are valid and repeat, or are refused."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for task in (sequence_task(), sequence_task(7, 3, 1), sequence_task(5, 2, 2, pooled=False)):
             found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
@@ -88,12 +88,12 @@ class SearcherConformance:
                 assert found == again
 
     def test_repeats_exactly(self) -> None:
-        """The same call gives the same plan."""
+        """Check that the same call gives the same plan."""
         task, simulator = self._toy_task(20), Simulator(random_models())
         assert self.make().find(task, simulator).plan == self.make().find(task, simulator).plan
 
     def test_respects_a_tight_cap(self) -> None:
-        """With little memory to spare a plan either fits or is refused."""
+        """Check that with little memory to spare a plan either fits or is refused."""
         for seed in self._seeds(10):
             loose = self._toy_task(16, seed=seed)
             cap = max(int(loose.size_bytes * 0.3), *(table.size_bytes for table in loose.tables))
@@ -105,7 +105,7 @@ class SearcherConformance:
             assert plan.fits
 
     def test_refuses_what_cannot_fit(self) -> None:
-        """More bytes than all devices hold: an error that says how much and how little."""
+        """Check that more bytes than all devices hold give an error that says how much and how little."""
         tables = toy_tables(8)
         task = Task(tables, Topology(2, sum(table.size_bytes for table in tables) // 3), 256)
         error = _error_of(self.make(), task, Simulator(linear_models(2)))
@@ -113,7 +113,7 @@ class SearcherConformance:
         assert "iB" in str(error)
 
     def test_keeps_constraints_or_refuses(self) -> None:
-        """Plans break no constraint; a method that can't keep one says so."""
+        """Check that plans break no constraint; a method that can't keep one says so."""
         for seed in self._seeds(12):
             task, num_devices = constrained_task(seed), 2 + seed % 3
             found = _error_of(self.make(), task, Simulator(random_models(num_devices, seed)))
@@ -124,19 +124,19 @@ class SearcherConformance:
                 assert isinstance(found, InfeasibleError)
 
     def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
-        """Under a model that isn't a sum limits are kept and calls repeat, or an error says what is needed."""
+        """Check that under a model that is no sum limits are kept and calls repeat, or an error says what is needed."""
         models = replace(linear_models(), compute=OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
             self._keeps_limits_or_refuses(task, Simulator(models))
 
     def test_keeps_constraints_under_models_that_know_every_form(self) -> None:
-        """Whatever forms tables are laid out in, limits are kept and calls repeat."""
+        """Check that limits are kept and calls repeat, whatever forms tables are laid out in."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(4):
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
 
     def test_plans_for_a_target_are_in_its_words(self) -> None:
-        """Under a target's rules plans keep them and repeat, and the target has words for them."""
+        """Check that plans keep a target's rules and repeat, and that the target has words for them."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for target in map(target_named, TARGETS):
             for seed in self._seeds(2):
@@ -156,7 +156,7 @@ class SearcherConformance:
         return found
 
     def test_one_table(self) -> None:
-        """Fewer tables than devices leave devices empty."""
+        """Check that fewer tables than devices leave devices empty."""
         plan = self.make().find(toy_task(1), Simulator(linear_models())).plan
         assert sum(plan.device_dims) == plan.task.tables[0].dim
 
@@ -170,17 +170,17 @@ def _error_of(searcher: "Searcher", task: Task, simulator: Simulator) -> UserErr
 
 
 class ComputeModelConformance:
-    """For every compute model."""
+    """Tests for every compute model."""
 
     def make(self) -> ComputeModel:
-        """Return the model under test."""
+        """Make the model under test."""
         raise NotImplementedError
 
     def _tables(self) -> tuple[Table, ...]:
         return toy_tables(9)
 
     def test_costs_are_finite_and_not_negative(self) -> None:
-        """For single tables and sets."""
+        """Check that costs of single tables and sets are finite and not negative."""
         tables = self._tables()
         cost = self.make().predict(LoadSets.of([*([table] for table in tables), tables], 256))
         assert cost.shape == (len(tables) + 1,)
@@ -194,7 +194,7 @@ class ComputeModelConformance:
         assert np.isclose(forward, backward, rtol=1e-4)
 
     def test_every_form_that_it_knows_has_a_cost(self) -> None:
-        """Columns it always knows; costs of others are finite, not negative, and nothing where there are no loads."""
+        """Check that it knows columns, and that costs of all it knows are finite, not negative, and 0 without loads."""
         model, loads = self.make(), Loads.of(self._tables(), 256)
         assert IN_COLUMNS in model.calls
         for call in model.calls:
@@ -206,7 +206,7 @@ class ComputeModelConformance:
             assert cost[0] >= 0 == cost[1]
 
     def test_empty_set_costs_nothing(self) -> None:
-        """An empty device, also between full ones."""
+        """Check that an empty device costs nothing, also between full ones."""
         tables = self._tables()
         cost = self.make().predict(LoadSets.of([tables[:2], (), tables[2:]], 256))
         assert cost[1] == 0
@@ -214,29 +214,29 @@ class ComputeModelConformance:
 
 
 class SumModelConformance(ComputeModelConformance):
-    """For every compute model of the papers' form."""
+    """Tests for every compute model of the papers' form."""
 
     def make(self) -> SumModel:
-        """Return the model under test."""
+        """Make the model under test."""
         raise NotImplementedError
 
     def test_a_set_is_the_sum_of_its_vectors(self) -> None:
-        """What the search builds on."""
+        """Check that a set costs what the sum of its vectors does, which the search builds on."""
         model, tables = self.make(), self._tables()
         vectors = model.embed(Loads.of(tables, 256))
         assert np.allclose(model.head(vectors.sum(axis=0)), model.predict(LoadSets.of([tables], 256))[0], rtol=1e-4)
 
 
 def _exchange_ms(model: CommModel, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-    """(B, D) of devices with so many columns and start delays, (B, D)."""
+    """Predict the ms of devices with so many columns and start delays, (B, D) each."""
     return model.predict(Traffic.of_columns(dims, batch_size), start_ms)
 
 
 class CommModelConformance:
-    """For every communication model of 4 devices."""
+    """Tests for every communication model of 4 devices."""
 
     def make(self) -> CommModel:
-        """Return the model under test."""
+        """Make the model under test."""
         raise NotImplementedError
 
     def _exchanges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -244,7 +244,7 @@ class CommModelConformance:
         return rng.integers(1, 200, size=(16, 4)) * 4.0, rng.uniform(0, 20, size=(16, 4))
 
     def test_costs_cover_the_wait(self) -> None:
-        """No device is done before the last one has started."""
+        """Check that no device is done before the straggler has started."""
         dims, starts = self._exchanges()
         cost = _exchange_ms(self.make(), dims, starts, 256)
         assert cost.shape == dims.shape
@@ -252,7 +252,7 @@ class CommModelConformance:
         assert (cost >= starts.max(axis=1, keepdims=True) - starts - 1e-9).all()
 
     def test_devices_are_alike(self) -> None:
-        """Permuting the devices permutes the costs."""
+        """Check that permuting the devices permutes the costs."""
         dims, starts = self._exchanges()
         order = np.array([2, 0, 3, 1])
         model = self.make()
@@ -261,7 +261,7 @@ class CommModelConformance:
         )
 
     def test_transfers_are_no_shorter_than_their_least_outline(self) -> None:
-        """Where of a device's bytes and of the widest one's nothing but a range is told; waits are as they come."""
+        """Check bounds where only a range of a device's and the widest one's bytes is told; waits are as they come."""
         dims, starts = self._exchanges()
         model, slack = self.make(), np.random.default_rng(1).uniform(0, 0.5, size=len(dims))
         traffic, wait_ms = Traffic.of_columns(dims, 256), waits(starts)
@@ -277,17 +277,17 @@ class CommModelConformance:
             assert left <= transfer_ms[b, device] * (1 + _ROUNDING)
 
     def test_only_differences_of_starts_count(self) -> None:
-        """Everybody later by the same time costs the same."""
+        """Check that everybody later by the same time costs the same."""
         dims, starts = self._exchanges()
         model = self.make()
         assert np.allclose(_exchange_ms(model, dims, starts + 7, 256), _exchange_ms(model, dims, starts, 256))
 
 
 class PhysicalComputeConformance(SumModelConformance):
-    """For compute models that promise what physics guarantees; the papers' networks, as they are published, don't."""
+    """Tests for compute models that promise what physics guarantees; the papers' networks, as published, don't."""
 
     def _pairs(self) -> list[tuple[list[Table], list[Table], int]]:
-        """Random sets, one of their tables, and a batch size."""
+        """Draw random sets, one of their tables, and a batch size."""
         rng = np.random.default_rng(0)
         sets = [list(toy_tables(int(rng.integers(1, 12)), seed, 1_000_000)) for seed in range(60)]
         return [
@@ -295,7 +295,7 @@ class PhysicalComputeConformance(SumModelConformance):
         ]
 
     def _check_ordered(self, change: Callable[[Table], Table]) -> None:
-        """Sets and single tables never cost less for the change."""
+        """Check that sets and single tables never cost less for the change."""
         model = self.make()
         for tables, alone, batch_size in self._pairs():
             changed = [[change(table) for table in some] for some in (tables, alone)]
@@ -305,7 +305,10 @@ class PhysicalComputeConformance(SumModelConformance):
             assert (after >= before * (1 - _ROUNDING)).all(), (before, after)
 
     def test_more_rows_cost_no_less(self) -> None:
-        """With lookups spread as before: tables that have fewer rows than their histogram says stay as they are."""
+        """Check that more rows cost no less, with lookups spread as before.
+
+        Tables that have fewer rows than their histogram says stay as they are.
+        """
 
         def more_rows(table: Table) -> Table:
             unique = _MOST_SAMPLES * table.pooling_factor / (table.reuse @ MEAN_COUNTS)
@@ -314,7 +317,7 @@ class PhysicalComputeConformance(SumModelConformance):
         self._check_ordered(more_rows)
 
     def test_wider_tables_cost_no_less(self) -> None:
-        """At widths that are as well aligned: multiples of 32."""
+        """Check that wider tables cost no less, at widths that are as well aligned: multiples of 32."""
         model = self.make()
         for tables, _, batch_size in self._pairs():
             widths = [[table.with_dim(width) for table in tables] for width in (32, 64, 96, 128)]
@@ -334,10 +337,10 @@ class PhysicalComputeConformance(SumModelConformance):
 
 
 class PhysicalCommConformance(CommModelConformance):
-    """For communication models that promise what physics guarantees; the papers' networks, as published, don't."""
+    """Tests for communication models that promise what physics does; the papers' networks, as published, don't."""
 
     def _cases(self) -> Iterator[tuple[FloatArray, FloatArray, int, np.random.Generator]]:
-        """Dims and starts (B, 4) at a batch size; half the starts close together, as a search's are."""
+        """Draw dims and starts (B, 4) at a batch size; half the starts close together, as a search's are."""
         rng = np.random.default_rng(1)
         for batch_size in (256, 4096):
             dims = 4 * rng.integers(0, 400, size=(64, 4)).astype(np.float64)
@@ -345,7 +348,7 @@ class PhysicalCommConformance(CommModelConformance):
             yield dims, starts, batch_size, rng
 
     def test_starting_later_ends_no_sooner(self) -> None:
-        """No device's end comes earlier when any device starts later, and none later by more than that."""
+        """Check that no end comes earlier when any device starts later, and none later by more than that."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             delay = rng.uniform(0, 2, size=(len(dims), 1)) * np.eye(4)[rng.integers(4, size=len(dims))]
@@ -354,7 +357,7 @@ class PhysicalCommConformance(CommModelConformance):
             assert (after <= before + delay.max(axis=1, keepdims=True) + _ROUNDING * before).all()
 
     def test_costs_are_continuous_where_nobody_waits(self) -> None:
-        """A start that differs by nothing that can be measured changes nothing."""
+        """Check that a start that differs by nothing that can be measured changes nothing."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             nudge = 1e-12 * rng.uniform(size=starts.shape)
@@ -364,7 +367,7 @@ class PhysicalCommConformance(CommModelConformance):
                 assert np.allclose(one, other, rtol=1e-9, atol=1e-9)
 
     def test_more_columns_take_no_less(self) -> None:
-        """On any device, for every device."""
+        """Check that more columns on any device take no less for every device."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             wider = dims + 64 * np.eye(4)[rng.integers(4, size=len(dims))]

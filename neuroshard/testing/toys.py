@@ -32,7 +32,7 @@ ONCE = (1.0, *(0.0,) * 16)  # the (17,) reuse histogram of a table whose rows a 
 
 @cache
 def toy_tables(count: int, seed: int = 0, max_rows: int = 2000) -> tuple[Table, ...]:
-    """Small random tables of dims 4 to 64."""
+    """Make small random tables of dims 4 to 64."""
     rng = np.random.default_rng(seed)
     return tuple(_toy_table(f"toy{i}", max_rows, rng) for i in range(count))
 
@@ -44,14 +44,14 @@ def _toy_table(name: str, max_rows: int, rng: np.random.Generator) -> Table:
 
 
 def shared_task(count: int = 12, num_devices: int = 4, seed: int = 0) -> Task:
-    """A task of toy tables, each read by 1 to 5 features."""
+    """Make a task of toy tables, each read by 1 to 5 features."""
     task, rng = toy_task(count, num_devices, seed=seed), np.random.default_rng(seed)
     tables = tuple(replace(table, features=int(rng.integers(1, 6))) for table in task.tables)
     return replace(task, tables=tables, memory=MemoryUse("sgd", 1))
 
 
 def sequence_task(count: int = 12, num_devices: int = 4, seed: int = 0, pooled: bool = True) -> Task:
-    """A task of toy tables, every other one a sequence table; or all of them."""
+    """Make a task of toy tables, every other one a sequence table; or all of them."""
     task = toy_task(count, num_devices, seed=seed)
     tables = tuple(replace(table, pooled=pooled and i % 2 > 0) for i, table in enumerate(task.tables))
     return replace(task, tables=tables, memory=MemoryUse("sgd", 1))
@@ -63,7 +63,7 @@ def toy_task(count: int = 12, num_devices: int = 4, memory_bytes: int = 1 << 30,
 
 
 def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
-    """A task of 2 to 4 devices with a random mix of every kind of constraint that can be kept together."""
+    """Make a task of 2 to 4 devices with a random mix of every kind of constraint that can be kept together."""
     rng, num_devices = np.random.default_rng(seed), 2 + seed % 3
     tables = toy_tables(num_tables, seed)
     names = [tables[i].name for i in rng.permutation(num_tables)]
@@ -95,19 +95,19 @@ class LinearCompute(SumModel):
     per_column_ms: float = 0.01
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) the load's cost."""
+        """Embed each load as its cost, (n, 1) ms."""
         cost = self.per_table_ms + self.per_column_ms * loads.dim * loads.pooling_factor
         return cost[:, None].astype(np.float32)
 
     @property
     def head(self) -> ReluHead:
-        """Return the head for which a device costs the sum of its loads' ms."""
+        """The head for which a device costs the sum of its loads' ms."""
         return ReluHead.of_cost()
 
 
 @dataclass(frozen=True)
 class OpaqueCompute(ComputeModel):
-    """Not of the sum form: the root of the sum of squares of the linear costs, on top of the largest."""
+    """A model that is no sum: the root of the sum of squares of the linear costs, on top of the largest."""
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """Compute (B,) ms: the dearest load plus the root of the sum of squares, which is no sum over loads."""
@@ -118,14 +118,14 @@ class OpaqueCompute(ComputeModel):
 
 @dataclass(frozen=True)
 class LinearComm(CommModel):
-    """Waiting for the last device, then a cost for every column of the widest device."""
+    """Waiting for the straggler, then a cost for every column of the widest device."""
 
     devices: int
     per_column_ms: float = 0.002
 
     @property
     def num_devices(self) -> int:
-        """Return D, which it was made for."""
+        """D, which it was made for."""
         return self.devices
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
@@ -134,18 +134,18 @@ class LinearComm(CommModel):
         return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
 
     def least_outline(self, known: OneDevice) -> Outline:
-        """As the widest device's, the same for all."""
+        """Bound every device's transfer by the widest device's."""
         columns = known.widest_least_bytes / (ELEMENT_BYTES * known.batch_size)
         return Outline(self.per_column_ms * columns[:, None, None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
 
 def linear_models(num_devices: int = 4) -> CostModels:
-    """Cost models whose answers can be worked out by hand."""
+    """Make cost models whose answers can be worked out by hand."""
     return CostModels(LinearCompute(), LinearComm(num_devices), LinearComm(num_devices), _BATCH_SIZE)
 
 
 def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
-    """Networks of the papers' shape with random weights."""
+    """Make networks of the papers' shape with random weights."""
     rng = np.random.default_rng(seed)
     features = FeatureSet("log")
     count = len(features.columns)
@@ -160,7 +160,7 @@ def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
 
 
 def random_ensemble(seed: int = 0) -> ComputeEnsemble:
-    """Two additive models with random weights, of the signs that pre-training gives them."""
+    """Make two additive models with random weights, of the signs that pre-training gives them."""
     rng, features = np.random.default_rng(seed), FeatureSet("physical_reuse")
     signs = np.array(features.signs)
     turns = np.array([1, -1, 1, -1], np.float32)
@@ -176,13 +176,13 @@ def random_ensemble(seed: int = 0) -> ComputeEnsemble:
 
 
 def random_regression(seed: int = 0) -> RegressionCompute:
-    """A regression with random weights, none negative."""
+    """Make a regression with random weights, none negative."""
     rng, features = np.random.default_rng(seed), FeatureSet("physical")
     return RegressionCompute(features, rng.uniform(0, 1e-6, len(features.columns)), np.array([0.1]))
 
 
 def random_set_comm(seed: int = 0) -> SetComm:
-    """A model for any number of devices, with random weights of the signs that pre-training gives them."""
+    """Make a model for any number of devices, with random weights of the signs that pre-training gives them."""
     rng, parts = np.random.default_rng(seed), 3
     network = _monotone_mlp(np.array(FEATURE_SIGNS), 16, 1 + parts, rng)
     share, lead = (part.astype(np.float32) for part in (rng.dirichlet(np.ones(parts)), rng.uniform(0, 0.2, (parts, 5))))
@@ -190,7 +190,7 @@ def random_set_comm(seed: int = 0) -> SetComm:
 
 
 def random_by_form(seed: int = 0) -> ComputeByForm:
-    """A model of each kernel call, with random weights; of columns and rows, ensembles; of host memory, arithmetic."""
+    """Make a random model of each kernel call: ensembles of columns and rows, arithmetic of host memory."""
     pooled = random_ensemble(seed), random_ensemble(seed + 1), random_regression(seed)
     sequences = random_ensemble(seed + 2), random_regression(seed + 3)
     return ComputeByForm(
@@ -200,7 +200,7 @@ def random_by_form(seed: int = 0) -> ComputeByForm:
 
 
 def random_by_collective(seed: int = 0) -> CommByCollective:
-    """A model of each collective of a step, with random weights."""
+    """Make a model of each collective of a step, with random weights."""
     exchanges: dict[Collective, CommModel] = {
         one: random_set_comm(seed + one) for one in Collective if one is not Collective.INPUT
     }
@@ -208,13 +208,13 @@ def random_by_collective(seed: int = 0) -> CommByCollective:
 
 
 def random_form_models(seed: int = 0) -> CostModels:
-    """Models of all forms and collectives, the input too, with random weights."""
+    """Make models of all forms and collectives, the input too, with random weights."""
     forward, backward = random_by_collective(seed), random_by_collective(seed + 10)
     return CostModels(random_by_form(seed), forward, backward, None, input=random_set_comm(seed + 20))
 
 
 def _monotone_mlp(signs: IntArray, hidden: int, outputs: int, rng: np.random.Generator) -> Mlp:
-    """One hidden layer whose outputs go the given way with each input; 0: either way."""
+    """Make one hidden layer whose outputs go the given way with each input; 0: either way."""
     plain, turns = _random_mlp((len(signs), hidden, outputs), rng), 1 - 2 * (np.arange(hidden) % 2)
     wanted = signs[:, None] * turns[None, :]
     first = np.where(wanted == 0, plain.weights[0], np.abs(plain.weights[0]) * wanted).astype(np.float32)

@@ -40,7 +40,7 @@ class MadeUpExchange(CommModel):
 
     @property
     def num_devices(self) -> None:
-        """Return None: it serves any number of devices."""
+        """None: it serves any number of devices."""
         return
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
@@ -56,7 +56,7 @@ class MadeUpExchange(CommModel):
 
 
 def every_collective(exchange: MadeUpExchange) -> CommByCollective:
-    """The collectives of a step between devices whose all-to-alls are these."""
+    """Make models of a step's collectives between devices whose all-to-alls are these."""
     exchanges: dict[Collective, CommModel] = {
         collective: replace(exchange, link_bytes_per_ms=exchange.link_bytes_per_ms / rounds)
         for collective, rounds in _ROUNDS.items()

@@ -26,7 +26,7 @@ _LIVE = 16  # samples of a batch: each a part on disk
 
 @dataclass(frozen=True)
 class MadeUpDevice:
-    """What it truly costs in every form, and the global batch size and longest start delay that it is measured with.
+    """A device's true costs in every form, and the global batch size and longest start delay that it is measured with.
 
     `forward` and `backward` are of all-to-alls; other collectives take as many more rounds on the same links.
     """
@@ -39,7 +39,7 @@ class MadeUpDevice:
 
     @property
     def truth(self) -> CostModels:
-        """As cost models, for a simulator that knows the truth."""
+        """The true costs as cost models, for a simulator that knows the truth."""
         both = every_collective(self.forward), every_collective(self.backward)
         return CostModels(self.compute, *both, None, input=self.input)
 
@@ -62,7 +62,7 @@ MADE_UP = {
 def measured_compute(
     device: MadeUpDevice, drawn: Drawn[ComputeSample], noise: float, rng: np.random.Generator
 ) -> list[Measurement[ComputeSample]]:
-    """Each sample measured once, its time times a lognormal factor whose logarithm has the standard deviation `noise`.
+    """Measure each sample once: its time, times a lognormal factor whose logarithm has the standard deviation `noise`.
 
     The factor stands for what a measurement's repeats have in common; so there is one repeat.
     """
@@ -72,7 +72,7 @@ def measured_compute(
 
 
 def _looked_up(sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
-    """With what a batch looks up in its blocks of rows: about as many lookups as of other rows, and the same reuse."""
+    """Draw what a batch looks up in a sample's blocks of rows: about as much as in other rows, with the same reuse."""
     lookups = []
     for table, block in zip(sample.tables, sample.blocks, strict=False):
         even = sample.batch_size * table.pooling_factor * block.rows / table.rows
@@ -83,12 +83,12 @@ def _looked_up(sample: ComputeSample, rng: np.random.Generator) -> ComputeSample
 def measured_comm(
     device: MadeUpDevice, drawn: Drawn[CommSample], noise: float, rng: np.random.Generator
 ) -> list[Measurement[CommSample]]:
-    """Each exchange measured once in both directions; the factors are on transfers, not on waits."""
+    """Measure each exchange once in both directions; the factors are on transfers, not on waits."""
     return _measurements(drawn, [_exchange_ms(device, sample, noise, rng)[None] for sample, _ in drawn])
 
 
 def _exchange_ms(device: MadeUpDevice, sample: CommSample, noise: float, rng: np.random.Generator) -> FloatArray:
-    """(2, D) ms: forward after the start delays, backward without any; the input and all-reduces alike both ways."""
+    """Measure ms, (2, D): forward after the start delays, backward with none; input and all-reduces alike both ways."""
     traffic, (there, back) = own_traffic(sample), _models(device, sample.collective)
     groups, alone = traffic.groups(sample.collective), traffic.alone(sample.collective)
     wait_ms = waits(np.array(sample.start_ms)[groups])
@@ -100,7 +100,7 @@ def _exchange_ms(device: MadeUpDevice, sample: CommSample, noise: float, rng: np
 
 
 def _models(device: MadeUpDevice, collective: Collective) -> tuple[CommModel, CommModel]:
-    """What the collective takes with the delays, and without."""
+    """Return the models of what the collective takes with the delays, and without."""
     if collective is Collective.INPUT:
         return device.input, device.input
     forward, backward = every_collective(device.forward), every_collective(device.backward)
@@ -131,18 +131,18 @@ class MadeUpHardware(Hardware):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Return a fingerprint that no real machine has."""
+        """A fingerprint that no real machine has."""
         return Fingerprint("cpu", "made up", 1, 1 << 40)
 
     def check(self) -> None:
-        """It can always be measured on."""
+        """Accept this machine: made-up hardware can always be measured on."""
 
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
-        """Says what kernel calls cost on the device."""
+        """Make the meter that says what kernel calls cost on the device."""
         return _Meter(measured_compute, self.made_up, self.noise)
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
-        """Says what exchanges cost."""
+        """Make the meter that says what exchanges cost."""
         return _Meter(measured_comm, self.made_up, self.noise)
 
 
@@ -153,10 +153,10 @@ class _Meter(Meter[Sample]):
     noise: float
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """Each by itself, so that a sample's noise hangs on its seed alone."""
+        """Measure each sample by itself, so that its noise depends on its seed alone."""
         return [
             _outcome(self.measured(self.device, [(sample, "train")], self.noise, np.random.default_rng(seed))[0])
             for sample, seed in zip(samples, seeds, strict=True)
@@ -180,7 +180,7 @@ class SlowerBy(Meter[Any]):
         self.meter.close()
 
     def measure(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[Outcome]:
-        """As the meter, times the factor."""
+        """Measure as the meter does, times the next factor."""
         factor = next(self.factors)
         found = self.meter.measure(samples, seeds)
         return [replace(one, repeats=None if one.repeats is None else one.repeats.times(factor)) for one in found]

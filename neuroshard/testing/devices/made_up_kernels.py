@@ -30,7 +30,7 @@ def unique_rows(loads: Loads) -> FloatArray:
 
 
 def rounded_up(size_bytes: FloatArray, piece_bytes: int) -> FloatArray:
-    """(n,) bytes moved where memory comes in pieces."""
+    """Round bytes up to what is moved where memory comes in pieces, (n,)."""
     whole: FloatArray = np.ceil(size_bytes / piece_bytes) * piece_bytes
     return whole
 
@@ -42,13 +42,13 @@ def hit_share(cache_bytes: float, used_bytes: FloatArray) -> FloatArray:
 
 
 def bounded_by(*times_ms: FloatArray) -> FloatArray:
-    """(n,) about the largest of times (n,) that overlap, ms; those that are near it add to it."""
+    """Compute about the largest of times (n,) that overlap, ms; those that are near it add to it."""
     largest: FloatArray = sum(time**_SHARPNESS for time in times_ms) ** (1 / _SHARPNESS)
     return largest
 
 
 def dense_update_bytes(loads: Loads) -> FloatArray:
-    """(n,) moved to update every row of copies: gradients cleared and read, weights read and written; else nothing."""
+    """Count bytes to update every row of copies, (n,): gradients cleared and read, weights read and written; else 0."""
     dense = are(loads, lambda layout: layout.dense)
     moved: FloatArray = 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES) * dense
     return moved
@@ -59,7 +59,7 @@ class _OnDevice(ComputeModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """All of tables in device memory: blocks of rows as other tables, copies with an update of every row."""
+        """All calls of tables in device memory: blocks of rows as other tables, copies with an update of every row."""
         return frozenset(ON_DEVICE_CALLS)
 
 
@@ -111,7 +111,7 @@ class MadeUpCpu(_OnDevice):
         return update + gradients + self._vectors_ms(loads)
 
     def _row_ms(self, loads: Loads) -> tuple[FloatArray, FloatArray]:
-        """(n,) of a row from the last cache, and from memory."""
+        """Compute the ms of a row from the last cache, and from memory, (n,) each."""
         lines = rounded_up(loads.dim * loads.bytes_per_element, _LINE_BYTES) / _LINE_BYTES
         return self.last_ms + lines * self.last_line_ms, self.memory_ms + lines * self.memory_line_ms
 
@@ -122,7 +122,7 @@ class MadeUpCpu(_OnDevice):
 
 
 def drawn_cpu(rng: np.random.Generator, times: float = 3.0) -> MadeUpCpu:
-    """A CPU whose every size and time is the usual one times or over a factor of up to `times`, each its own."""
+    """Draw a CPU whose every size and time is the usual one times or over a factor of up to `times`, each its own."""
     usual = MadeUpCpu()
     changed = {
         field.name: getattr(usual, field.name) * times ** rng.uniform(-1, 1)
@@ -136,7 +136,7 @@ def drawn_cpu(rng: np.random.Generator, times: float = 3.0) -> MadeUpCpu:
 class MadeUpGpu(_OnDevice):
     """One fused call forward and one backward, each as long as its tightest bound; not a sum over tables.
 
-    Memory moves sectors of 32 bytes. All tables of a call share the L2, so each table's misses hang on all others. A
+    Memory moves sectors of 32 bytes. All tables of a call share the L2, so each table's misses depend on all others. A
     call is bound by memory, by the L2, by instructions (one for every 32 columns of a lookup), or, backward, by the
     table whose updates crowd most on few rows.
 
@@ -192,7 +192,7 @@ class MadeUpGpu(_OnDevice):
 
 
 def _rows_uses(reuse: FloatArray) -> FloatArray:
-    """(n,) how often the row of a lookup is looked up, mean over lookups."""
+    """Compute how often the row of a lookup is looked up, mean over lookups, (n,)."""
     lookups = reuse * MEAN_COUNTS
     uses: FloatArray = (lookups @ MEAN_COUNTS) / lookups.sum(axis=1)
     return uses
