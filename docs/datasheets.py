@@ -13,13 +13,13 @@ _OWN = ("a100", "h100", "h200", "b200", "l40s")  # whose collectives are publish
 
 
 def tables() -> dict[str, str]:
-    """What stands between the page's marks, by their names."""
+    """Make what stands between the page's marks, by their names."""
     found = {sheet: checks(CostModels.load(f"roofline:{sheet}")) for sheet in choices("roofline")}
     return {"kernels": "\n".join(_kernels(found)), "exchanges": "\n".join(_exchanges(found))}
 
 
 def with_tables(page: str) -> str:
-    """The page with its tables made anew."""
+    """Make the page's tables anew."""
     for name, table in tables().items():
         first, last = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
         page = page[: page.index(first) + len(first)] + table + page[page.index(last) :]

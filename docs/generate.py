@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    """The generated pages, by name."""
+    """Write the generated pages, by name."""
     return {"cli.md": _cli(), "api.md": _api()}
 
 
@@ -58,7 +58,7 @@ def _api() -> str:
 
 
 def _methods(thing: type) -> list[str]:
-    """What a class offers, what it inherits from another of ours included."""
+    """List what a class offers, what it inherits from another of ours included."""
     found = []
     ours = [kind for kind in reversed(thing.__mro__) if kind.__module__.startswith("neuroshard")]
     for name, value in {name: value for kind in ours for name, value in vars(kind).items()}.items():
@@ -87,7 +87,7 @@ def _signature(thing: Any) -> str:
 
 
 def _summary(thing: Any) -> str:
-    """The first paragraph of its docstring, on one line."""
+    """Return the first paragraph of its docstring, on one line."""
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
 
 

@@ -44,7 +44,7 @@ class Numbers(Generic[Sample]):
     named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
     def due(self, samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
-        """Number the samples, and give each lookups of its own; exchanges that differ in delays alone share a split."""
+        """Give samples numbers, and each lookups of its own; exchanges that differ in delays alone share a split."""
         seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
         return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
 

@@ -26,7 +26,6 @@ from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
 
 _MAX_EXPONENT = 20.0  # tables far outside the training range must not overflow
-_LARGEST_WEIGHT = 1e9
 _MOST_MEMBERS = 1000  # of an ensemble
 _LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finite in fp32
 
