@@ -7,7 +7,7 @@ local search are costed by the models and in truth; a rule chooses by what the m
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -18,9 +18,9 @@ from shared import Made
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.threads import torch_threads
@@ -31,6 +31,7 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -44,18 +45,33 @@ from tests.kit.kinds import task_of
 _EVEN = ImprovedSearch((EvenLayouts(),), Improvement(shakes=0), max_moved_bytes=0)
 _EPOCHS = "compute_model.member.training.epochs", "comm_model.training.epochs"
 _AT_HAND: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(choice=None), _EVEN, *map(Greedy, SCORES))
-# Of (K, 3) predicted and expected costs, and how far the exchanges are beyond those that the models were fitted to, the
-# published search's first: the plan that is taken.
-RULES: dict[str, Callable[[FloatArray], int]] = {
+
+
+@dataclass(frozen=True, eq=False)
+class AtHand:
+    """A task's plans at hand: what they cost by the models and, ms, in truth; the published search's is the first."""
+
+    task: Task
+    simulator: Simulator
+    costs: Sequence[Cost]
+    true_ms: Sequence[float]
+
+
+def _least_expected_of_no_dearer(plans: AtHand) -> int:
+    no_dearer = [number for number, cost in enumerate(plans.costs) if cost.total_ms <= plans.costs[0].total_ms]
+    return no_dearer[likeliest([plans.costs[number] for number in no_dearer])]
+
+
+# Which of the plans at hand is taken.
+RULES: dict[str, Callable[[AtHand], int]] = {
     "the published search's": lambda _: 0,
-    "least predicted": lambda costs: int(costs[:, 0].argmin()),
-    "least expected": lambda costs: int(costs[:, 1].argmin()),
-    "least expected of those predicted no dearer than the published": (
-        lambda costs: int(np.where(costs[:, 0] <= costs[0, 0], costs[:, 1], np.inf).argmin())
-    ),
+    "least predicted": lambda plans: cheapest(plans.costs),
+    "least expected": lambda plans: likeliest(plans.costs),
+    "least expected of those predicted no dearer than the published": _least_expected_of_no_dearer,
     "the same without plans of more lopsided exchanges than any measured": (
-        lambda costs: int(np.where((costs[:, [0, 2]] <= costs[0, [0, 2]]).all(axis=1), costs[:, 1], np.inf).argmin())
+        lambda plans: Choice().among(plans.costs, plans.task, plans.simulator)[0]
     ),
+    "least true cost": lambda plans: int(np.argmin(plans.true_ms)),
 }
 
 
@@ -99,12 +115,12 @@ def judged_rules(_work: Path, small: bool) -> Made:
     """Judge every rule by its true costs on tasks of all kinds."""
     devices, counts, tasks = (("cpu",), (2,), 2) if small else (("gpu", "cpu"), (2, 4, 8), 56)
     judged = [its for each in product(devices, counts) for its in _judged(Setting(*each), tasks)]
-    every: dict[str, Callable[[FloatArray], int] | None] = {**RULES, "least true cost": None}
     rows = []
-    for name, rule in every.items():
-        taken = [int(true.argmin()) if rule is None else rule(costs) for costs, true in judged]
-        over = np.array([true[plan] / true[0] - 1 for plan, (_, true) in zip(taken, judged, strict=True)])
-        expected = np.array([said[plan, 1] / said[0, 1] - 1 for plan, (said, _) in zip(taken, judged, strict=True)])
+    for name, rule in RULES.items():
+        taken = [rule(plans) for plans in judged]
+        over = np.array([its.true_ms[plan] / its.true_ms[0] - 1 for plan, its in zip(taken, judged, strict=True)])
+        expected_ms = [[cost.expected_ms for cost in its.costs] for its in judged]
+        expected = np.array([ms[plan] / ms[0] - 1 for plan, ms in zip(taken, expected_ms, strict=True)])
         rows.append(
             {
                 "taken": name,
@@ -118,10 +134,10 @@ def judged_rules(_work: Path, small: bool) -> Made:
     return Made(pd.DataFrame(rows), noise)
 
 
-def _judged(setting: Setting, count: int) -> list[tuple[FloatArray, FloatArray]]:
-    """Cost each task's plans at hand: predicted and expected ms and how far beyond (K, 3), and true ms (K,)."""
+def _judged(setting: Setting, count: int) -> list[AtHand]:
+    """Cost each task's plans at hand by the models and in truth."""
     models, truth = setting.fitted(), Simulator(setting.made_up.truth)
-    simulator, found = Simulator(models), []
+    simulator, judged = Simulator(models), []
     for number in range(count):
         task = _on(setting, task_of(number))
         plans = []
@@ -131,9 +147,9 @@ def _judged(setting: Setting, count: int) -> list[tuple[FloatArray, FloatArray]]
             except InfeasibleError:
                 plans += plans[:1]
         if len(plans) == len(_AT_HAND):
-            costs = np.array([[one.total_ms, one.expected_ms, one.beyond] for one in simulator.costs(task, plans)])
-            found.append((costs, np.array([cost.total_ms for cost in truth.costs(task, plans)])))
-    return found
+            true_ms = [cost.total_ms for cost in truth.costs(task, plans)]
+            judged.append(AtHand(task, simulator, simulator.costs(task, plans), true_ms))
+    return judged
 
 
 def _on(setting: Setting, task: Task) -> Task:

@@ -56,7 +56,7 @@ class EqualParts(Searcher):
                 found.append(self.inner.find(parted, simulator))
         if not found:
             raise reason
-        return min(found, key=lambda one: simulator.cost(one.plan.task, one.plan).total_ms)
+        return min(found, key=lambda one: simulator.cost(one.plan.task, one.plan).likely_ms)
 
     @property
     def takes_sequences(self) -> bool:

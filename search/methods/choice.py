@@ -60,7 +60,8 @@ class Choice:
         if first.margin is not None:
             believes = self._believes if _have_members(simulator, task) else self._believes_blindly
             believed = [number for number in believed if believes(first, costs[number])]
-        chosen = min([0, *believed], key=lambda number: costs[number].likely_ms)
+        at_hand = [0, *believed]
+        chosen = at_hand[likeliest([costs[number] for number in at_hand])]
         least = cheapest(costs)
         return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
 
@@ -76,6 +77,11 @@ class Choice:
 def cheapest(costs: Sequence[Cost]) -> int:
     """Choose the plan that is predicted to cost least, the earliest one among equals."""
     return min(range(len(costs)), key=lambda number: costs[number].total_ms)
+
+
+def likeliest(costs: Sequence[Cost]) -> int:
+    """Choose the plan that is expected to cost least, or predicted to where no margin is known; the first of equals."""
+    return min(range(len(costs)), key=lambda number: costs[number].likely_ms)
 
 
 def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> str | None:

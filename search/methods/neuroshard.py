@@ -14,7 +14,7 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice, cheapest
+from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
@@ -122,12 +122,12 @@ class NeuroShard(Searcher):
         tried = [self._tried(task, its, simulator) for its in homes if its != task.homes]
         found = [one for one in tried if isinstance(one, Found)]
         if found:
-            found = [self._improved(task, _cheapest(found, simulator), options, simulator)]
+            found = [self._improved(task, self._cheapest(found, simulator), options, simulator)]
         if isinstance(plain, Found):
             found = [plain, *found]
         if not found and isinstance(plain, InfeasibleError):
             raise plain if choices else options.shortage(task)
-        return _cheapest(found, simulator)
+        return self._cheapest(found, simulator)
 
     def _tried(self, task: Task, homes: tuple[Home, ...], simulator: Simulator) -> Found | InfeasibleError:
         """Find a plan of the task with tables in such memories (T,); or return why none is found."""
@@ -142,7 +142,7 @@ class NeuroShard(Searcher):
             plan = caches_grown(homes_anew(found.plan, options), options, simulator)
             again = self._tried(task, plan.homes, simulator)
             others = [replace(found, plan=plan, fewer=None), *([again] if isinstance(again, Found) else [])]
-            best = _cheapest([found, *others], simulator)
+            best = self._cheapest([found, *others], simulator)
             if best is found:
                 break
             found = best
@@ -220,7 +220,7 @@ class NeuroShard(Searcher):
         choices = FormChoices.of(task, simulator, allowed, self.quick)
         likely = [forms for forms in choices.best(self.form_tries) if (forms != choices.first).any()]
         others = [found for forms in likely if (found := self._of_choice(choices, forms)) is not None]
-        other = _cheapest(others, simulator) if others else None
+        other = self._cheapest(others, simulator) if others else None
         if other is not None and choices.beats_columns(other.plan):
             return other
         try:
@@ -250,6 +250,13 @@ class NeuroShard(Searcher):
             return found
         raise choices.shortage(error, proven) from None
 
+    def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
+        """Choose what is expected to cost least, or predicted to, where every gain is believed; of equals the first."""
+        if len(found) == 1:
+            return found[0]
+        costs = [simulator.cost(one.plan.task, one.plan) for one in found]
+        return found[cheapest(costs) if self.choice is None else likeliest(costs)]
+
     def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
         """Take `other`, of the same task, where its gain over columns alone is believed."""
         task = columns.plan.task
@@ -261,13 +268,6 @@ class NeuroShard(Searcher):
             return replace(columns, declined=columns.declined or (other.plan if declined else None))
         more = len(other.plan.placements) > len(columns.plan.placements)
         return replace(other, fewer=columns.plan if more else other.fewer)
-
-
-def _cheapest(found: Sequence[Found], simulator: Simulator) -> Found:
-    """Choose what is predicted to cost least; of equals the first."""
-    if len(found) == 1:
-        return found[0]
-    return min(found, key=lambda one: simulator.cost(one.plan.task, one.plan).total_ms)
 
 
 def _has_choice(task: Task, allowed: BoolArray) -> bool:

@@ -1,11 +1,27 @@
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from neuroshard.models.simulator import Simulator
+from neuroshard.testing import linear_models, toy_task
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import choices
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What models say of a plan, as far as rules look at it."""
+
+    total_ms: float
+    expected_ms: float
+    beyond: float
+    margin: None = None
+
+    @property
+    def likely_ms(self):
+        return self.expected_ms
 
 
 def test_every_plan_at_hand_is_judged_and_the_same_again():
@@ -13,14 +29,14 @@ def test_every_plan_at_hand_is_judged_and_the_same_again():
     setting = choices.Setting("cpu", num_devices=2, samples=60, epochs=2)
     first, again = (choices._judged(setting, 2) for _ in range(2))
     assert len(first) == 2
-    for (said, true), (said_again, true_again) in zip(first, again, strict=True):
-        assert said.shape == (len(choices._AT_HAND), 3)
-        assert true.shape == (len(choices._AT_HAND),)
-        assert np.array_equal(said, said_again)
-        assert np.array_equal(true, true_again)
+    for one, same in zip(first, again, strict=True):
+        assert len(one.costs) == len(one.true_ms) == len(choices._AT_HAND)
+        assert [cost.total_ms for cost in one.costs] == [cost.total_ms for cost in same.costs]
+        assert one.true_ms == same.true_ms
 
 
 def test_the_default_takes_the_least_expected_of_those_predicted_no_dearer_than_the_published_and_known():
-    costs = np.array([[10.0, 12.0, 1.0], [9.0, 11.7, 1.0], [11.0, 11.0, 1.0], [9.5, 11.2, 1.1], [9.6, 11.5, 1.0]])
-    taken = {name: rule(costs) for name, rule in choices.RULES.items()}
-    assert list(taken.values()) == [0, 1, 2, 3, 4]
+    said = [(10.0, 12.0, 1.0), (9.0, 11.7, 1.0), (11.0, 11.0, 1.0), (9.5, 11.2, 1.1), (9.6, 11.5, 1.0)]
+    costs = [_Said(*numbers) for numbers in said]
+    plans = choices.AtHand(toy_task(2), Simulator(linear_models()), costs, [3.0, 4.0, 5.0, 6.0, 2.0])
+    assert [rule(plans) for rule in choices.RULES.values()] == [0, 1, 2, 3, 4, 4]
