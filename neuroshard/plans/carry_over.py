@@ -51,10 +51,7 @@ class Carried:
         taken = given.pins.keys() | given.group_of.keys()
         others = zip(tables, by_table(self.others, len(tables)), strict=True)
         rules = tuple(_rule(table, its) for table, its in others if its)
-        rules += tuple(
-            TableRule(escape(tables[index].name), tiers=(home.tier,), cached=home.cached)
-            for index, home in self.homes.items()
-        )
+        rules += tuple(TableRule.keeping(tables[index].name, home) for index, home in self.homes.items())
         kept = given.pinned + tuple(pin for pin in pins if pin.table not in taken)
         return replace(self.task, constraints=replace(given, rules=given.rules + rules, pinned=kept))
 

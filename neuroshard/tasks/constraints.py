@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ class TableRule:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UserError(f"constraints: {name}={value!r} of {self.tables!r} must be a whole number, 1 or more")
+
+    @classmethod
+    def keeping(cls, table: str, home: Home) -> "TableRule":
+        """Make the rule that a table, by its name, lies in one memory."""
+        return cls(escape(table), tiers=(home.tier,), cached=home.cached)
 
     @property
     def is_wild(self) -> bool:

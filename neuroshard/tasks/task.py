@@ -135,7 +135,6 @@ class Task:
         batch_size: global: samples per step over all devices.
         memory: what counts against a device's memory.
         constraints: what a plan must keep to besides.
-        fixed_homes: (T,) the memory that each table lies in; empty where that is open.
     """
 
     tables: tuple[Table, ...]
@@ -143,7 +142,6 @@ class Task:
     batch_size: BatchSize
     memory: MemoryUse = field(default_factory=MemoryUse)
     constraints: Constraints = field(default_factory=Constraints)
-    fixed_homes: tuple[Home, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.tables) <= MAX_TABLES:
@@ -162,8 +160,6 @@ class Task:
         check_unique_names(self.tables)
         if self.constraints != Constraints():
             check_constraints(self)
-        if self.fixed_homes and len(self.fixed_homes) != len(self.tables):
-            raise UserError(f"task: fixed_homes lists {len(self.fixed_homes)} tables, there are {len(self.tables)}")
         if not self.topology.host_bytes:
             for table, home in zip(self.tables, self.homes, strict=True):
                 if home.tier is not Tier.DEVICE:
@@ -180,8 +176,6 @@ class Task:
     @cached_property
     def homes(self) -> tuple[Home, ...]:
         """(T,) the memory that holds each table where no search chooses it."""
-        if self.fixed_homes:
-            return self.fixed_homes
         if all(rule.tiers is None for rule in self.constraints.rules):
             return (ON_DEVICE,) * len(self.tables)
         return tuple(limits.home for limits in self.limits)
@@ -229,14 +223,12 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         """Convert the task to JSON-ready fields."""
-        homes = [{"tier": home.tier.value, "cached": home.cached} for home in self.fixed_homes]
         return {
             "topology": as_fields(self.topology, ("host_memory_bytes", "devices_per_domain")),
             "batch_size": self.batch_size,
             "memory": as_fields(self.memory, ("pipeline",)),
             "constraints": self.constraints.to_json(),
             "tables": [table.to_json() for table in self.tables],
-            **({"fixed_homes": homes} if homes else {}),
         }
 
     @classmethod

@@ -110,7 +110,7 @@ class NeuroShard(Searcher):
     def _in_homes(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan with tables in the memories that are predicted to cost least, those of the task among them."""
         known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
-        if not known or not task.topology.host_bytes or task.fixed_homes:
+        if not known or not task.topology.host_bytes:
             return self._in_forms(task, simulator)
         simulator.models.check(task)
         plain = self._tried(task, task.homes, simulator)

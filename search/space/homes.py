@@ -13,6 +13,7 @@ from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.space.base import device_memory
+from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
@@ -183,7 +184,9 @@ def is_ample(task: Task) -> bool:
 
 def homed(task: Task, homes: tuple[Home, ...]) -> Task:
     """Fix each table of the task in a memory (T,) that searches leave it in."""
-    return replace(task, fixed_homes=homes)
+    rules = [replace(rule, tiers=None, cached=None) for rule in task.constraints.rules]
+    rules += [TableRule.keeping(table.name, home) for table, home in zip(task.tables, homes, strict=True)]
+    return replace(task, constraints=replace(task.constraints, rules=tuple(rules)))
 
 
 def settled(plan: Plan) -> Plan:

@@ -7,6 +7,7 @@ import pytest
 
 from neuroshard.hardware.plan_samples import exchanges, kernel_calls
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
+from neuroshard.stages.search.space.homes import homed
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_tables
@@ -36,7 +37,7 @@ def test_every_device_calls_a_kernel_for_each_form():
 def test_tables_of_each_memory_have_a_call_and_share_a_cache():
     homes = Home(Tier.CACHED, 0.5), Home(Tier.CACHED, 0.1), Home(Tier.HOST), ON_DEVICE, ON_DEVICE
     topology = replace(TASK.topology, host_memory_bytes=1 << 30)
-    plan = whole(replace(TASK, topology=topology, fixed_homes=homes), 0)
+    plan = whole(homed(replace(TASK, topology=topology), homes), 0)
     calls = {call.home.tier: call for call in kernel_calls(plan)[0]}
     assert [table.name for table in calls[Tier.CACHED].tables] == ["toy0", "toy1"]
     rows = [TABLES[t].rows for t in (0, 1)]

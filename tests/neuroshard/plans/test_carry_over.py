@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from neuroshard.plans.carry_over import carried_over
+from neuroshard.stages.search.space.homes import homed
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import Form
@@ -85,7 +86,7 @@ def test_the_smallest_shards_leave_devices_without_room():
 
 def test_tables_stay_in_host_memory_where_there_is_any():
     cached = Home(Tier.CACHED, 0.5)
-    before = laid_out(replace(_hosted("ab"), fixed_homes=(cached, ON_DEVICE)), 0, 1)
+    before = laid_out(homed(_hosted("ab"), (cached, ON_DEVICE)), 0, 1)
     carried = carried_over(before, _hosted("xa"))
     assert carried.homes == {1: cached}
     assert TableRule("a", tiers=(Tier.CACHED,), cached=0.5) in carried.pinned.constraints.rules

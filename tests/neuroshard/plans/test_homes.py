@@ -12,6 +12,7 @@ from neuroshard.layouts import in_copies
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
+from neuroshard.stages.search.space.homes import has_other_homes, homed, rehomed
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
@@ -23,7 +24,8 @@ from tests.kit.plans import laid_out, placed, table
 TABLES = (table("a", 1000, 8, 2.0), table("b", 500, 16, 1.0), table("c", 100, 8, 1.0, pooled=False))
 HOMES = (Home(Tier.CACHED, 0.25), Home(Tier.HOST), ON_DEVICE)
 TOPOLOGY = Topology(4, 1 << 20, devices_per_host=2, host_memory_bytes=1 << 20)
-TASK = Task(TABLES, TOPOLOGY, 64, MemoryUse("rowwise_adagrad"), fixed_homes=HOMES)
+OPEN = Task(TABLES, TOPOLOGY, 64, MemoryUse("rowwise_adagrad"))
+TASK = homed(OPEN, HOMES)
 
 
 def _plan(task=TASK):
@@ -92,10 +94,9 @@ def test_all_shards_of_a_table_lie_in_one_memory():
 
 
 def test_copies_lie_on_devices():
-    task = replace(TASK, fixed_homes=())
-    copies = [replace(one, home=Home(Tier.HOST)) for one in in_copies(task, 1)]
+    copies = [replace(one, home=Home(Tier.HOST)) for one in in_copies(OPEN, 1)]
     with pytest.raises(UserError, match="copies of table 'b' lie in host; copies lie on devices only"):
-        Plan(task, (*placed(task, 0, 0), *copies, *placed(task, 2, 3)))
+        Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
 
 
 def test_a_host_that_holds_too_much_is_named():
@@ -110,22 +111,26 @@ def test_a_host_that_holds_too_much_is_named():
 
 def test_rules_say_where_tables_may_lie():
     rules = Constraints((TableRule("a", tiers=("device", "host")), TableRule("b", tiers=("cached",), cached=0.5)))
-    task = replace(TASK, constraints=rules, fixed_homes=())
+    task = replace(OPEN, constraints=rules)
     assert task.homes == (ON_DEVICE, Home(Tier.CACHED, 0.5), ON_DEVICE)
     assert replace(_plan(), task=task).violations == (
         "table 'a' must not lie in tier cached, only in device or host",
         "table 'b' must not lie in tier host, only in cached",
     )
-    other = replace(task, fixed_homes=(Home(Tier.HOST), Home(Tier.CACHED, 0.1), ON_DEVICE))
-    assert _plan(other).violations == ("table 'b' has a cache for 0.1 of its rows, not for 0.5",)
+    other = rehomed(_plan(), task, (Home(Tier.HOST), Home(Tier.CACHED, 0.1), ON_DEVICE))
+    assert other.violations == ("table 'b' has a cache for 0.1 of its rows, not for 0.5",)
 
 
-def test_homes_are_of_all_tables():
-    with pytest.raises(UserError, match="fixed_homes lists 1 tables, there are 3"):
-        replace(TASK, fixed_homes=HOMES[:1])
+def test_a_task_whose_memories_are_settled_has_rules_for_them_alone():
+    rules = TableRule("*", max_shards=3), TableRule("a", tiers=("device",)), TableRule("b", tiers=("cached",), cached=1)
+    task = homed(replace(OPEN, constraints=Constraints(rules)), HOMES)
+    assert task.homes == HOMES
+    assert [its.max_shards for its in task.limits] == [2, 3, 2]
+    assert not has_other_homes(task)
+    assert has_other_homes(OPEN)
 
 
 def test_models_that_know_no_host_memory_refuse_it():
-    pooled = Task(TABLES[:2], TOPOLOGY, 64, fixed_homes=HOMES[:2])
+    pooled = homed(Task(TABLES[:2], TOPOLOGY, 64), HOMES[:2])
     with pytest.raises(UserError, match="these cost models don't know costs of tables in tier cached; take models"):
         Simulator(linear_models()).models.check(pooled)

@@ -355,7 +355,7 @@ KEPT = {
 @pytest.mark.parametrize("target", KEPT)
 def test_plans_that_keep_the_rules_are_those_that_can_be_expressed(target, layout):
     task = target_named(target).constrained(TASK)
-    plan = laid_out(replace(task, fixed_homes=(HOMES.get(layout, ON_DEVICE), ON_DEVICE)), LAYOUTS[layout], 1)
+    plan = _homed(laid_out(task, LAYOUTS[layout], 1), HOMES.get(layout, ON_DEVICE), ON_DEVICE)
     assert (plan.violations == ()) == (layout in KEPT[target]), plan.violations
     if plan.violations == ():
         target_named(target).check(plan)

@@ -17,7 +17,6 @@ def test_json_is_exact_and_says_nothing_of_what_is_not_there(rare):
     task = replace(task, topology=replace(task.topology, devices_per_host=1, **rare))
     assert read_back(task) == task
     assert {"devices_per_domain", "host_memory_bytes"} & task.to_json()["topology"].keys() == rare.keys()
-    assert "fixed_homes" not in task.to_json()
 
 
 def test_tasks_from_before_there_were_hosts_are_read():
