@@ -3,10 +3,9 @@
 Beyond that method, combinations may lie in blocks of rows, or be copies, as the samples of one of several devices.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.words.collective import ELEMENT_BYTES
-from neuroshard.words.form import forms_named
+from neuroshard.words.form import CUT_FORMS, forms_named
 from neuroshard.words.placement import Home, Tier, block_rows
 
 T = TypeVar("T")
@@ -29,10 +28,6 @@ T = TypeVar("T")
 def one_of(choices: Sequence[T], rng: np.random.Generator) -> T:
     """Draw one of the choices, each as likely; a single one draws nothing from `rng`."""
     return choices[0 if len(choices) == 1 else int(rng.integers(len(choices)))]
-
-
-# A combination of tables of a group, each of which one of so many equal parts lies on the device.
-_Combine = Callable[[tuple[Table, ...], int, np.random.Generator], tuple[Table, ...]]
 
 
 @dataclass(frozen=True)
@@ -96,11 +91,11 @@ class ComputeAugmentation:
                     f"table {table.name!r} takes {size} bytes at dim {self._narrowest(table).dim}, above "
                     f"max_bytes={self.max_bytes}; raise compute.max_bytes or leave the table out"
                 )
-        for name, group in split.items():
-            if any(one.own_samples for one in self._layouts) and not self._small(group):
+        for layout, (name, group) in product(self._layouts, split.items()):
+            if layout.dense and not self._shared(layout, group, 1):
                 raise UserError(f"no {name} table fits under max_copy_bytes={self.max_copy_bytes}; raise it")
-            for sharers in self.sharers if any(one.blocks for one in self._layouts) else ():
-                if not _cut_by(sharers, group):
+            for sharers in self.sharers if layout.blocks else ():
+                if not self._shared(layout, group, sharers):
                     raise UserError(f"no {name} table has a row for each of {sharers} blocks; lower compute.sharers")
 
     @property
@@ -115,14 +110,27 @@ class ComputeAugmentation:
         """
         layout = one_of(self._layouts, rng)
         name = draw_split(rng)
-        group = split[name]
-        if layout.own_samples:
-            return self._of_own_samples(layout, group, batch_size, rng), name
-        pooled = one_of(self.pooled, rng)
-        tables = partial(self._combination, self.max_bytes) if pooled else partial(self._sequence_tables, batch_size)
+        return self._lying(layout, split[name], batch_size, rng), name
+
+    def _lying(
+        self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
+    ) -> ComputeSample:
+        """Draw a combination of tables of the group, as one of the devices that share them has it."""
+        cut = layout.form in CUT_FORMS  # tables in other forms are pooled, and in the device's memory
+        pooled = one_of(self.pooled, rng) if cut else True
+        sharers = 1 if layout.free else one_of(self.sharers, rng)
+        samples, blocks = max(1, batch_size // layout.batch_parts(sharers)), sharers if layout.blocks else 1
+        shared, most = self._shared(layout, group, blocks), self.max_copy_bytes if layout.dense else self.max_bytes
+        tables = (
+            self._combination(most, shared, blocks, rng)
+            if pooled
+            else self._sequence_tables(samples, shared, blocks, rng)
+        )
         if layout.blocks:
-            return self._at_home(self._in_blocks(layout, group, batch_size, tables, rng), rng), name
-        return self._at_home(ComputeSample(tables(group, 1, rng), batch_size, layout.form), rng), name
+            sample = self._in_blocks(layout, tables, samples, sharers, rng)
+        else:
+            sample = ComputeSample(tables, samples, layout.form)
+        return self._at_home(sample, rng) if cut else sample
 
     def _at_home(self, sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
         """Draw one of the memories for the sample."""
@@ -133,20 +141,12 @@ class ComputeAugmentation:
         return replace(sample, home=home, hot_first=0.0)
 
     def _in_blocks(
-        self, layout: Layout, group: tuple[Table, ...], batch_size: int, combine: _Combine, rng: np.random.Generator
+        self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw tables of a group, and which block of each."""
-        sharers = one_of(self.sharers, rng)
-        tables = combine(_cut_by(sharers, group), sharers, rng)
+        """Draw which block of each table."""
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_first_share else 0.0
-        return ComputeSample(tables, batch_size, layout.form, blocks, hot_first)
-
-    def _of_own_samples(
-        self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
-    ) -> ComputeSample:
-        own = max(1, batch_size // one_of(self.sharers, rng))
-        return ComputeSample(self._combination(self.max_copy_bytes, self._small(group), 1, rng), own, layout.form)
+        return ComputeSample(tables, samples, layout.form, blocks, hot_first)
 
     def _sequence_tables(
         self, batch_size: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
@@ -173,9 +173,10 @@ class ComputeAugmentation:
     def _narrowest(self, table: Table) -> Table:
         return table.with_dim(halvings(self.max_dim)[-1])
 
-    def _small(self, group: tuple[Table, ...]) -> tuple[Table, ...]:
-        """Select the tables that can be copied."""
-        return tuple(table for table in group if self._narrowest(table).size_bytes <= self.max_copy_bytes)
+    def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
+        """Select the tables that can lie so, with a row for each of so many blocks."""
+        small = (its for its in group if not layout.dense or self._narrowest(its).size_bytes <= self.max_copy_bytes)
+        return tuple(table for table in small if has_row_blocks(table, blocks))
 
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
@@ -230,11 +231,6 @@ class ColumnCalls(ComputeAugmentation):
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
     """Compute the bytes that come of the lookups in one of `sharers` blocks of a sequence table."""
     return ELEMENT_BYTES * table.output_columns * batch_size / sharers
-
-
-def _cut_by(sharers: int, group: tuple[Table, ...]) -> tuple[Table, ...]:
-    """Select the tables of which each of so many blocks has a row."""
-    return tuple(table for table in group if has_row_blocks(table, sharers))
 
 
 def _part_bytes(table: Table, sharers: int) -> int:

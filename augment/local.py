@@ -86,7 +86,7 @@ class PlanAugmentation:
 
         Of a tenth of the plans all tables lie in columns, of another tenth all in copies that can.
         """
-        layouts = tuple(LAYOUTS.values())
+        layouts = tuple(layout for layout in LAYOUTS.values() if layout.words)  # TorchRec runs no others
         often = [_SHARES.get(layout, 1.0) for layout in layouts]
         only = COLUMNS if rng.random() < 0.5 else COPIES
         shares = rng.dirichlet(often) if rng.random() < 0.8 else [float(layout is only) for layout in layouts]
@@ -111,7 +111,7 @@ class PlanAugmentation:
         if layout.free or too_large or Call(layout.form, table.pooled) not in CALLS:
             return []
         size = task.topology.num_devices
-        if layout.on_hosts and table.pooled and task.topology.host_size < size and rng.random() < 0.5:
+        if layout.host_exchanges and table.pooled and task.topology.host_size < size and rng.random() < 0.5:
             size = task.topology.host_size
         first = size * int(rng.integers(task.topology.num_devices // size))
         return [*range(first, first + size)] if layout.fits(table, size) else []

@@ -28,7 +28,7 @@ from neuroshard.stages.pretrain.measurements import (
 )
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, tested
-from neuroshard.words.form import IN_COLUMNS
+from neuroshard.words.form import IN_COLUMNS, Call
 from neuroshard.words.placement import Tier
 
 _LEAST_TRAIN = 8  # samples of a part that more than its factor is learned from, where there is a model to start from
@@ -84,7 +84,7 @@ class Fit:
         pieces: Pieces = {}
         for part in measured.parts:
             start = None
-            if isinstance(part, MeasuredCalls) and LAYOUTS[part.call.form].blocks and self.compute.goes_on_from:
+            if isinstance(part, MeasuredCalls) and self.compute.goes_on_from and _in_fused_blocks(part.call):
                 start = pieces.get(compute_part(replace(IN_COLUMNS, pooled=part.call.pooled)))
             pieces[part.name] = self._fitted(part, start, bars)
         return pieces
@@ -115,6 +115,10 @@ class Fit:
         if part.call.tier is not Tier.DEVICE:
             return fit_host_tiers(its.train)
         return self.compute.fit(its, start, self.seed, _bar(bars, part.name, self.compute.epochs))
+
+
+def _in_fused_blocks(call: Call) -> bool:
+    return LAYOUTS[call.form].blocks and not LAYOUTS[call.form].dense
 
 
 def margins_of(models: CostModels, measured: Measured, start: CostModels | None = None) -> Margins | None:

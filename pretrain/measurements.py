@@ -178,7 +178,8 @@ class Measured:
         """Group and split the measurements that succeeded; exchanges that only other forms need are left out."""
         of_call = grouped(calls, lambda m: m.sample.call)
         of_collective = grouped(exchanges, lambda m: m.sample.collective)
-        of_forms = {one for call in of_call if call.pooled for one in LAYOUTS[call.form].exchanges}
+        layouts = [LAYOUTS[call.form] for call in of_call if call.pooled]
+        of_forms = {one for layout in layouts for one in (*layout.exchanges, *layout.host_exchanges)}
         known = of_collective.keys() & (of_forms | {Collective.ALL_TO_ALL, Collective.INPUT})
         return cls(
             {call: SplitMeasurements.of(of_call[call]) for call in CALLS if call in of_call},

@@ -53,7 +53,7 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
     named = {one: exchange_part(direction, one) for one in Collective if one is not Collective.INPUT}
     exchanges: dict[Collective, CommModel] = {one: pieces[name] for one, name in named.items() if name in pieces}
     known = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
-    serves = frozenset(form for form, layout in LAYOUTS.items() if layout.exchanges[0] in known)
+    serves = frozenset(form for form, layout in LAYOUTS.items() if known.issuperset(layout.exchanges))
     return CommByCollective(exchanges, serves)
 
 

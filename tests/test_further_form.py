@@ -31,7 +31,7 @@ def _house(folder):
             shutil.copytree(entry, package / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             (package / entry.name).symlink_to(entry)
-    for stage in ("conf", "search", "augment", "pretrain"):
+    for stage in ("conf", "search", "augment", "pretrain", "tests"):
         (folder / stage).symlink_to(ROOT / stage)
     shutil.copy(KIT / "host_copies.py", package / "layouts")
     word = '    COPIES = "copies"\n'
@@ -87,6 +87,7 @@ def test_systems_that_do_not_have_it_refuse_it_and_get_plans_without(found):
     refusing = {name for name, why in found["refused"].items() if why is not None}
     assert refusing == {"torchrec", "sok", "hugectr"}
     assert all(f"lies in {FORM}" in found["refused"][name] for name in refusing)
+    assert f"lies in {FORM}, and TorchRec has no such form" in found["not trained"]
     assert {name for name, forms in found["planned"].items() if FORM in forms} == {"json"}
     assert set(found["torchrec"]) <= {"columns", "rows", "copies"}
 
@@ -95,6 +96,36 @@ def test_it_saves_memory_where_columns_find_no_plan(found):
     assert found["short"] == {FORM: 1, "columns": 4}
 
 
-def test_it_is_drawn_to_be_measured(found):
+def test_it_is_drawn_to_be_measured_but_in_torchrec_which_does_not_have_it(found):
     assert found["calls drawn"][FORM] > 0
-    assert found["plans drawn"][FORM] > 0
+    assert found["plans drawn"].keys() == {"columns", "rows", "copies"}
+
+
+def test_it_is_measured_and_models_learn_it(found):
+    assert found["measured"][FORM] > 100
+    assert found["errors"][f"compute.{FORM}"] < 0.15
+
+
+def test_searches_with_these_models_choose_it_where_it_truly_pays(found):
+    assert found["found"]["few rows"] == found["true"]["few rows"] == {FORM: 16}
+    assert FORM not in found["found"]["many rows"].keys() | found["true"]["many rows"].keys()
+
+
+def test_its_measured_cost_is_as_predicted_and_below_that_of_the_best_plan_without_it(found):
+    measured, without = found["evaluated"]
+    for part in ("compute", "total"):
+        assert found["predicted"][part] == pytest.approx(measured[part], rel=0.25), part
+    assert measured["total"] < 0.8 * without["total"]
+
+
+def test_it_is_explained(found):
+    assert f"{FORM} on 4 devices" in found["explained"]
+
+
+def test_real_kernels_look_up_what_plans_say(found):
+    looked_up, load = found["looked up"]
+    assert looked_up == pytest.approx(load, rel=0.2)
+
+
+def test_models_to_test_with_know_it(found):
+    assert FORM in found["known to the kit"]

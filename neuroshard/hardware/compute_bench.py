@@ -131,7 +131,7 @@ def _cache(home: Home) -> dict[str, Any]:
 def dense_run(
     sample: ComputeSample, settings: EmbeddingSettings, device: torch.device, rng: np.random.Generator
 ) -> Prepared:
-    """Prepare a dense forward and backward call over all of the sample's tables, and the update of all their rows.
+    """Prepare a dense forward and backward call over what the device holds of the tables, and the update of all of it.
 
     Raises:
         RuntimeError, MemoryError: the device has no room.
@@ -141,12 +141,13 @@ def dense_run(
     on_cpu = device.type == "cpu"
     if on_cpu:
         check_room(_LIVE_BYTES * sample.size_bytes)
-    specs = [(table.rows, table.dim) for table in sample.tables]
+    specs = [(table.rows, table.dim) for table in sample.held]
     operator = DenseTableBatchedEmbeddingBagsCodegen(
         specs, table_of_feature(sample), weights_precision=precision, use_cpu=on_cpu
     )
     update = _UPDATES[settings.optimizer](operator.weights, specs)
-    return Prepared(partial(_train, operator, update, draw_inputs(sample, device, rng)), ())
+    inputs = draw_inputs(sample, device, rng)
+    return Prepared(partial(_train, operator, update, inputs), inputs.seen)
 
 
 def _train(operator: DenseTableBatchedEmbeddingBagsCodegen, update: Update, inputs: Inputs) -> None:

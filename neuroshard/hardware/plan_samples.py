@@ -37,9 +37,9 @@ def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, 
 
 def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> ComputeSample:
     tables = tuple(plan.task.tables[p.shard.table].with_dim(p.shard.dim) for p in placements)
-    samples, devices = plan.task.batch_size, plan.task.topology.num_devices
-    if layout.own_samples:
-        tables, samples = tuple(of_part(table, devices) for table in tables), max(1, samples // devices)
+    samples, parts = plan.task.batch_size, layout.batch_parts(plan.task.topology.num_devices)
+    if parts > 1:
+        tables, samples = tuple(of_part(table, parts) for table in tables), max(1, samples // parts)
     blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements) if layout.blocks else ()
     return ComputeSample(tables, samples, layout.form, blocks, home=_common_home(placements))
 
@@ -53,9 +53,9 @@ def _common_home(placements: Sequence[Placement]) -> Home:
     return Home(first.tier, min(sum(p.shard.rows * p.home.cached_share for p in placements) / rows, 1.0))
 
 
-def of_part(table: Table, devices: int) -> Table:
-    """Return the table as one of so many devices sees it, by its own samples alone."""
-    shares = reuse_at(np.array(table.reuse), 1 / devices)
+def of_part(table: Table, parts: int) -> Table:
+    """Return the table as one of so many parts of a batch looks it up."""
+    shares = reuse_at(np.array(table.reuse), 1 / parts)
     return replace(table, reuse=tuple(shares.tolist()))
 
 

@@ -52,7 +52,9 @@ class Layout(ABC):
 
     Attributes:
         form: its name.
-        exchanges: what pooled tables in it exchange besides the input, the collective that all of them need first.
+        exchanges: what pooled tables in it exchange besides the input.
+        host_exchanges: what those exchange instead that lie so over the devices of one host, not over all; none where
+            none may.
         color: in pictures.
         words: TorchRec's sharding types for it, first the one by which its constraints allow it; none if it has none.
         free: whether any device may hold a shard, whatever others hold: searches place its shards one by one.
@@ -60,7 +62,6 @@ class Layout(ABC):
         own_samples: whether a device looks up its own samples only, and keeps what comes of them.
         everywhere: whether every device has a shard.
         blocks: whether shards are blocks of rows, which rules count as such.
-        on_hosts: whether a pooled table may lie so over the devices of one host, not over all.
         joins: whether tables that are kept together on one device may lie so.
         note: said behind a shard's name.
         counted: said of how many shards it counts as, where that isn't as many as devices hold one.
@@ -68,6 +69,7 @@ class Layout(ABC):
 
     form: ClassVar[Form]
     exchanges: ClassVar[tuple[Collective, ...]]
+    host_exchanges: ClassVar[tuple[Collective, ...]] = ()
     color: ClassVar[str]
     words: ClassVar[tuple[str, ...]] = ()
     free: ClassVar[bool] = False
@@ -75,7 +77,6 @@ class Layout(ABC):
     own_samples: ClassVar[bool] = False
     everywhere: ClassVar[bool] = False
     blocks: ClassVar[bool] = False
-    on_hosts: ClassVar[bool] = False
     joins: ClassVar[bool] = True
     note: ClassVar[str] = ""
     counted: ClassVar[str] = ""
@@ -126,6 +127,10 @@ class Layout(ABC):
 
         `output_bytes` (n,) are of all embeddings that come of a batch, at the load's width.
         """
+
+    def batch_parts(self, devices: int) -> int:
+        """Count the parts of a batch, a device of so many looking up one: with `own_samples` as many as devices."""
+        return devices if self.own_samples else 1
 
     def num_shards(self, devices: int) -> int:
         """Count the shards that rules count where so many devices hold one."""

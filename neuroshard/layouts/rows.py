@@ -28,15 +28,11 @@ class Rows(Layout):
     """
 
     form: ClassVar[Form] = Form.ROWS
-    exchanges: ClassVar[tuple[Collective, ...]] = (
-        Collective.REDUCE_SCATTER,
-        Collective.HOST_REDUCE_SCATTER,
-        Collective.HOST_ALL_TO_ALL,
-    )
+    exchanges: ClassVar[tuple[Collective, ...]] = (Collective.REDUCE_SCATTER,)
+    host_exchanges: ClassVar[tuple[Collective, ...]] = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
     color: ClassVar[str] = "#8172b3"
     words: ClassVar[tuple[str, ...]] = (_ON_ALL, _ON_A_HOST, _ON_HOSTS)
     blocks: ClassVar[bool] = True
-    on_hosts: ClassVar[bool] = True
     joins: ClassVar[bool] = False
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:

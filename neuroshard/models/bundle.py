@@ -116,8 +116,8 @@ class ModelSet:
         self._check_exchanges(plan)
 
     def _check_exchanges(self, plan: Plan) -> None:
-        """Raise UserError unless the models know what a plan exchanges besides what all tables of its forms do."""
-        for which in dict.fromkeys(which for layout in plan.layouts for which in layout.exchanges[1:]):
+        """Raise UserError unless the models know what tables of a plan exchange that lie on one host."""
+        for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
             known = self.forward.collectives & self.backward.collectives
             if which not in known and plan.traffic.given(which).any():
                 raise UserError(

@@ -149,7 +149,7 @@ class CommModel(ABC):
     @property
     def forms(self) -> Forms:
         """The forms whose exchanges it knows costs of; it may pass over what others exchange."""
-        return frozenset(form for form, layout in LAYOUTS.items() if layout.exchanges[0] in self.collectives)
+        return frozenset(form for form, layout in LAYOUTS.items() if self.collectives.issuperset(layout.exchanges))
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
         """Tell how near published points are to this traffic, where costs are a datasheet's; None for others."""

@@ -23,7 +23,7 @@ from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
-from neuroshard.words.form import CALLS, FORMS, ON_DEVICE_CALLS
+from neuroshard.words.form import CALLS, CUT_FORMS, FORMS, ON_DEVICE_CALLS
 from neuroshard.words.placement import Tier
 
 _BATCH_SIZE = 256
@@ -191,8 +191,9 @@ def random_set_comm(seed: int = 0) -> SetComm:
 
 def random_by_form(seed: int = 0) -> ComputeByForm:
     """Make a random model of each kernel call: ensembles of columns and rows, arithmetic of host memory."""
-    pooled = random_ensemble(seed), random_ensemble(seed + 1), random_regression(seed)
-    sequences = random_ensemble(seed + 2), random_regression(seed + 3)
+    others = map(random_regression, range(seed, seed + len(FORMS) - 2))
+    pooled = random_ensemble(seed), random_ensemble(seed + 1), *others
+    sequences = random_ensemble(seed + 2), *map(random_regression, range(seed + 3, seed + 2 + len(CUT_FORMS)))
     return ComputeByForm(
         dict(zip(ON_DEVICE_CALLS, (*pooled, *sequences), strict=True))
         | {call: HostTiers(0.5, 20.0 + seed, 3.0, 0.1) for call in CALLS if call.tier is not Tier.DEVICE}

@@ -149,17 +149,20 @@ class PlanSamples:
 
 
 def _kept(plan: Plan) -> Iterator[list[ComputeSample]]:
-    """Yield kernel calls of each device, (D,), tables of copies named as `part_name` says, by which they are kept."""
+    """Yield (D,) kernel calls of each device; tables of which it sees a part of the batch are kept as `part_name` says."""
     devices = plan.task.topology.num_devices
     for calls in kernel_calls(plan):
-        named = [tuple(replace(table, name=part_name(table, devices)) for table in call.tables) for call in calls]
-        pairs = zip(calls, named, strict=True)
-        yield [replace(call, tables=its) if LAYOUTS[call.form].own_samples else call for call, its in pairs]
+        yield [_named(call, LAYOUTS[call.form].batch_parts(devices)) for call in calls]
 
 
-def part_name(table: Table, devices: int) -> str:
-    """Name a table of which each of so many devices sees the lookups of its own samples alone."""
-    return f"{table.name} (1 of {devices})"
+def _named(call: ComputeSample, parts: int) -> ComputeSample:
+    named = tuple(replace(table, name=part_name(table, parts)) for table in call.tables)
+    return replace(call, tables=named) if parts > 1 else call
+
+
+def part_name(table: Table, parts: int) -> str:
+    """Name a table as one of so many parts of a batch looks it up."""
+    return f"{table.name} (1 of {parts})"
 
 
 def plans_for(tasks: Sequence[Task], searchers: Sequence[Searcher], simulator: Simulator) -> Iterator[Plan]:

@@ -173,11 +173,11 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
     return [
         index
         for index, (table, layout, blocks) in enumerate(zip(task.tables, plan.layouts, plan.by_table, strict=True))
-        if layout.on_hosts
+        if layout.host_exchanges
         and table.pooled  # sequence tables lie on all devices
         and len(blocks) == devices
         and table.name not in bound
-        and known.issuperset(layout.exchanges[1:])
+        and known.issuperset(layout.host_exchanges)
         and layout.fits(table, host)
         and task.limits[index].min_blocks <= host
     ]

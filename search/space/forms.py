@@ -79,7 +79,7 @@ def has_other_forms(task: Task, tried: BoolArray) -> bool:
         return True
     host, devices = task.topology.domain_size, task.topology.num_devices
     forms = {form for limits in task.limits for form in limits.forms}
-    return 1 < host < devices and any(LAYOUTS[form].on_hosts for form in forms)
+    return 1 < host < devices and any(LAYOUTS[form].host_exchanges for form in forms)
 
 
 def _allowed(task: Task, index: int, forms: Collection[str], bound: bool) -> list[bool]:

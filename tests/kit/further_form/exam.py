@@ -1,4 +1,4 @@
-"""What becomes of a task whose tables had best lie in host copies, from search to report; printed as JSON."""
+"""What becomes of host copies: in searches and reports, and from the first measurement to plans; printed as JSON."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import neuroshard as ns
+from neuroshard.hardware.step_meters import check_comparable
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.moves import table_changes
 from neuroshard.plumbing.errors import UserError
@@ -25,13 +26,15 @@ from neuroshard.stages.search.space.forms import Forms, allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.targets.target import TARGETS, target_named
+from neuroshard.testing import random_form_models
 from neuroshard.words.form import CALLS, FORMS, Form
+from tests.kit.further_form import pipeline
 
 BATCH, SIMULATOR = 32768, ns.Simulator(ns.CostModels.load("roofline:a100"))
 
 
 def _table(number, rng):
-    rows, lookups = int(10 ** rng.uniform(3, 4.5)), int(rng.integers(1, 5))
+    rows, lookups = 2 * int(10 ** rng.uniform(3, 4.5) / 2), int(rng.integers(1, 5))
     return Table(f"t{number}", rows, 128, float(lookups), zipf_reuse(rows, BATCH * lookups, 1.05))
 
 
@@ -52,9 +55,9 @@ def _estimates(task):
     return float(estimates.costs(Forms(np.full((1, len(task.tables)), number)))[0][0]), _ms(plan)
 
 
-def _refused(target, plan):
+def _refused(check, plan):
     try:
-        target.check(plan)
+        check(plan)
     except UserError as error:
         return str(error)
     return None
@@ -99,15 +102,18 @@ def main(folder):
         "estimates": _estimates(task),
         "changes": [str(change) for change in table_changes(columns, plan)],
         "replanned": _forms(Replan(plan).find(task, SIMULATOR).plan),
-        "refused": {name: _refused(target_named(name), plan) for name in TARGETS},
+        "refused": {name: _refused(target_named(name).check, plan) for name in TARGETS},
+        "not trained": _refused(lambda one: check_comparable([one]), plan),
         "planned": {name: _forms(ns.search(task, SIMULATOR, target=name)) for name in TARGETS},
         "torchrec": _forms(TorchRecSearch(forms=tuple(FORMS), split_factors=(1,)).find(task, SIMULATOR).plan),
         "short": _forms(_short()),
         "calls drawn": calls,
         "plans drawn": plans,
+        "known to the kit": sorted(random_form_models().forms),
         "picture": len(picture(told).png) > 0,
     }
-    print(json.dumps(facts))
+    print(json.dumps(facts | pipeline.facts(folder)))
 
 
-main(Path(sys.argv[1]))
+if __name__ == "__main__":  # worker processes read this file too
+    main(Path(sys.argv[1]))

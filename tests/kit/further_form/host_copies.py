@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts.layout import Devices, Layout, Whole
-from neuroshard.layouts.rows import Rows, has_row_blocks, in_rows
+from neuroshard.layouts.rows import Rows, in_rows
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
@@ -21,7 +21,10 @@ _HOSTS = 2
 
 
 class HostCopies(Layout):
-    """A host looks up its own samples in its blocks, whose gradients are added up over both hosts."""
+    """A host looks up its own samples in its blocks, whose gradients are added up over both hosts: all in one go.
+
+    So all blocks of a table have equally many rows.
+    """
 
     form: ClassVar[Form] = Form.HOST_COPIES
     exchanges: ClassVar[tuple[Collective, ...]] = (Collective.HOST_REDUCE_SCATTER, Collective.ALL_REDUCE)
@@ -35,7 +38,7 @@ class HostCopies(Layout):
         return len(set(shards)) < len(shards) and shards[0].rows < table.rows
 
     def fits(self, table: Table, count: int) -> bool:
-        return count % _HOSTS == 0 and count > _HOSTS and has_row_blocks(table, count // _HOSTS)
+        return count % _HOSTS == 0 and count > _HOSTS and table.rows % (count // _HOSTS) == 0
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
         host = whole.topology.num_devices // _HOSTS
@@ -61,6 +64,9 @@ class HostCopies(Layout):
     def share(self, loads: Loads, count: int) -> Loads:
         form = np.full(len(loads), FORMS.index(self.form))
         return _of_own_hosts(replace(Rows().share(loads, count // _HOSTS), form=form), np.arange(len(loads)))
+
+    def batch_parts(self, devices: int) -> int:
+        return _HOSTS
 
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
         gradients = loads.rows * loads.dim * ELEMENT_BYTES

@@ -209,6 +209,15 @@ def test_every_row_of_a_copy_gets_the_gradient_that_plain_torch_computes(optimiz
     assert operator.weights.grad is None
 
 
+def test_a_dense_kernel_holds_and_updates_the_rows_of_a_block_only():
+    whole = replace(toy_tables(1)[0], rows=100, dim=8, pooling_factor=4.0)
+    prepared = _dense(ComputeSample((whole,), 64, Form.ROWS, (RowBlock(50, 50),)))
+    operator, _, inputs = prepared.run.args
+    prepared.run()
+    assert operator.weights.numel() == 50 * 8
+    assert [block.count for block in prepared.seen] == [len(inputs.indices)]
+
+
 def test_copies_of_half_precision_train():
     prepared = _dense(ComputeSample(_tables([1] * 3, bytes_per_element=2), 64, Form.COPIES))
     weights = prepared.run.args[0].weights
