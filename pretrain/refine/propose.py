@@ -149,7 +149,7 @@ class PlanSamples:
 
 
 def _kept(plan: Plan) -> Iterator[list[ComputeSample]]:
-    """Yield (D,) kernel calls of each device; tables of which it sees a part of the batch are kept as `part_name` says."""
+    """Yield (D,) kernel calls of each device, those on parts of a batch with tables named by `part_name`."""
     devices = plan.task.topology.num_devices
     for calls in kernel_calls(plan):
         yield [_named(call, LAYOUTS[call.form].batch_parts(devices)) for call in calls]
