@@ -39,7 +39,7 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
     tables = tuple(plan.task.tables[p.shard.table].with_dim(p.shard.dim) for p in placements)
     samples, devices = plan.task.batch_size, plan.task.topology.num_devices
     if layout.own_samples:
-        tables, samples = tuple(of_part(table, devices) for table in tables), max(1, samples // devices)
+        tables, samples = tuple(of_own_samples(table, devices) for table in tables), max(1, samples // devices)
     blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements) if layout.blocks else ()
     return ComputeSample(tables, samples, layout.form, blocks, home=_common_home(placements))
 
@@ -53,7 +53,7 @@ def _common_home(placements: Sequence[Placement]) -> Home:
     return Home(first.tier, min(sum(p.shard.rows * p.home.cached_share for p in placements) / rows, 1.0))
 
 
-def of_part(table: Table, devices: int) -> Table:
+def of_own_samples(table: Table, devices: int) -> Table:
     """Return the table as one of so many devices sees it, by its own samples alone."""
     shares = reuse_at(np.array(table.reuse), 1 / devices)
     return replace(table, reuse=tuple(shares.tolist()))
