@@ -31,7 +31,7 @@ def one_of(choices: Sequence[T], rng: np.random.Generator) -> T:
     return choices[0 if len(choices) == 1 else int(rng.integers(len(choices)))]
 
 
-# A combination of tables of a group, each of which one of so many equal parts lies on the device.
+# A combination of tables of a group, each of which one of so many equal blocks lies on the device.
 _Combine = Callable[[tuple[Table, ...], int, np.random.Generator], tuple[Table, ...]]
 
 
@@ -164,7 +164,7 @@ class ComputeAugmentation:
         chosen: list[Table] = []
         room, outputs = self.max_bytes, float(self.max_output_bytes)
         for table in order:
-            size, given = _part_bytes(table, sharers), _output_bytes(table, batch_size, sharers)
+            size, given = _block_bytes(table, sharers), _output_bytes(table, batch_size, sharers)
             if len(chosen) < count and size <= room and given <= outputs:
                 chosen.append(table)
                 room, outputs = room - size, outputs - given
@@ -180,7 +180,7 @@ class ComputeAugmentation:
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw tables of the group of which one of `sharers` equal parts takes at most `max_bytes` all together."""
+        """Draw tables of the group of which one of `sharers` equal blocks takes at most `max_bytes` all together."""
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
         room = max_bytes
@@ -188,7 +188,7 @@ class ComputeAugmentation:
             fitted = self._fitted(table, room, sharers)
             if fitted is not None:
                 chosen.append(replace(fitted, features=one_of(self.features, rng)))
-                room -= _part_bytes(fitted, sharers)
+                room -= _block_bytes(fitted, sharers)
         return tuple(chosen)
 
     def _augmented(self, group: tuple[Table, ...], count: int, rng: np.random.Generator) -> list[Table]:
@@ -208,7 +208,7 @@ class ComputeAugmentation:
 
     def _fitted(self, table: Table, room: int, sharers: int) -> Table | None:
         narrower = (w for w in halvings(self.max_dim) if w < table.dim)
-        fitting = (w for w in (table.dim, *narrower) if _part_bytes(table.with_dim(w), sharers) <= room)
+        fitting = (w for w in (table.dim, *narrower) if _block_bytes(table.with_dim(w), sharers) <= room)
         width = next(fitting, None)
         return None if width is None else table.with_dim(width)
 
@@ -237,5 +237,5 @@ def _cut_by(sharers: int, group: tuple[Table, ...]) -> tuple[Table, ...]:
     return tuple(table for table in group if has_row_blocks(table, sharers))
 
 
-def _part_bytes(table: Table, sharers: int) -> int:
+def _block_bytes(table: Table, sharers: int) -> int:
     return replace(table, rows=block_rows(table.rows, sharers)).size_bytes
