@@ -108,17 +108,17 @@ def exchange_key(sample: CommSample) -> Hashable:
 
 
 def in_turn(samples: Sequence[Sample], measured: Sequence[Sample]) -> list[Sample]:
-    """Sort samples: first of the kernel calls or collectives that the fewest were measured of; of one kind in order."""
-    counts = Counter(map(_kind, measured))
+    """Sort samples: first of the kernel calls or collectives that the fewest were measured of; of each in order."""
+    counts = Counter(map(_call_or_collective, measured))
     turns = []
     for sample in samples:
-        turns.append(counts[_kind(sample)])
-        counts[_kind(sample)] += 1
+        turns.append(counts[_call_or_collective(sample)])
+        counts[_call_or_collective(sample)] += 1
     pairs = sorted(zip(turns, samples, strict=True), key=itemgetter(0))
     return [sample for _, sample in pairs]
 
 
-def _kind(sample: Sample) -> Hashable:
+def _call_or_collective(sample: Sample) -> Hashable:
     if isinstance(sample, ComputeSample):
         return sample.call
     return sample.collective if isinstance(sample, CommSample) else None
@@ -149,15 +149,15 @@ class PlanSamples:
 
 
 def _kept(plan: Plan) -> Iterator[list[ComputeSample]]:
-    """Yield kernel calls of each device, (D,), tables of copies named as `part_name` says, by which they are kept."""
+    """Yield kernel calls of each device, (D,), tables of copies named as `copy_name` says, by which they are kept."""
     devices = plan.task.topology.num_devices
     for calls in kernel_calls(plan):
-        named = [tuple(replace(table, name=part_name(table, devices)) for table in call.tables) for call in calls]
+        named = [tuple(replace(table, name=copy_name(table, devices)) for table in call.tables) for call in calls]
         pairs = zip(calls, named, strict=True)
         yield [replace(call, tables=its) if LAYOUTS[call.form].own_samples else call for call, its in pairs]
 
 
-def part_name(table: Table, devices: int) -> str:
+def copy_name(table: Table, devices: int) -> str:
     """Name a table of which each of so many devices sees the lookups of its own samples alone."""
     return f"{table.name} (1 of {devices})"
 
