@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from neuroshard.models.column_search import EXCHANGES, lopsidedness
 
 from neuroshard.models import CostModels
+from neuroshard.models.parts import EXCHANGES, lopsidedness
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import assemble
