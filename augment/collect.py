@@ -1,4 +1,4 @@
-"""The collect run: draw samples, measure them, write parts; go on where an earlier run stopped."""
+"""The collect run: draw samples, measure them, write chunks; go on where an earlier run stopped."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import BatchSize, Count, Positive, Seed, Share
-from neuroshard.records import DataDirectory, Manifest, Parts
+from neuroshard.records import Chunks, DataDirectory, Manifest
 from neuroshard.records.noise import disturbed, fastest, pass_noise
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Sample
@@ -30,7 +30,7 @@ from neuroshard.records.splits import REFERENCE, Split, split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
-from neuroshard.stages.augment.summary import MAX_NOISE, KindSummary, Summary
+from neuroshard.stages.augment.summary import MAX_NOISE, SeriesSummary, Summary
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.words.fingerprint import versions
 from neuroshard.words.placement import Tier
@@ -38,7 +38,7 @@ from neuroshard.words.placement import Tier
 _COMPUTE, _COMM, _LOCAL = 0, 1, 2  # streams of random numbers
 _DRAW, _LOOKUPS = 0, 1
 _NOT_MEASURED = ("tables", "seed", "out", "max_noise", "more_passes")  # no settings that decide what is measured
-_LIVE_STEPS = 8  # of a part
+_LIVE_STEPS = 8  # of a chunk
 
 
 @dataclass(frozen=True)
@@ -117,22 +117,22 @@ class Collect:
         split, here = split_tables(self.tables, self.seed), self.hardware.fingerprint.to_json()
         directory.begin(Manifest(here, versions(), self._settings(), self.seed), self.tables)
         with progress_bar() as progress:
-            kinds = tuple(kind.collect(progress) for kind in self._kinds(directory, split))
-        summary = Summary(directory.path, kinds)
+            summaries = tuple(series.collect(progress) for series in self._series(directory, split))
+        summary = Summary(directory.path, summaries)
         if self.max_noise is not None:
             summary.check(self.max_noise)
         return summary
 
-    def _kinds(self, directory: DataDirectory, split: Split) -> Iterator["_Kind[Any]"]:
-        """Yield the kinds of samples, in the order in which they are measured."""
+    def _series(self, directory: DataDirectory, split: Split) -> Iterator["_Series[Any]"]:
+        """Yield the series of samples, in the order in which they are measured."""
         calls, count, live = (partial(self._call, split),), self.num_compute_samples, self.hardware.compute_timing.live
         again = min(ceil(self.references * live), live - 1)  # so many live ones as without them
-        yield _Kind(self, "compute", directory.compute(), live - again, count, _COMPUTE, calls, again)
+        yield _Series(self, "compute", directory.compute(), live - again, count, _COMPUTE, calls, again)
         exchanges, count = tuple(partial(self._exchange, n) for n in self.comm.num_devices), self.num_comm_samples
-        yield _Kind(self, "exchanges", directory.comm(), self.hardware.comm_timing.live, count, _COMM, exchanges)
+        yield _Series(self, "exchanges", directory.comm(), self.hardware.comm_timing.live, count, _COMM, exchanges)
         if self.num_local_samples:
             steps = (partial(self.local.draw, split),)
-            yield _Kind(self, "local work", directory.local(), _LIVE_STEPS, self.num_local_samples, _LOCAL, steps)
+            yield _Series(self, "local work", directory.local(), _LIVE_STEPS, self.num_local_samples, _LOCAL, steps)
 
     def _call(self, split: Split, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         return self.compute.draw(split, self._batch_size(rng), rng)
@@ -150,38 +150,38 @@ class Collect:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The samples of a part, by their ids, all of one variant."""
+    """The samples of a chunk, by their ids, all of one variant."""
 
     ids: tuple[int, ...]
     second_pass: bool
 
 
 @dataclass(frozen=True)
-class _Kind(Generic[Sample]):
-    """One kind of sample in a run, split into parts of `part_size`; the last parts are the second pass.
+class _Series(Generic[Sample]):
+    """A series of samples in a run, cut into chunks of `chunk_size`; the last chunks are the second pass.
 
-    Every part holds the same references too, numbered behind all other samples.
+    Every chunk holds the same references too, numbered behind all other samples.
 
-    Each variant draws samples that one meter measures, such as exchanges between the same number of processes. Parts
+    Each variant draws samples that one meter measures, such as exchanges between the same number of processes. Chunks
     take turns among the variants, so that no variant has a spell of the machine to itself.
     """
 
     run: Collect
     name: str
-    parts: Parts[Sample]
-    part_size: int
+    chunks: Chunks[Sample]
+    chunk_size: int
     num_samples: int
     stream: int
     variants: tuple[Callable[[np.random.Generator], tuple[Sample, str]], ...]
     num_references: int = 0
 
-    def collect(self, progress: Progress) -> KindSummary:
-        """Measure and write every part that is missing, then what was disturbed."""
+    def collect(self, progress: Progress) -> SeriesSummary:
+        """Measure and write every chunk that is missing, then what was disturbed."""
         batches = list(enumerate(self._batches))
         start, busy_s = time.perf_counter(), 0.0
         with meters_of(self.run.hardware, printer(progress)) as meters:
-            recorder = Recorder(meters.of, self.part_size, self.run.seed, self.parts)
-            there = sum(self._size(batch) for number, batch in batches if self.parts.has(number))
+            recorder = Recorder(meters.of, self.chunk_size, self.run.seed, self.chunks)
+            there = sum(self._size(batch) for number, batch in batches if self.chunks.has(number))
             bar = progress.add_task(self.name, total=sum(self._size(batch) for _, batch in batches), completed=there)
             for outcomes in recorder.complete((number, partial(self._due, batch)) for number, batch in batches):
                 busy_s += sum(outcome.busy_s for outcome in outcomes)
@@ -197,8 +197,8 @@ class _Kind(Generic[Sample]):
                     outcomes = recorder.record(self._due(batch))
                     busy_s += sum(outcome.busy_s for outcome in outcomes)
                     progress.advance(bar, len(outcomes))
-        measured = fastest(with_slowness(self.parts.each(), {REFERENCE}))
-        return KindSummary.of(self.name, measured, time.perf_counter() - start, busy_s)
+        measured = fastest(with_slowness(self.chunks.each(), {REFERENCE}))
+        return SeriesSummary.of(self.name, measured, time.perf_counter() - start, busy_s)
 
     @property
     def _batches(self) -> list[_Batch]:
@@ -210,23 +210,23 @@ class _Kind(Generic[Sample]):
     def _disturbed(self) -> list[_Batch]:
         """List what is to be measured again: nothing where the noise is within the limit.
 
-        All of a part is, in which a sample took longer than in its other pass: the others were measured with it.
+        All of a chunk is, in which a sample took longer than in its other pass: the others were measured with it.
         """
-        measured = self.parts.read()
+        measured = self.chunks.read()
         if self.run.max_noise is None or pass_noise(measured) <= self.run.max_noise:
             return []
         slower = disturbed(measured, self.run.max_noise)
         return [one for one in self._batches if any(slower.get(i) is one.second_pass for i in one.ids)]
 
     def _cut(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
-        """Cut the samples into parts: those of a variant together, in the order in which the parts begin."""
+        """Cut the samples into chunks: those of a variant together, in the order in which the chunks begin."""
         of_variant = grouped(ids, self.variant).values()
-        cut = [tuple(cut) for its in of_variant for cut in in_batches(its, self.part_size)]
+        cut = [tuple(cut) for its in of_variant for cut in in_batches(its, self.chunk_size)]
         return [_Batch(its, second_pass) for its in sorted(cut)]
 
     def variant(self, sample_id: int) -> int:
         """Compute the index of the variant that a sample belongs to."""
-        return sample_id // self.part_size % len(self.variants)
+        return sample_id // self.chunk_size % len(self.variants)
 
     def _size(self, batch: _Batch) -> int:
         return len(batch.ids) + self.num_references

@@ -101,9 +101,9 @@ class CommAugmentation:
         if collective is Collective.REDUCE_SCATTER:
             return [ELEMENT_BYTES * batch_size * self._row_columns(rng)] * num_devices
         assert devices_per_host is not None
-        parts = devices_per_host if collective is Collective.HOST_ALL_TO_ALL else 1
+        sharers = devices_per_host if collective is Collective.HOST_ALL_TO_ALL else 1
         hosts = [self._row_columns(rng) for _ in range(num_devices // devices_per_host)]
-        return [ELEMENT_BYTES * (batch_size // parts) * dim for dim in hosts for _ in range(devices_per_host)]
+        return [ELEMENT_BYTES * (batch_size // sharers) * dim for dim in hosts for _ in range(devices_per_host)]
 
     def _dims(self, rng: np.random.Generator) -> IntArray:
         tables = int(rng.integers(self.min_tables, self.max_tables + 1))

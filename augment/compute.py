@@ -119,7 +119,7 @@ class ComputeAugmentation:
         cut = layout.form in CUT_FORMS  # tables in other forms are pooled, and in the device's memory
         pooled = one_of(self.pooled, rng) if cut else True
         sharers = 1 if layout.free else one_of(self.sharers, rng)
-        samples, blocks = max(1, batch_size // layout.batch_parts(sharers)), sharers if layout.blocks else 1
+        samples, blocks = max(1, batch_size // layout.batch_shares(sharers)), sharers if layout.blocks else 1
         shared, most = self._shared(layout, group, blocks), self.max_copy_bytes if layout.dense else self.max_bytes
         tables = (
             self._combination(most, shared, blocks, rng)
@@ -164,7 +164,7 @@ class ComputeAugmentation:
         chosen: list[Table] = []
         room, outputs = self.max_bytes, float(self.max_output_bytes)
         for table in order:
-            size, given = _part_bytes(table, sharers), _output_bytes(table, batch_size, sharers)
+            size, given = _block_bytes(table, sharers), _output_bytes(table, batch_size, sharers)
             if len(chosen) < count and size <= room and given <= outputs:
                 chosen.append(table)
                 room, outputs = room - size, outputs - given
@@ -181,7 +181,7 @@ class ComputeAugmentation:
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw tables of the group of which one of `sharers` equal parts takes at most `max_bytes` all together."""
+        """Draw tables of the group of which one of `sharers` equal blocks takes at most `max_bytes` all together."""
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
         room = max_bytes
@@ -189,7 +189,7 @@ class ComputeAugmentation:
             fitted = self._fitted(table, room, sharers)
             if fitted is not None:
                 chosen.append(replace(fitted, features=one_of(self.features, rng)))
-                room -= _part_bytes(fitted, sharers)
+                room -= _block_bytes(fitted, sharers)
         return tuple(chosen)
 
     def _augmented(self, group: tuple[Table, ...], count: int, rng: np.random.Generator) -> list[Table]:
@@ -209,7 +209,7 @@ class ComputeAugmentation:
 
     def _fitted(self, table: Table, room: int, sharers: int) -> Table | None:
         narrower = (w for w in halvings(self.max_dim) if w < table.dim)
-        fitting = (w for w in (table.dim, *narrower) if _part_bytes(table.with_dim(w), sharers) <= room)
+        fitting = (w for w in (table.dim, *narrower) if _block_bytes(table.with_dim(w), sharers) <= room)
         width = next(fitting, None)
         return None if width is None else table.with_dim(width)
 
@@ -233,5 +233,5 @@ def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
     return ELEMENT_BYTES * table.output_columns * batch_size / sharers
 
 
-def _part_bytes(table: Table, sharers: int) -> int:
+def _block_bytes(table: Table, sharers: int) -> int:
     return replace(table, rows=block_rows(table.rows, sharers)).size_bytes

@@ -20,8 +20,8 @@ MAX_NOISE = 0.5  # beyond which a machine is too busy to be measured: one pass t
 
 
 @dataclass(frozen=True)
-class KindSummary:
-    """One kind of sample.
+class SeriesSummary:
+    """One series of samples.
 
     Attributes:
         measured, failed: samples in the directory, first pass.
@@ -31,7 +31,7 @@ class KindSummary:
         noise: the relative difference between two passes that nine in ten samples stay below.
         drift: by how much the second pass was slower, relative, in the median.
         slowness: the least and the most that they were measured at; None where nothing tells it.
-        parts: of each form, or of each collective, where there are several.
+        subsets: of each form, or of each collective, where there are several.
     """
 
     name: str
@@ -44,17 +44,17 @@ class KindSummary:
     noise: float
     drift: float
     slowness: tuple[float, float] | None = None
-    parts: tuple["KindSummary", ...] = ()
+    subsets: tuple["SeriesSummary", ...] = ()
 
     @classmethod
-    def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "KindSummary":
+    def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "SeriesSummary":
         """Summarise everything in the directory, and this run's times."""
-        by_part = grouped(measurements, lambda measurement: _part_of(measurement.sample))
-        parts = tuple(cls._of_one(part, by_part[part], 0.0, 0.0) for part in sorted(by_part))
-        return replace(cls._of_one(name, measurements, wall_s, busy_s), parts=parts if len(parts) > 1 else ())
+        by_subset = grouped(measurements, lambda measurement: _subset_of(measurement.sample))
+        subsets = tuple(cls._of_one(subset, by_subset[subset], 0.0, 0.0) for subset in sorted(by_subset))
+        return replace(cls._of_one(name, measurements, wall_s, busy_s), subsets=subsets if len(subsets) > 1 else ())
 
     @classmethod
-    def _of_one(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "KindSummary":
+    def _of_one(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "SeriesSummary":
         first = [m for m in measurements if not m.second_pass]
         errors = Counter(m.error for m in first if m.error is not None)
         return cls(
@@ -78,17 +78,17 @@ class KindSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a collect run prints: where its records are, and a summary of each kind of sample."""
+    """What a collect run prints: where its records are, and a summary of each series of samples."""
 
     directory: Path
-    kinds: tuple[KindSummary, ...]
+    series: tuple[SeriesSummary, ...]
 
-    def __getitem__(self, name: str) -> KindSummary:
-        """Look up the summary of a kind of samples, by its name."""
-        return next(kind for kind in self.kinds if kind.name == name)
+    def __getitem__(self, name: str) -> SeriesSummary:
+        """Look up the summary of a series of samples, by its name."""
+        return next(series for series in self.series if series.name == name)
 
     def check(self, max_noise: float) -> None:
-        """Raise UserError if a kind of sample repeats worse than that; what to do is to measure on."""
+        """Raise UserError if a series of samples repeats worse than that; what to do is to measure on."""
         if noisy := self._beyond(max_noise):
             raise UserError(
                 f"{noisy}, more than max_noise={max_noise:g}: this machine is too busy to be measured; all is kept in "
@@ -97,49 +97,49 @@ class Summary:
             )
 
     def _beyond(self, max_noise: float) -> str:
-        """Describe the kinds that repeat worse than that; nothing if none does."""
+        """Describe the series that repeat worse than that; nothing if none does."""
         return ", ".join(
-            f"{kind.name}: noise p90 {kind.noise:.1%} (drift {kind.drift:+.1%})"
-            for kind in self.kinds
-            if kind.noise > max_noise
+            f"{series.name}: noise p90 {series.noise:.1%} (drift {series.drift:+.1%})"
+            for series in self.series
+            if series.noise > max_noise
         )
 
     def show(self, console: Console) -> None:
-        """Print a row for each kind, the commonest errors, and what the columns mean."""
+        """Print a row for each series, the commonest errors, and what the columns mean."""
         grid = Grid(title=f"Measurements in {self.directory}")
         for column in ("kind", "measured", "failed", "wall s", "in kernels", "noise p50", "noise p90", "drift"):
             grid.add_column(column, justify="left" if column == "kind" else "right")
-        for kind in self.kinds:
-            grid.add_row(*_cells(kind, kind.name, f"{kind.wall_s:.1f}"))
-            for part in kind.parts:
-                grid.add_row(*_cells(part, f"  {part.name}", "-"))
+        for series in self.series:
+            grid.add_row(*_cells(series, series.name, f"{series.wall_s:.1f}"))
+            for subset in series.subsets:
+                grid.add_row(*_cells(subset, f"  {subset.name}", "-"))
         console.print(grid)
-        for kind in self.kinds:
-            for error, count in kind.errors:
-                console.print(f"{kind.name}: {count} failed with {error!r}", markup=False)
+        for series in self.series:
+            for error, count in series.errors:
+                console.print(f"{series.name}: {count} failed with {error!r}", markup=False)
         console.print(
             "in kernels: share of the wall time inside timed and warm-up runs (this run); "
             "noise: how far two passes of the measurement differ on the same samples; "
             "drift: by how much the second pass was slower"
         )
-        for kind in self.kinds:
-            if kind.slowness is not None:
-                least, most = kind.slowness
-                took = f"{kind.name}: batches took {least:.2f} to {most:.2f} times as long as typically"
+        for series in self.series:
+            if series.slowness is not None:
+                least, most = series.slowness
+                took = f"{series.name}: batches took {least:.2f} to {most:.2f} times as long as typically"
                 console.print(f"{took} (pretrain makes up for it)", markup=False)
         if noisy := self._beyond(MAX_NOISE):
             console.print(f"{noisy}: this machine was busy, and models of it can be no better than that", markup=False)
 
 
-def _part_of(sample: ComputeSample | CommSample | LocalSample) -> str:
+def _subset_of(sample: ComputeSample | CommSample | LocalSample) -> str:
     if isinstance(sample, LocalSample):
         return "local work"
     return sample.call.name if isinstance(sample, ComputeSample) else name_of(sample.collective)
 
 
-def _cells(kind: KindSummary, name: str, wall_s: str) -> tuple[str, ...]:
-    noise = (f"{np.median(kind.repeatability):.1%}", f"{kind.noise:.1%}") if kind.repeatability else ("-", "-")
+def _cells(series: SeriesSummary, name: str, wall_s: str) -> tuple[str, ...]:
+    noise = (f"{np.median(series.repeatability):.1%}", f"{series.noise:.1%}") if series.repeatability else ("-", "-")
     return (
-        name, str(kind.measured), str(kind.failed), wall_s, f"{kind.busy_share:.0%}" if kind.busy_s else "-",
-        *noise, "-" if np.isnan(kind.drift) else f"{kind.drift:+.1%}",
+        name, str(series.measured), str(series.failed), wall_s, f"{series.busy_share:.0%}" if series.busy_s else "-",
+        *noise, "-" if np.isnan(series.drift) else f"{series.drift:+.1%}",
     )  # fmt: skip

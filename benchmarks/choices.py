@@ -94,7 +94,7 @@ class Setting:
         """Fit models to samples that were measured on the device, with margins."""
         fewer = {} if self.epochs is None else dict.fromkeys(_EPOCHS, self.epochs)
         config = config_of("pretrain", fewer)
-        compute_fitter, comm_fitter = (instantiate_config(config[f"{kind}_model"]) for kind in ("compute", "comm"))
+        compute_fitter, comm_fitter = (instantiate_config(config[f"{name}_model"]) for name in ("compute", "comm"))
         measured = self._measured()
         with torch_threads(1):
             models = Fit(compute_fitter, comm_fitter)(measured)

@@ -42,8 +42,8 @@ def main() -> None:
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
     simulator = ns.Simulator(ns.CostModels.load(MODEL))
     print(HEAD)
-    for part in (_dcn, _large, _papers, _targets, _memory):
-        print("\n".join(part(simulator)), flush=True)
+    for section in (_dcn, _large, _papers, _targets, _memory):
+        print("\n".join(section(simulator)), flush=True)
 
 
 def _dcn(_: ns.Simulator) -> Iterator[str]:

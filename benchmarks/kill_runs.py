@@ -1,6 +1,6 @@
 """Kills runs at random moments, again and again, and looks whether anything was lost.
 
-usage: kill_runs.py [KILLS] [KIND ...]    (50; all kinds: those of `KINDS`, pretrain)
+usage: kill_runs.py [KILLS] [CASE ...]    (50; all cases: those of `CASES`, pretrain)
 
 A run is started, killed with SIGKILL after a random share of the time that a whole one takes, and started again with
 the same command, until it is done; then a fresh one begins, until so many were killed and one was done at least. After
@@ -67,8 +67,8 @@ _SEEDS = (0, 1)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of run.
+class Case:
+    """A run that is killed, and how it is looked at.
 
     Attributes:
         arguments: of Python; the run leaves `out` in its working directory.
@@ -86,8 +86,8 @@ def _read(out: Path) -> None:
     """Read all that stands by itself; what else there is, the run that goes on reads."""
     for manifest in out.rglob("manifest.json"):
         directory = DataDirectory(manifest.parent)
-        for parts in (directory.compute(), directory.comm(), directory.local()):
-            parts.read()
+        for chunks in (directory.compute(), directory.comm(), directory.local()):
+            chunks.read()
     for bundle in out.rglob("bundle.json"):
         load_bundle(bundle.parent)
     for policy in out.rglob("policy.json"):
@@ -99,7 +99,7 @@ def _read(out: Path) -> None:
 
 def _same_samples(one: Path, other: Path) -> bool:
     directories = [DataDirectory(path) for path in (one, other)]
-    ids = [[[m.sample_id for m in parts.read()] for parts in (d.compute(), d.comm(), d.local())] for d in directories]
+    ids = [[[m.sample_id for m in chunks.read()] for chunks in (d.compute(), d.comm(), d.local())] for d in directories]
     return ids[0] == ids[1]
 
 
@@ -117,7 +117,7 @@ def _of_ours(run: Callable[[], object]) -> tuple[str, ...]:
 
 
 def collect_made_up() -> object:
-    """Collect in many small parts on a device whose answers are known."""
+    """Collect in many small chunks on a device whose answers are known."""
     comm = CommAugmentation(num_devices=(2, 4), max_dim=64, min_tables=2, max_tables=6, max_start_ms=2.0)
     tables, device = dlrm_like(num_tables=60, batch_size=1024), MadeUpHardware()
     compute = ComputeAugmentation(max_dim=64, max_tables=8)
@@ -138,7 +138,7 @@ def _measured_so_far() -> float:
     directory = DataDirectory(Path("out") / MEASURED)
     if not Manifest.exists(directory.path):
         return 0.0
-    return float(sum(len(part) for parts in (directory.compute(), directory.comm()) for part in parts.each()))
+    return float(sum(len(chunk) for chunks in (directory.compute(), directory.comm()) for chunk in chunks.each()))
 
 
 def verify_made_up() -> object:
@@ -210,8 +210,8 @@ _PASSES = ("plans/*.json", "finalists/*/*.json", "finalists.parquet")
 _EVALUATED = ("devices.parquet", "tasks/*.json", *_BEGUN)  # results say how long searches took, too
 _POLICY = ("policy.json", "policy.safetensors", "curve.parquet", *_BEGUN)
 
-KINDS = (
-    Kind(
+CASES = (
+    Case(
         "collect",
         ("-m", "neuroshard", "collect", "out=out", "max_noise=null", "num_compute_samples=96",
          "num_comm_samples=64", "num_local_samples=16", "num_second_pass=0", "batch_sizes=[256]",
@@ -219,29 +219,29 @@ KINDS = (
          "tables.num_tables=60"),
         _DATA, _same_samples,
     ),
-    Kind("collect-made-up", _of_ours(collect_made_up), _DATA, _same_files(*_DATA)),
-    Kind("refine-made-up", _of_ours(refine_made_up), (*_REFINED, *_BEGUN), _same_files(*_REFINED, *_BEGUN)),
-    Kind(
+    Case("collect-made-up", _of_ours(collect_made_up), _DATA, _same_files(*_DATA)),
+    Case("refine-made-up", _of_ours(refine_made_up), (*_REFINED, *_BEGUN), _same_files(*_REFINED, *_BEGUN)),
+    Case(
         "verify-made-up", _of_ours(verify_made_up),
         (*_PASSES, *_BEGUN, "finalists/*.json", "records/*.json", "results.parquet", "measured/*/*.parquet"),
         _same_files(*_PASSES, *_BEGUN),
     ),
-    Kind("verify-steps", _of_ours(verify_steps), ("finalists/*/*.json", *_BEGUN), _same_names),
-    Kind("verify-mirrored", _of_ours(verify_mirrored), ("finalists/*/*.json", *_BEGUN), _same_names),
-    Kind(
+    Case("verify-steps", _of_ours(verify_steps), ("finalists/*/*.json", *_BEGUN), _same_names),
+    Case("verify-mirrored", _of_ours(verify_mirrored), ("finalists/*/*.json", *_BEGUN), _same_names),
+    Case(
         "evaluate-made-up", _of_ours(evaluate_made_up),
         ("results.parquet", *_EVALUATED, *(f"measured/{one}" for one in _DATA)), _same_files(*_EVALUATED),
     ),
-    Kind("evaluate-steps", _of_ours(evaluate_steps), ("builds/*/*.json", *_BEGUN), _same_names),
-    Kind("evaluate-mirrored", _of_ours(evaluate_mirrored), ("ranks/*/*.json", *_BEGUN), _same_names),
-    Kind(
+    Case("evaluate-steps", _of_ours(evaluate_steps), ("builds/*/*.json", *_BEGUN), _same_names),
+    Case("evaluate-mirrored", _of_ours(evaluate_mirrored), ("ranks/*/*.json", *_BEGUN), _same_names),
+    Case(
         "train-policy",
         ("-m", "neuroshard", "train-policy", "out=out", "num_valid=4", "tasks.draw.count=12", "learner.rounds=12",
          "tasks.draw.min_tables=8", "tasks.draw.max_tables=8", "learner.updates=4", "learner.episodes=4",
          "learner.cost_network.steps=40"),
         _POLICY, _same_files(*_POLICY, "checkpoint.safetensors"),
     ),
-    Kind(
+    Case(
         "sweep",
         ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=8",
          "searcher=random,dim_greedy,neuroshard_published", "out='out/${method}'"),
@@ -256,7 +256,7 @@ def main() -> None:
         return
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     tried: dict[str, Callable[[Path, np.random.Generator], str]] = {
-        **{kind.name: partial(_tried, kind, kills) for kind in KINDS},
+        **{case.name: partial(_tried, case, kills) for case in CASES},
         "pretrain": partial(_replaced, kills),
     }
     rng = np.random.default_rng(0)
@@ -310,33 +310,33 @@ def _names(out: Path) -> set[str]:
     return {file.name for file in out.iterdir()}
 
 
-def _tried(kind: Kind, kills: int, folder: Path, rng: np.random.Generator) -> str:
+def _tried(case: Case, kills: int, folder: Path, rng: np.random.Generator) -> str:
     whole = folder / "whole"
     whole.mkdir()
     began = time.monotonic()
-    subprocess.run([sys.executable, *kind.arguments], cwd=whole, check=True, capture_output=True)
+    subprocess.run([sys.executable, *case.arguments], cwd=whole, check=True, capture_output=True)
     whole_s = time.monotonic() - began
     done, with_files, lost, compared = 0, 0, 0, 0
     place, held = folder / "killed", dict[str, str]()
     while done < kills or not compared:
         place.mkdir(exist_ok=True)
-        killed = _killed(kind, place, float(rng.uniform(*_SHARES)) * whole_s)
+        killed = _killed(case, place, float(rng.uniform(*_SHARES)) * whole_s)
         _read(place / "out")
-        now = _digests(kind.finished, place / "out") | _rounds_learned(place / "out")
+        now = _digests(case.finished, place / "out") | _rounds_learned(place / "out")
         lost += sum(now.get(name) != digest for name, digest in held.items())
         held = now
         done, with_files = done + killed, with_files + bool(killed and now)
         if not killed or RunDirectory(place / "out").finished:  # as it says, and may refuse to go on
-            assert kind.same(whole / "out", place / "out"), f"{kind.name}: a killed run ended elsewhere"
+            assert case.same(whole / "out", place / "out"), f"{case.name}: a killed run ended elsewhere"
             compared += 1
             shutil.rmtree(place)
             held = {}
-    return f"| {kind.name} | {done} | {with_files} | {lost} | {compared} |"
+    return f"| {case.name} | {done} | {with_files} | {lost} | {compared} |"
 
 
-def _killed(kind: Kind, place: Path, after_s: float) -> bool:
+def _killed(case: Case, place: Path, after_s: float) -> bool:
     """Tell whether a run had to be killed; False if it ended before, as it should."""
-    command = [sys.executable, *kind.arguments]
+    command = [sys.executable, *case.arguments]
     process = subprocess.Popen(
         command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True
     )

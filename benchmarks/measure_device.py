@@ -3,7 +3,7 @@
 usage: measure_device.py OUT [--hardware cuda|cpu] [--seconds 420] [--batch-sizes 65536,16384,4096]
                          [--max-samples 20000] [--swept-tables 100] [--large-combinations 200]
 
-Seconds and counts both limit; with --seconds inf only counts do. Whatever is left of the time, a batch of each kind
+Seconds and counts both limit; with --seconds inf only counts do. Whatever is left of the time, a batch of each type
 is measured.
 
 In this order: the fused operator against plain torch (both optimizers, fp32 and fp16); the copy bandwidth; single
@@ -37,7 +37,7 @@ from neuroshard.lab.recorder import Due, Recorder
 from neuroshard.plumbing.files import write_json
 from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.timing import typical_ms
-from neuroshard.records import DataDirectory, Manifest, Parts
+from neuroshard.records import Chunks, DataDirectory, Manifest
 from neuroshard.records.noise import pass_drift, pass_repeatability
 from neuroshard.records.samples import ComputeSample, Measurement
 from neuroshard.records.splits import TRAIN, split_tables
@@ -144,16 +144,16 @@ class Campaign:
         self._directory.begin(manifest, self._tables)
 
     def run(self, deadline: float, given: argparse.Namespace, copy_gb_per_s: float) -> dict:
-        """Measure, and return what came of it. A batch of each kind is measured however little time is left."""
-        parts = self._directory.compute()
-        sweeps, large = (replace(parts, directory=self._directory.path / name) for name in ("sweeps", "large"))
+        """Measure, and return what came of it. A batch of each type is measured however little time is left."""
+        chunks = self._directory.compute()
+        sweeps, large = (replace(chunks, directory=self._directory.path / name) for name in ("sweeps", "large"))
         begun = self._clock()
         seconds = deadline - begun
         with self._hardware.compute_meter(print) as meter:
-            recorder = Recorder(lambda _: meter, self._hardware.compute_timing.live, SEED, parts)
+            recorder = Recorder(lambda _: meter, self._hardware.compute_timing.live, SEED, chunks)
             sweep, many = self._sweep(given.swept_tables), map(self._large, range(given.large_combinations))
-            swept = self._measure(replace(recorder, parts=sweeps), sweep, begun + 0.2 * seconds)
-            combined = self._measure(replace(recorder, parts=large), many, begun + 0.35 * seconds)
+            swept = self._measure(replace(recorder, chunks=sweeps), sweep, begun + 0.2 * seconds)
+            combined = self._measure(replace(recorder, chunks=large), many, begun + 0.35 * seconds)
             start = self._clock()
             left = deadline - start
             drawn = map(self._random, range(given.max_samples))
@@ -162,9 +162,9 @@ class Campaign:
             again = map(self._random, range(int(SECOND_PASS_SHARE * count)))
             second = (replace(due, split=TRAIN, second_pass=True) for due in again)
             self._measure(recorder, second, deadline + 0.2 * max(left, 0.0))
-        for kind in (parts, sweeps, large):
-            _compact(kind)
-        measured = parts.read()
+        for measured_chunks in (chunks, sweeps, large):
+            _compact(measured_chunks)
+        measured = chunks.read()
         first = [m for m in measured if not m.second_pass]
         good = [m for m in first if m.error is None]
         return {
@@ -205,11 +205,11 @@ class Campaign:
         return count
 
 
-def _compact(parts: Parts) -> None:
+def _compact(chunks: Chunks) -> None:
     """Join many files into one."""
-    files = sorted(parts.directory.glob("part-*.parquet"))
+    files = sorted(chunks.directory.glob("part-*.parquet"))
     if len(files) > 1:
-        parts.write(0, parts.read())
+        chunks.write(0, chunks.read())
         for file in files[1:]:
             file.unlink()
 

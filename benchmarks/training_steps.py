@@ -1,6 +1,6 @@
 """Training steps of TorchRec on plans of several methods, for models of many kinds: what defaults are decided by.
 
-usage: python benchmarks/training_steps.py OUT [KIND ...]
+usage: python benchmarks/training_steps.py OUT [MODEL ...]
 
 Two processes; `neuroshard evaluate through=torchrec` with its protocol, beside the plan of TorchRec's own planner as a
 job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
@@ -74,7 +74,7 @@ _KAGGLE = (
 )
 
 
-KINDS: dict[str, Callable[[], Tables]] = {
+MODELS: dict[str, Callable[[], Tables]] = {
     "widths": lambda: drawn(1, 60, (2, 5.5), (16, 32, 64, 128), (1, 12)),
     "dcn": lambda: tuple(replace(t, rows=min(t.rows, 300_000)) for t in criteo(BATCH_SIZE)),
     "kaggle": lambda: tuple(_table(f"c{i}", min(rows, 1_000_000), 16, 1.0) for i, rows in enumerate(_KAGGLE)),
@@ -157,24 +157,24 @@ PREDICTED = ["few_small", "small", "widths", "dcn", "papers", "sequences"]  # th
 
 
 def main() -> None:
-    out, kinds = Path(sys.argv[1]), sys.argv[2:] or list(KINDS)
-    for kind in kinds:
-        _trained(kind, out, SEARCHES, StepProtocol(), RANDOM)
+    out, names = Path(sys.argv[1]), sys.argv[2:] or list(MODELS)
+    for model in names:
+        _trained(model, out, SEARCHES, StepProtocol(), RANDOM)
 
 
 def beside_torchrec(work: Path, small: bool) -> Made:
     """Train steps on the default's plans beside those of TorchRec's planner: a table of `results.py`."""
     protocol = _BRIEF if small else StepProtocol()
     rows, ratios, foreseen = [], [], []
-    for kind in ["few_small"] if small else QUOTED:
-        frame = _trained(kind, work, BESIDE, protocol).set_index("plan")
+    for model in ["few_small"] if small else QUOTED:
+        frame = _trained(model, work, BESIDE, protocol).set_index("plan")
         row, torchrec = frame.loc["default"], frame.loc["torchrec_planner"]
         span = f"{row.beside_first_least:.2f} to {row.beside_first_most:.2f}"
         ratios.append(row.beside_first)
         foreseen.append(row.steps_beside_first)
         rows.append(
             {
-                "tables of the model": QUOTED[kind],
+                "tables of the model": QUOTED[model],
                 "step on TorchRec's plan, ms": f"{torchrec.step_ms:.1f}",
                 "of it dense": f"{torchrec.dense_share:.0%}",
                 "predicted step / TorchRec's": f"{row.steps_beside_first:.2f}",
@@ -192,13 +192,13 @@ def beside_torchrec(work: Path, small: bool) -> Made:
 
 def predicted_steps(work: Path, small: bool) -> Made:
     """Compare costs of whole steps, and of kernels alone, with trained steps on many plans: a table of `results.py`."""
-    rows = [{"tables of the model": kind, **judged(its)} for kind, its in _on_many_plans(work, small)]
+    rows = [{"tables of the model": model, **judged(its)} for model, its in _on_many_plans(work, small)]
     return Made(pd.DataFrame(rows), _AS_MEASURED)
 
 
 def steps_by_method(work: Path, small: bool) -> Made:
     """Compare steps on each method's plans with those on TorchRec's, of the same runs: a table of `results.py`."""
-    found = pd.DataFrame({kind: its.set_index("plan")["beside_first"] for kind, its in _on_many_plans(work, small)})
+    found = pd.DataFrame({model: its.set_index("plan")["beside_first"] for model, its in _on_many_plans(work, small)})
     found = found.loc[[name for name in SAID if name in found.index]].assign(mean=lambda its: its.mean(axis=1))
     cells = found.map(lambda ratio: f"{ratio:.2f}").rename(index=SAID, columns={"mean": "**mean**"})
     return Made(cells.rename_axis("plan by").reset_index(), "Trained step over that on TorchRec's plan.")
@@ -206,7 +206,7 @@ def steps_by_method(work: Path, small: bool) -> Made:
 
 def step_plans(work: Path, small: bool) -> Made:
     """List predicted and trained steps of every plan of these runs, which is drawn: a table of `results.py`."""
-    frame = pd.concat([its.assign(model=kind) for kind, its in _on_many_plans(work, small)])
+    frame = pd.concat([its.assign(model=model) for model, its in _on_many_plans(work, small)])
     drawn = frame[["model", "plan", "steps_beside_first", "beside_first"]]
     named = {"steps_beside_first": "predicted step / TorchRec's", "beside_first": "trained step / TorchRec's"}
     return Made(drawn.rename(columns=named).round(4), _AS_MEASURED)
@@ -221,8 +221,8 @@ def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]
     runs, protocol, searches = work.with_name("predicted_steps"), StepProtocol(), SEARCHES
     if small:
         protocol, searches = _BRIEF, DEFAULT
-    for kind in ["few_small"] if small else PREDICTED:
-        yield QUOTED[kind], _trained(kind, runs, searches, protocol, RANDOM)
+    for model in ["few_small"] if small else PREDICTED:
+        yield QUOTED[model], _trained(model, runs, searches, protocol, RANDOM)
 
 
 def judged(frame: pd.DataFrame) -> dict[str, str]:
@@ -249,14 +249,14 @@ def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
 
 
 def _trained(
-    kind: str, out: Path, searches: Mapping[str, Method], protocol: StepProtocol, random: int = 0
+    model: str, out: Path, searches: Mapping[str, Method], protocol: StepProtocol, random: int = 0
 ) -> pd.DataFrame:
-    """Train the kind's plans by `evaluate`: a row for each, TorchRec's first; `method` names equal ones alike.
+    """Train the model's plans by `evaluate`: a row for each, TorchRec's first; `method` names equal ones alike.
 
     A step has a dense part, which no cost knows: predicted ratios count it as measured on TorchRec's plan.
     """
-    task = ns.Task(KINDS[kind](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
-    planned, steps = _planned(out / kind, task, searches, random), str(out / kind / "steps")
+    task = ns.Task(MODELS[model](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
+    planned, steps = _planned(out / model, task, searches, random), str(out / model / "steps")
     files = list(dict.fromkeys(planned.values()))
     result = Evaluate(files, None, Hardware(DeviceSpec("cpu")), None, 0, steps, through=InSteps(protocol)).run()
     assert isinstance(result, EvaluateResult)

@@ -31,11 +31,11 @@ def _kernels(found: dict[str, tuple[Check, ...]]) -> list[str]:
     rows = []
     for sheet, kinds in found.items():
         for check in kinds:
-            if "devices" in check.kind:
+            if "devices" in check.group:
                 continue
             for what, published, *ms in zip(check.what, check.published, check.predicted, check.left_out, strict=True):
                 off = [f"{one / published - 1:+.0%}" if np.isfinite(one) else "" for one in ms]
-                rows.append(f"| {sheet} | {check.kind}: {what} | {published:.3f} | {ms[0]:.3f} | {' | '.join(off)} |")
+                rows.append(f"| {sheet} | {check.group}: {what} | {published:.3f} | {ms[0]:.3f} | {' | '.join(off)} |")
     return head + rows
 
 
@@ -44,10 +44,10 @@ def _exchanges(found: dict[str, tuple[Check, ...]]) -> list[str]:
     rows = []
     for sheet in _OWN:
         for check in found[sheet]:
-            if check.kind.endswith("8 devices"):
+            if check.group.endswith("8 devices"):
                 off = [np.abs(ms / check.published - 1) for ms in (check.predicted, check.left_out)]
                 told = " | ".join(f"{np.nanmean(one):.1%} | {np.nanmax(one):.1%}" for one in off)
-                rows.append(f"| {sheet} | {check.kind} | {told} |")
+                rows.append(f"| {sheet} | {check.group} | {told} |")
     return head + rows
 
 

@@ -29,7 +29,7 @@ class Examples:
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Take the network's inputs for the examples `chosen` (B,)."""
-        return tuple(part[chosen] for part in self.given)
+        return tuple(tensor[chosen] for tensor in self.given)
 
 
 @dataclass(frozen=True)

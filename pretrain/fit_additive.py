@@ -95,7 +95,7 @@ class AdditiveNetwork(nn.Module):
 
     def model(self, features: FeatureSet, normaliser: Normaliser, scale_ms: float) -> AdditiveCompute:
         """Export what was fitted, for inference."""
-        bias, weight = (part.detach().numpy().copy() for part in (self.bias, self._weight()))
+        bias, weight = (parameter.detach().numpy().copy() for parameter in (self.bias, self._weight()))
         moved = np.zeros((self._num_features, 1 + len(bias)), np.float32)
         moved[self._moved] = self.log_moved.detach().exp().numpy() / self._typical[:, None]
         offset = float(self.offset.detach())
@@ -145,7 +145,7 @@ class Additive(HiddenLayers, ComputeFitter):
         network = self._network(features, normaliser, start)
         if start is None:
             network.begin(train, scale_ms)
-        examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
+        examples = [its.examples(normaliser, scale_ms) for its in (train, valid)]
         fit(network, examples[0], examples[1], self.training, seed, on_epoch)
         return network.model(features, normaliser, scale_ms)
 

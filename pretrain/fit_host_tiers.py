@@ -14,7 +14,7 @@ _TINY = 1e-12
 
 
 def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTiers:
-    """Fit the figures that say best what kernel calls of one kind took, of tables in host memory; each has repeats.
+    """Fit the figures that say best what kernel calls of one type took, of tables in host memory; each has repeats.
 
     They are solved for at once, and what was measured says less the more alike the samples are: figures that it doesn't
     tell apart may take each other's place.

@@ -26,17 +26,17 @@ _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
 class SetNetwork(nn.Module):
     """The network that trains what `SetComm` holds."""
 
-    def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], parts: int) -> None:
+    def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], segments: int) -> None:
         super().__init__()
-        self.network = MonotoneNetwork(signs, hidden, 1 + parts)
-        self.share = nn.Parameter(torch.zeros(parts))
-        self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-parts // (1 + NUM_WAITS)), 1)[:parts])
+        self.network = MonotoneNetwork(signs, hidden, 1 + segments)
+        self.share = nn.Parameter(torch.zeros(segments))
+        self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-segments // (1 + NUM_WAITS)), 1)[:segments])
 
     def forward(self, features: torch.Tensor, waits: torch.Tensor) -> torch.Tensor:
         """Compute transfers (B, 1) from features (B, F) and waits (B, W) of devices, all in multiples of the scale."""
-        parts = self.network(features).exp()
+        segments = self.network(features).exp()
         share, lead = self._shares()
-        transfer: torch.Tensor = parts[:, :1] + torch.relu(parts[:, 1:] - waits @ lead.T) @ share[:, None]
+        transfer: torch.Tensor = segments[:, :1] + torch.relu(segments[:, 1:] - waits @ lead.T) @ share[:, None]
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +54,7 @@ class SetNetwork(nn.Module):
 
     def model(self, normaliser: Normaliser, scale_ms: float) -> SetComm:
         """Export what was fitted, for inference."""
-        share, lead = (part.detach().numpy().copy() for part in self._shares())
+        share, lead = (parameter.detach().numpy().copy() for parameter in self._shares())
         return SetComm(normaliser, self.network.to_mlp(), scale_ms, share, lead)
 
 
@@ -72,8 +72,8 @@ class _Devices:
 
         Their features are those that have signs.
         """
-        parts = [_devices(m, direction) for m in measurements if m.sample.num_devices > 1]
-        features, wait, transfer = (np.concatenate(part) for part in zip(*parts, strict=True))
+        exchanges = [_devices(m, direction) for m in measurements if m.sample.num_devices > 1]
+        features, wait, transfer = (np.concatenate(arrays) for arrays in zip(*exchanges, strict=True))
         return cls(features[:, : len(signs)], wait, transfer)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
@@ -115,12 +115,12 @@ class SetCommunication(HiddenLayers, CommFitter):
         done.
         """
         signs = _signs(measured, start)
-        train, valid = (_Devices.of(part, direction, signs) for part in (measured.train, measured.valid))
+        train, valid = (_Devices.of(split, direction, signs) for split in (measured.train, measured.valid))
         normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
         scale_ms = float(np.median(train.transfer_ms)) if start is None else start.scale_ms
         torch.manual_seed(seed)
         network = self._network(signs, start)
-        examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
+        examples = [its.examples(normaliser, scale_ms) for its in (train, valid)]
         fit(network, examples[0], examples[1], self.training, seed, on_epoch)
         model = network.model(normaliser, scale_ms)
         return model if direction == FORWARD else replace(model, lead=np.zeros_like(model.lead))

@@ -40,7 +40,7 @@ class SplitMeasurements:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[Sample]]) -> "SplitMeasurements":
-        """Split the measurements that succeeded; any part may be empty."""
+        """Split the measurements that succeeded; any split may be empty."""
         good = [m for m in measurements if m.error is None]
         once = [m for m in good if not m.second_pass]
         train, valid, test = ([m for m in once if m.split == name] for name in (TRAIN, VALID, TEST))
@@ -76,13 +76,13 @@ class SplitMeasurements:
     @property
     def level(self) -> "SplitMeasurements":
         """All measurements as if made at one speed of the machine."""
-        parts = (self.train, self.valid, self.test, self.everything)
-        return SplitMeasurements(*([m.level for m in part] for part in parts))
+        splits = (self.train, self.valid, self.test, self.everything)
+        return SplitMeasurements(*([m.level for m in split] for split in splits))
 
     def by_group(self) -> "SplitMeasurements":
         """Split exchanges by group, each as if it were an all-to-all; what is measured twice stays as it is."""
-        parts = {name: [one for m in getattr(self, name) for one in by_group(m)] for name in (TRAIN, VALID, TEST)}
-        return replace(self, **parts)
+        splits = {name: [one for m in getattr(self, name) for one in by_group(m)] for name in (TRAIN, VALID, TEST)}
+        return replace(self, **splits)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -92,7 +92,7 @@ class SplitMeasurements:
 
 @dataclass(frozen=True)
 class MeasuredCalls:
-    """Kernel calls of one kind, with their measurements."""
+    """Kernel calls of one type, with their measurements."""
 
     call: Call
     measured: SplitMeasurements
@@ -104,13 +104,13 @@ class MeasuredCalls:
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
         """Predict some of the calls by their model, in groups of one batch size."""
-        parts = []
+        groups = []
         for _, group in sorted(grouped(some, lambda m: m.sample.batch_size).items()):
             sets = loads_of([m.sample for m in group])
             measured = np.array([m.typical_ms for m in group])
             each = np.ones(len(group), dtype=np.int64)
-            parts.append((model.predict(sets), model.spread_ms(sets), measured, np.zeros(len(group)), each))
-        return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+            groups.append((model.predict(sets), model.spread_ms(sets), measured, np.zeros(len(group)), each))
+        return Predicted(*(np.concatenate(arrays) for arrays in zip(*groups, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
         """Collect what the calls' costs hang on in the training samples, by name."""
@@ -145,14 +145,14 @@ class MeasuredExchange:
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
         """Predict some of the exchanges, every device, by their model: in groups of alike devices and batch size."""
-        parts = []
+        groups = []
         for _, group in sorted(grouped(some, _size).items()):
             starts = np.array([m.sample.start_ms for m in group]) * (self.repeats == records.FORWARD)
             measured = np.array([m.typical_ms[self.repeats] for m in group])
             predicted = model.predict(traffic_of([m.sample for m in group]), starts)
             of_devices = (predicted, np.zeros_like(predicted), measured, waits(starts))
-            parts.append([*(part.ravel() for part in of_devices), np.full(len(group), measured.shape[1])])
-        return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+            groups.append([*(array.ravel() for array in of_devices), np.full(len(group), measured.shape[1])])
+        return Predicted(*(np.concatenate(arrays) for arrays in zip(*groups, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
         """Collect what the exchange's costs hang on in the training samples, by name."""
@@ -269,12 +269,12 @@ class Measured:
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
 
 
-def _numbered(parts: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
+def _numbered(directories: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
     """Join measurements of all directories, each sample with a number of its own; both passes of one keep the same."""
     found: list[Measurement[Sample]] = []
-    for part in parts:
+    for its in directories:
         first = 1 + max((m.sample_id for m in found), default=-1)
-        found += [replace(m, sample_id=first + m.sample_id) for m in part] if first else part
+        found += [replace(m, sample_id=first + m.sample_id) for m in its] if first else its
     return found
 
 

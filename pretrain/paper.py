@@ -62,7 +62,7 @@ class PaperCompute(ComputeFitter):
         normaliser, scale_ms = Normaliser.fitted(train.features), float(train.cost_ms.mean())
         torch.manual_seed(seed)
         network = ComputeNetwork(len(features.columns), self.table, self.head)
-        examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
+        examples = [its.examples(normaliser, scale_ms) for its in (train, valid)]
         fit(network, examples[0], examples[1], self.training, seed, on_epoch)
         return NeuralCompute(features, normaliser, to_mlp(network.table), to_mlp(network.head), scale_ms)
 
@@ -84,12 +84,12 @@ class PaperComm(HiddenLayers, CommFitter):
             UserError: the exchanges are of several batch sizes or numbers of devices.
         """
         only_value([m.sample.batch_size for m in measured.everything], "batch sizes", "choose comm_model=set")
-        counts = [m.sample.num_devices for part in (measured.train, measured.valid, measured.test) for m in part]
+        counts = [m.sample.num_devices for split in (measured.train, measured.valid, measured.test) for m in split]
         num_devices = only_value(counts, "numbers of devices", "choose comm_model=set")
-        train, valid = (CommTable.of(part, direction) for part in (measured.train, measured.valid))
+        train, valid = (CommTable.of(split, direction) for split in (measured.train, measured.valid))
         normaliser, scale_ms = Normaliser.fitted(train.features), float(np.abs(train.transfer_ms).mean())
         torch.manual_seed(seed)
         network = perceptron((2 * num_devices, *self.hidden, num_devices))
-        examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
+        examples = [its.examples(normaliser, scale_ms) for its in (train, valid)]
         fit(network, examples[0], examples[1], self.training, seed, on_epoch)
         return NeuralComm(normaliser, to_mlp(network), scale_ms)

@@ -156,7 +156,7 @@ class Pretrain:
 
 
 def _common(directories: Sequence[DataDirectory]) -> Manifest:
-    """Read the first one's manifest, if all were measured on the same kind of machine.
+    """Read the first one's manifest, if all were measured on the same type of machine.
 
     Raises:
         UserError: they weren't, or one is no data directory.

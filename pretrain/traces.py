@@ -46,7 +46,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _LAST_TO_COME = 0.1  # quantile of a collective's times: those of ranks that waited for no other
 _LOOKUPS_OF_A_ROW = 3  # that is looked up at all: as of published calls where nobody said; traces don't
 _PER_OCTAVE = 4  # sizes that count as one
-# Arguments of a call: memory of four kinds, then where tables are, the columns, and further back the indices.
+# Arguments of a call: four types of memory, then where tables are, the columns, and further back the indices.
 _HOST, _DEVICE, _MANAGED, _CACHE, _PLACEMENTS = range(5)
 _COLUMNS, _INDICES = 6, (8, 10)  # of sequence tables, and the latter of pooled ones; one further backward
 
@@ -58,7 +58,7 @@ class Points:
     """Points of calls and collectives that traces hold.
 
     Attributes:
-        kernels, exchanges: the median call of a kind, and collectives that nobody waited in.
+        kernels, exchanges: the median call of a type, and collectives that nobody waited in.
         skipped: calls of which no point was made, by why.
     """
 
@@ -227,14 +227,14 @@ def _exchanges(events: Iterable[dict[str, Any]], source: str) -> Iterator[Exchan
     for event in events:
         arguments = event.get("args", {})
         name = str(arguments.get("Collective name", "")).strip("_")
-        kind = next((ours for start, ours in _COLLECTIVES.items() if name.startswith(start)), None)
-        if event.get("cat") != "kernel" or kind is None:
+        collective = next((ours for start, ours in _COLLECTIVES.items() if name.startswith(start)), None)
+        if event.get("cat") != "kernel" or collective is None:
             continue
         elements = max(arguments.get("In msg nelems", 0), arguments.get("Out msg nelems", 0))
         size = elements * _BYTES.get(str(arguments.get("dtype")), ELEMENT_BYTES)
         devices, ms = int(arguments.get("Group size", 1)), float(event["dur"]) * _MS
         if devices > 1 and size > 0 and ms > 0:
-            yield ExchangePoint(kind, devices, float(size), ms, source)
+            yield ExchangePoint(collective, devices, float(size), ms, source)
 
 
 def _median_calls(points: Sequence[KernelPoint]) -> tuple[KernelPoint, ...]:

@@ -42,7 +42,7 @@ def _card(name: str) -> dict[str, Any]:
         sheet = name.removeprefix(ROOFLINE).partition("+")[0]
         figures = described("roofline", sheet)
         CostModels.load(name)  # which says what is wrong with the words behind the sheet's name
-        errors = {check.kind: str(check) for check in checks(CostModels.load(f"{ROOFLINE}{sheet}"))}
+        errors = {check.group: str(check) for check in checks(CostModels.load(f"{ROOFLINE}{sheet}"))}
         return {"figures": figures, "beside published points": errors}
     CostModels.load(name)  # which says what is wrong with the name
     while shipped_path(name) is None and not Path(name).exists():

@@ -81,7 +81,7 @@ def joins(value: Any, config: Mapping[str, Any]) -> bool:
 def _of_class(key: str, config: Mapping[str, Any]) -> str:
     """Look up the first sentence that a docstring says of a setting; a command's own are those of what it runs."""
     *path, name = key.split(".") if "." in key else ("run", key)
-    owner = reduce(lambda held, part: held.get(part, {}), path, config)
+    owner = reduce(lambda held, group: held.get(group, {}), path, config)
     return signature_of(owner["_target_"]).texts.get(name, "") if "_target_" in owner else ""
 
 

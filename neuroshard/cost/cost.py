@@ -185,7 +185,7 @@ class Cost(Step):
     Parts that don't count, such as the exchange of indices that a pipeline hides, are only shown.
 
     `caveat` is what is said wherever the cost is shown; None for costs that were measured, or predicted by models that
-    were measured on this kind of machine.
+    were measured on such a machine.
 
     `beyond` says how many times as lopsided its all-to-alls are as the most lopsided ones that the models were fitted
     to; 1 where they aren't, and where that isn't known.

@@ -25,14 +25,14 @@ _CALL_NUMBERS: IntArray = np.array(
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """n loads, as arrays: what tables, or parts of them, ask of the device that holds them.
+    """n loads, as arrays: what tables, or shards of them, ask of the device that holds them.
 
     Attributes:
         rows: (n,) that lie on the device.
         dim: (n,) columns that lie there.
         table_dim: (n,) columns of the whole table.
         lookups: (n,) of a batch, over all samples.
-        samples: (n,) whose lookups they are: the global batch size, or a device's part of it.
+        samples: (n,) whose lookups they are: the global batch size, or a device's share of it.
         bags: (n,) lists of lookups in a batch: one for each sample and feature.
         pooled: (n,) whether each bag is summed up; else every lookup is an output.
         bytes_per_element: (n,) of the weights.
@@ -40,7 +40,7 @@ class Loads:
         tier: (n,) memory that holds the weights, by its place in `TIERS`.
         cached: (n,) share of the rows that the device holds: 1 of those in its memory, 0 of those in the host's.
         form: (n,) how the table is laid out, by its place in `FORMS`.
-        sharers: (n,) devices that have a part in each of its outputs: those of a row block's group; else 1.
+        sharers: (n,) devices that each of its outputs is summed over: those of a row block's group; else 1.
     """
 
     rows: FloatArray
@@ -136,12 +136,12 @@ class LoadSets:
         return cls(Loads.of([table for tables in sets for table in tables], batch_size), counts)
 
     @classmethod
-    def joined(cls, parts: Sequence["LoadSets"]) -> "LoadSets":
-        """Join the sets of all parts, in order."""
+    def joined(cls, several: Sequence["LoadSets"]) -> "LoadSets":
+        """Join all their sets, in order."""
         arrays = {
-            field.name: np.concatenate([getattr(part.loads, field.name) for part in parts]) for field in fields(Loads)
+            field.name: np.concatenate([getattr(sets.loads, field.name) for sets in several]) for field in fields(Loads)
         }
-        return cls(Loads(**arrays), np.concatenate([part.counts for part in parts]))
+        return cls(Loads(**arrays), np.concatenate([sets.counts for sets in several]))
 
     @classmethod
     def alone(cls, loads: Loads) -> "LoadSets":
@@ -229,10 +229,10 @@ class Traffic:
         return cls(size_bytes.reshape(plans, num_devices, -1), np.full(plans, batch_size), host_size)
 
     @classmethod
-    def joined(cls, parts: Sequence["Traffic"]) -> "Traffic":
-        """Join the exchanges of all parts, in order: of the same devices and collectives."""
-        size_bytes = np.concatenate([part.size_bytes for part in parts])
-        return cls(size_bytes, np.concatenate([part.batch_size for part in parts]), parts[0].host_size)
+    def joined(cls, several: Sequence["Traffic"]) -> "Traffic":
+        """Join all their exchanges, in order: of the same devices and collectives."""
+        size_bytes = np.concatenate([its.size_bytes for its in several])
+        return cls(size_bytes, np.concatenate([its.batch_size for its in several]), several[0].host_size)
 
     def __len__(self) -> int:
         return len(self.size_bytes)

@@ -44,8 +44,8 @@ def _touched(elements: int, dtype: torch.dtype) -> torch.Tensor:
     tile = torch.randn(min(elements, _TILE_ELEMENTS), generator=torch.Generator().manual_seed(0)).mul_(0.01).to(dtype)
     buffer = torch.empty(elements, dtype=dtype)
     for start in range(0, elements, len(tile)):
-        part = buffer[start : start + len(tile)]
-        part.copy_(tile[: len(part)])
+        chunk = buffer[start : start + len(tile)]
+        chunk.copy_(tile[: len(chunk)])
     return buffer
 
 

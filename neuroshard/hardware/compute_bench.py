@@ -165,12 +165,12 @@ def _sgd(weights: torch.Tensor, _specs: list[tuple[int, int]]) -> Update:
 def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Update:
     """Make the update of row-wise Adagrad, table by table, of (rows, dim)."""
     sizes = [rows * dim for rows, dim in specs]
-    tables = [part.view(shape) for part, shape in zip(torch.split(weights.detach(), sizes), specs, strict=True)]
+    tables = [flat.view(shape) for flat, shape in zip(torch.split(weights.detach(), sizes), specs, strict=True)]
     sums = [torch.zeros_like(table[:, :1]) for table in tables]  # of squares, (rows, 1)
 
     def update(gradient: torch.Tensor) -> None:
-        for table, its_sums, part in zip(tables, sums, torch.split(gradient, sizes), strict=True):
-            own = part.view_as(table)
+        for table, its_sums, flat in zip(tables, sums, torch.split(gradient, sizes), strict=True):
+            own = flat.view_as(table)
             its_sums.add_(own.square().mean(1, keepdim=True))
             table.addcdiv_(own, its_sums.sqrt() + _EPSILON, value=-LEARNING_RATE)
 

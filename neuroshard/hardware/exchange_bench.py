@@ -35,9 +35,9 @@ class Exchange(NamedTuple):
     """Both directions of one sample, as one device takes part in them.
 
     Attributes:
-        forward: every device's part of the batch to whoever needs it.
+        forward: every device's outputs of the batch to whoever needs it.
         backward: the gradients' way back.
-        buffers: what moves, this device's own part first.
+        buffers: what moves, this device's own first.
     """
 
     forward: Callable[[], object]
@@ -109,7 +109,7 @@ def _groups(members: Sequence[tuple[int, ...]]) -> list[Among]:
 
 def make_exchange(sample: CommSample, circles: Circles, device: torch.device) -> Exchange:
     """Make the buffers of a sample on this device, and its two directions."""
-    return _KINDS[sample.collective](sample, circles.of(sample.collective), device)
+    return _MAKERS[sample.collective](sample, circles.of(sample.collective), device)
 
 
 def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
@@ -128,11 +128,11 @@ def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
     """Make the exchange of partial sums, added up on the devices of their samples; gradients go back to all."""
     own = circle.own(circle.share(sample.size_bytes, ELEMENT_BYTES))
-    parts, summed = torch.zeros(own * len(circle.ranks), device=device), torch.zeros(own, device=device)
+    sums, summed = torch.zeros(own * len(circle.ranks), device=device), torch.zeros(own, device=device)
     return Exchange(
-        partial(_scatter_sums, summed, parts, group=circle.group),
-        partial(_gather, parts, summed, group=circle.group),
-        (parts, summed),
+        partial(_scatter_sums, summed, sums, group=circle.group),
+        partial(_gather, sums, summed, group=circle.group),
+        (sums, summed),
     )
 
 
@@ -158,7 +158,7 @@ def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange
     return Exchange(both, both, (given, got, counts, counted))
 
 
-_KINDS: dict[Collective, Callable[[CommSample, Circle, torch.device], Exchange]] = {
+_MAKERS: dict[Collective, Callable[[CommSample, Circle, torch.device], Exchange]] = {
     Collective.ALL_TO_ALL: _all_to_all,
     Collective.REDUCE_SCATTER: _reduce_scatter,
     Collective.HOST_REDUCE_SCATTER: _reduce_scatter,

@@ -35,7 +35,7 @@ Warn = Callable[[str], None]
 @dataclass(frozen=True)
 @checked
 class Hardware:
-    """A kind of device and how it is timed.
+    """A type of device and how it is timed.
 
     Attributes:
         device: what runs the kernels.
@@ -55,7 +55,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Fingerprint of this machine, as this kind of hardware."""
+        """Fingerprint of this machine, as this type of device."""
         return fingerprint(self.device.kind)
 
     def check(self) -> None:
@@ -111,7 +111,7 @@ class Hardware:
     def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> AbstractContextManager[Meter[Plan]]:
         """Make the meter of training steps of plans for that topology.
 
-        Each device's part is in a process of its own; under torchrun, in those that it started.
+        Each device is in a process of its own; under torchrun, in those that it started.
 
         Raises:
             UserError: as `comm_meter`.

@@ -46,13 +46,13 @@ def _fill(look_up: LookUp, sample: ComputeSample, popular: Sequence[PopularRows]
     rows = [its for its, _ in held(sample, [(its, torch.ones_like(its)) for its in hottest])]
     turns = max(ceil(len(its) / many.lookups) for its, many in zip(rows, popular, strict=True))
     for turn in range(turns):
-        parts = [its.tensor_split(turns)[turn] for its in rows]
+        chunks = [its.tensor_split(turns)[turn] for its in rows]
         lengths = torch.zeros(sum(table.features for table in sample.tables), dtype=torch.int64)
         first = 0
-        for part, table in zip(parts, sample.tables, strict=True):  # all in the list of the table's first feature
-            lengths[first] = len(part)
+        for chunk, table in zip(chunks, sample.tables, strict=True):  # all in the list of the table's first feature
+            lengths[first] = len(chunk)
             first += table.features
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        indices = torch.cat(parts)
+        indices = torch.cat(chunks)
         with torch.no_grad():
             look_up(indices, offsets.to(indices.device))

@@ -213,8 +213,8 @@ def _make(_store: object, rank: int, size: int, _timeout: object) -> Mirror:
 
 def _chunk(given: torch.Tensor, splits: Sequence[int], rank: int, size: int) -> torch.Tensor:
     """Select the rows that are for this rank; without splits all ranks get equally many."""
-    parts = torch.split(given, list(splits)) if splits else given.tensor_split(size)
-    return parts[rank]
+    chunks = torch.split(given, list(splits)) if splits else given.tensor_split(size)
+    return chunks[rank]
 
 
 def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:

@@ -92,7 +92,7 @@ class _Live:
 def _told(trained: Trained, world: World, shares: Sequence[Batch]) -> list[torch.Tensor]:
     """Collect what all ranks, whose shares of a batch these are, send to this one in each exchange of their inputs.
 
-    Every rank parts its inputs alike, so this one does it in the place of each.
+    Every rank splits its inputs alike, so this one does it in the place of each.
     """
     world.told.clear()
     said = []

@@ -168,7 +168,7 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
         self.wait_sparse_data_dist(context)
 
     def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
-        """Wait for the splits, and begin to send lengths and indices; what follows is the dense part's backward."""
+        """Wait for the splits, and begin to send lengths and indices; what follows is the dense network's backward."""
         self._clock.enter(INPUT)
         super().wait_sparse_data_dist(context)
         self._clock.enter(DENSE)

@@ -37,9 +37,9 @@ def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, 
 
 def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> ComputeSample:
     tables = tuple(plan.task.tables[p.shard.table].with_dim(p.shard.dim) for p in placements)
-    samples, parts = plan.task.batch_size, layout.batch_parts(plan.task.topology.num_devices)
-    if parts > 1:
-        tables, samples = tuple(of_part(table, parts) for table in tables), max(1, samples // parts)
+    samples, shares = plan.task.batch_size, layout.batch_shares(plan.task.topology.num_devices)
+    if shares > 1:
+        tables, samples = tuple(of_share(table, shares) for table in tables), max(1, samples // shares)
     blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements) if layout.blocks else ()
     return ComputeSample(tables, samples, layout.form, blocks, home=_common_home(placements))
 
@@ -53,10 +53,10 @@ def _common_home(placements: Sequence[Placement]) -> Home:
     return Home(first.tier, min(sum(p.shard.rows * p.home.cached_share for p in placements) / rows, 1.0))
 
 
-def of_part(table: Table, parts: int) -> Table:
-    """Return the table as one of so many parts of a batch looks it up."""
-    shares = reuse_at(np.array(table.reuse), 1 / parts)
-    return replace(table, reuse=tuple(shares.tolist()))
+def of_share(table: Table, shares: int) -> Table:
+    """Return the table as one of so many equal shares of a batch looks it up."""
+    reuse = reuse_at(np.array(table.reuse), 1 / shares)
+    return replace(table, reuse=tuple(reuse.tolist()))
 
 
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:

@@ -10,7 +10,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.words.placement import Tier
 
-DEVICE_KINDS = ("cpu", "cuda")
+DEVICE_TYPES = ("cpu", "cuda")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
 _LinkRate = Annotated[float, Meta(ge=0.1, le=1e6)]
 
@@ -18,7 +18,7 @@ _LinkRate = Annotated[float, Meta(ge=0.1, le=1e6)]
 @dataclass(frozen=True)
 @checked
 class DeviceSpec:
-    """A kind of device; on CPU, `pin` keeps each worker on one core.
+    """A type of device; on CPU, `pin` keeps each worker on one core.
 
     Attributes:
         kind: cpu | cuda.
@@ -29,8 +29,8 @@ class DeviceSpec:
     pin: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in DEVICE_KINDS:
-            raise unknown_name("hardware kind", self.kind, DEVICE_KINDS)
+        if self.kind not in DEVICE_TYPES:
+            raise unknown_name("hardware kind", self.kind, DEVICE_TYPES)
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class EmbeddingSettings:
             raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
 
 
-def check_tiers(kind: str, tiers: Iterable[Tier]) -> None:
-    """Raise UserError unless tables can be measured in these tiers of memory on that kind of device."""
+def check_tiers(device_type: str, tiers: Iterable[Tier]) -> None:
+    """Raise UserError unless tables can be measured in these tiers of memory on that type of device."""
     for tier in tiers:
-        if kind == "cpu" and tier is not Tier.DEVICE:
+        if device_type == "cpu" and tier is not Tier.DEVICE:
             raise UserError(
                 f"hardware=cpu has no second tier of memory, and tables in tier {tier.value!r} can't be measured "
                 "there: FBGEMM keeps caches on GPUs only; take hardware=cuda"

@@ -1,4 +1,4 @@
-"""A model that stands in for a user's: a task's tables under a small dense part, and batches to train it on."""
+"""A model that stands in for a user's: a task's tables under a small dense network, and batches to train it on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -88,13 +88,13 @@ class StandIn(nn.Module):
         return pooled + [looked_up[path][name].values() for path, name in sequences]
 
     def loss(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Compute a number that every output has a part in."""
+        """Compute a number that every output counts in."""
         first, *rest = outputs
         return torch.stack([self.over(first).square().mean(), *(one.square().mean() for one in rest)]).sum()
 
 
-def _config(kind: type, table: Table) -> EmbeddingBagConfig | EmbeddingConfig:
-    config: EmbeddingBagConfig | EmbeddingConfig = kind(
+def _config(config_type: type, table: Table) -> EmbeddingBagConfig | EmbeddingConfig:
+    config: EmbeddingBagConfig | EmbeddingConfig = config_type(
         name=table.name,
         num_embeddings=table.rows,
         embedding_dim=table.dim,
@@ -134,7 +134,7 @@ def _joined(drawn: Sequence[tuple[Table, torch.Tensor, torch.Tensor]]) -> KeyedJ
 
 
 def share_of(batch: Batch, rank: int, size: int) -> Batch:
-    """Select one rank's equal part of a batch's samples."""
+    """Select one rank's equal share of a batch's samples."""
     return Batch({path: _share(features, rank, size) for path, features in batch.items()})
 
 

@@ -126,8 +126,10 @@ class Trained:
             sharders=_sharders(settings),
         )
         copied, dense = _parted(self._model, set(plan.names_where(lambda layout: layout.dense)))
-        kinds = ((DENSE, torch.optim.SGD, dense), (OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
-        optimizers = Optimizers(clock, [(phase, kind(its, lr=LEARNING_RATE)) for phase, kind, its in kinds if its])
+        groups = ((DENSE, torch.optim.SGD, dense), (OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
+        optimizers = Optimizers(
+            clock, [(phase, optimizer(its, lr=LEARNING_RATE)) for phase, optimizer, its in groups if its]
+        )
         self.sharded = [module for module in self._model.modules() if isinstance(module, ShardedModule)]
         for module in self.sharded:
             _watch(module, clock)
@@ -162,7 +164,7 @@ def _sharders(settings: EmbeddingSettings) -> list[ModuleSharder[nn.Module]]:
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Split off the parameters of copied tables, and of the dense part; fused kernels update all others themselves."""
+    """Split off parameters of copied tables, and of the dense network; fused kernels update all others themselves."""
     named = dict(model.named_parameters())
     copied = [one for name, one in named.items() if name.split(".")[-2] in copies]
     return copied, [one for name, one in named.items() if ".over." in f".{name}"]

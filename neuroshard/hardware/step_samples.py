@@ -31,7 +31,7 @@ PHASES = (
 @dataclass(frozen=True)
 @checked
 class StepProtocol:
-    """How training steps are timed, and beside what dense part.
+    """How training steps are timed, and beside what dense network.
 
     What decides about a step besides its plan: where the allocator put its memory, and in which order models were built
     (equal plans differed by a fifth). So memory that was freed is kept, every plan is built anew in each of `builds`
@@ -129,7 +129,7 @@ class LocalStep:
 def measured_ranks(plan: Plan) -> tuple[int, ...]:
     """Choose the ranks of a plan to measure, in order: all up to `_MOST_RANKS`; of more those that stand out.
 
-    These look up the most bytes, write the most outputs, hold the most shards, bytes or rows' parts, and look up the
+    These look up the most bytes, write the most outputs, hold the most shards or bytes, and look up the
     least; of equal ones the first.
     """
     size = plan.task.topology.num_devices

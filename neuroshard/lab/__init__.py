@@ -1,1 +1,1 @@
-"""Measuring: one loop for samples in batches, kept as parts on disk; and plans, measured with it."""
+"""Measuring: one loop for samples in batches, kept as chunks on disk; and plans, measured with it."""

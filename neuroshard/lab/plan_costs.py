@@ -18,7 +18,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE, readable_bytes
 from neuroshard.plumbing.timing import typical_ms
-from neuroshard.records import DataDirectory, Manifest, Parts
+from neuroshard.records import Chunks, DataDirectory, Manifest
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Sample, as_drawn
 from neuroshard.records.splits import split_of
 from neuroshard.records.store import MEASURED
@@ -34,12 +34,12 @@ class Numbers(Generic[Sample]):
     """The numbers of samples: what was measured before keeps its own, so that the machine's speeds can be told.
 
     Attributes:
-        parts: where measurements are kept; None: nowhere.
+        chunks: where measurements are kept; None: nowhere.
         known: of samples as they were drawn.
         named: samples by the names that they are kept under.
     """
 
-    parts: Parts[Sample] | None = None
+    chunks: Chunks[Sample] | None = None
     known: dict[Sample, int] = field(default_factory=dict)
     named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
@@ -77,8 +77,8 @@ class PlanRecords:
         return cls(Numbers(calls, _known(calls), named), Numbers(exchanges, _known(exchanges)))
 
 
-def _known(parts: Parts[Sample]) -> dict[Sample, int]:
-    return {as_drawn(m.sample): m.sample_id for m in parts.read()}
+def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
+    return {as_drawn(m.sample): m.sample_id for m in chunks.read()}
 
 
 def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> list[ComputeSample]:
@@ -100,7 +100,7 @@ def _named(table: Table, there: dict[str, Table]) -> Table:
 
 
 def _whole(table: Table) -> Table:
-    """Reduce the table to what parts refer to, whatever their own widths, features and outputs."""
+    """Reduce the table to what chunks refer to, whatever their own widths, features and outputs."""
     return replace(table, dim=DIM_MULTIPLE, features=1, pooled=True)
 
 
@@ -159,7 +159,7 @@ def _measure_compute(
     ]
     compute, errors = [np.zeros(_num_devices(plan)) for plan in plans], dict[int, str]()
     with meters.hardware.compute_meter(meters.warn) as meter:
-        recorder = Recorder(lambda _: meter, meters.hardware.compute_timing.live, seed, numbers.parts)
+        recorder = Recorder(lambda _: meter, meters.hardware.compute_timing.live, seed, numbers.chunks)
         outcomes = recorder.measure(numbers.due([call for _, _, call in called], np.random.default_rng(seed)))
         for (p, d, _), outcome in zip(called, outcomes, strict=True):
             if outcome.repeats is None:
@@ -181,7 +181,7 @@ def _measure_exchanges(
 ) -> list[Cost | str]:
     """Measure exchanges in steps of P plans for equally many devices, with compute (P, D) ms; return costs."""
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
-    recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.parts)
+    recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.chunks)
 
     def measured(its: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray) -> Took:
         """Measure the exchanges of all plans in a direction: first ones, second ones, and so on; note what fails.

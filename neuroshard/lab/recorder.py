@@ -1,4 +1,4 @@
-"""The loop that measures: samples in batches of live ones, each a part on disk before the next, by open meters."""
+"""The loop that measures: samples in batches of live ones, each a chunk on disk before the next, by open meters."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -11,7 +11,7 @@ from neuroshard.hardware import Hardware, Meter, Outcome
 from neuroshard.hardware.hardware import Warn
 from neuroshard.hardware.mirror_meters import LocalMeter
 from neuroshard.hardware.step_samples import StepProtocol
-from neuroshard.records import Parts
+from neuroshard.records import Chunks
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample
 from neuroshard.records.splits import TRAIN
 from neuroshard.tasks.task import Topology
@@ -87,39 +87,39 @@ class Due(Generic[Sample]):
 
 @dataclass(frozen=True)
 class Recorder(Generic[Sample]):
-    """Loop that measures samples of one kind, and keeps what comes of them.
+    """Loop that measures samples of one type, and keeps what comes of them.
 
     Attributes:
         meter: what measures a batch that begins with a sample; opened when it is first needed.
         live: samples of a batch, at most.
         seed: of the run.
-        parts: where measurements are kept; None: nowhere.
+        chunks: where measurements are kept; None: nowhere.
     """
 
     meter: Callable[[Sample], Meter[Sample]]
     live: int
     seed: int
-    parts: Parts[Sample] | None = None
+    chunks: Chunks[Sample] | None = None
 
     def complete(
         self, batches: Iterable[tuple[int, Callable[[], Sequence[Due[Sample]]]]]
     ) -> Iterator[Sequence[Outcome]]:
-        """Measure those of the numbered batches whose parts aren't there, which a run that was killed goes on with."""
+        """Measure those of the numbered batches whose chunks aren't there, which a run that was killed goes on with."""
         for number, draw in batches:
-            if self.parts is None or not self.parts.has(number):
+            if self.chunks is None or not self.chunks.has(number):
                 yield self.record(draw(), number)
 
     def measure(self, due: Sequence[Due[Sample]]) -> Iterator[Outcome]:
-        """Measure all that is due, in that order, and keep it in parts behind those that are there."""
+        """Measure all that is due, in that order, and keep it in chunks behind those that are there."""
         for batch in in_batches(due, self.live):
             yield from self.record(batch)
 
     def record(self, batch: Sequence[Due[Sample]], number: int | None = None) -> Sequence[Outcome]:
-        """Measure a batch, and keep it as the part of that number, or behind all others."""
+        """Measure a batch, and keep it as the chunk of that number, or behind all others."""
         outcomes = self.meter(batch[0].sample).measure([one.sample for one in batch], [one.lookups for one in batch])
-        if self.parts is not None:
+        if self.chunks is not None:
             made = [self._measurement(*pair) for pair in zip(batch, outcomes, strict=True)]
-            self.parts.write(self.parts.end if number is None else number, made)
+            self.chunks.write(self.chunks.end if number is None else number, made)
         return outcomes
 
     def _measurement(self, due: Due[Sample], outcome: Outcome) -> Measurement[Sample]:

@@ -76,11 +76,11 @@ class Copies(Layout):
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
     """Cut loads at `which` (m,) to the samples of one device: so small a batch has a histogram of its own."""
-    part, reuse = np.ones(len(loads)), loads.reuse.copy()
-    part[which] = 1 / num_devices
+    share, reuse = np.ones(len(loads)), loads.reuse.copy()
+    share[which] = 1 / num_devices
     reuse[which] = reuse_at(loads.reuse[which], 1 / num_devices)
     return replace(
-        loads, lookups=loads.lookups * part, samples=loads.samples * part, bags=loads.bags * part, reuse=reuse
+        loads, lookups=loads.lookups * share, samples=loads.samples * share, bags=loads.bags * share, reuse=reuse
     )
 
 

@@ -128,8 +128,8 @@ class Layout(ABC):
         `output_bytes` (n,) are of all embeddings that come of a batch, at the load's width.
         """
 
-    def batch_parts(self, devices: int) -> int:
-        """Count the parts of a batch, a device of so many looking up one: with `own_samples` as many as devices."""
+    def batch_shares(self, devices: int) -> int:
+        """Count the equal shares of a batch, of which a device of so many looks up one: with `own_samples` as many as devices."""
         return devices if self.own_samples else 1
 
     def num_shards(self, devices: int) -> int:

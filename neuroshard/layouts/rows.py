@@ -21,7 +21,7 @@ _ON_ALL, _ON_A_HOST, _ON_HOSTS = "row_wise", "table_row_wise", "grid_shard"
 
 
 class Rows(Layout):
-    """The form of rows: a block's device has a part in every sample's output; the samples' devices add up the parts.
+    """The form of rows: a block's device has a partial sum of every output; the samples' devices add these up.
 
     A block needs the lookups of its rows, with the histogram that they have. Sequence tables exchange as columns do:
     nothing of them is added up.
@@ -83,7 +83,7 @@ class Rows(Layout):
         return replace(loads, rows=rows, lookups=loads.lookups * (rows / loads.rows), form=form, sharers=sharers)
 
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """Compute (n,) bytes into each collective: sums that have a part on each of all devices, or of a host's."""
+        """Compute (n,) bytes into each collective: partial sums on all devices, or on those of a host."""
         everywhere = loads.pooled & (loads.sharers == num_devices)
         by_host = loads.pooled & ~everywhere
         return {
@@ -108,8 +108,8 @@ class Rows(Layout):
         """List the sharding types that TorchRec reads such blocks right with: any, where one host has all devices."""
         if topology.domain_size == topology.num_devices:
             return set(self.words)
-        kind = self.sharding_type(placements, topology)
-        return {kind, _ON_HOSTS} if kind == _ON_A_HOST else {kind}
+        sharding_type = self.sharding_type(placements, topology)
+        return {sharding_type, _ON_HOSTS} if sharding_type == _ON_A_HOST else {sharding_type}
 
 
 def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int, int] | None = None) -> list[Placement]:

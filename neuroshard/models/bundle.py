@@ -147,10 +147,10 @@ class ModelSet:
                 f"the cost models were made for {self.num_devices} devices, the task has "
                 f"{task.topology.num_devices}; collect and pretrain with comm.num_devices=[{task.topology.num_devices}]"
             )
-        kinds: dict[tuple[bool, Tier], str] = {}  # with the first table of each: tasks are checked with every plan
+        first_tables: dict[tuple[bool, Tier], str] = {}  # of each call: tasks are checked with every plan
         for table, home in zip(task.tables, task.homes, strict=True):
-            kinds.setdefault((table.pooled, home.tier), table.name)
-        for (pooled, tier), name in kinds.items():
+            first_tables.setdefault((table.pooled, home.tier), table.name)
+        for (pooled, tier), name in first_tables.items():
             self._check_call(replace(IN_COLUMNS, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
         if self.batch_size not in (None, task.batch_size):
             raise UserError(
@@ -307,8 +307,8 @@ def _tensors(path: Path, weights: bytes, digest: str) -> Tensors:
 def _restored(path: Path, name: str, described: Described, tensors: Tensors) -> Any:
     try:
         model = described.restored(_KINDS[name], name, tensors)
-        own = {part for part in tensors if part.startswith(f"{name}.")}
-        if surplus := own.difference(f"{name}.{part}" for part in model.tensors()):
+        own = {key for key in tensors if key.startswith(f"{name}.")}
+        if surplus := own.difference(f"{name}.{key}" for key in model.tensors()):
             raise ValueError(f"tensor {min(surplus).removeprefix(f'{name}.')!r} belongs to nothing")
         return model
     except ValueError as error:

@@ -32,9 +32,9 @@ from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form, Forms, call_nam
 from neuroshard.words.placement import Tier
 
 COMPUTE_KINDS: dict[str, Any] = {
-    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute, HostTiers)
+    model.kind: model for model in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute, HostTiers)
 }
-COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
+COMM_KINDS: dict[str, Any] = {model.kind: model for model in (NeuralComm, SetComm)}
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class ByCollectiveSettings:
 class CommByCollective(Stored, CommModel):
     """A model for each collective in one direction; exchanges follow one another, in the order of `Collective`.
 
-    A device begins an exchange when its own part in the one before has ended, so what devices wait for in the first
+    A device begins an exchange when it has ended the one before, so what devices wait for in the first
     they don't wait for again. What every model promises of starts holds for the chain: nobody who starts later makes
     anybody end earlier, nor later by more than that. Each model sees its collective as `Traffic.alone` gives it.
 
@@ -242,9 +242,9 @@ class CommByCollective(Stored, CommModel):
             return first
         together = np.zeros(traffic.size_bytes.shape[:2])
         rest = self.transfer_ms(traffic, together) - self._all_to_all.transfer_ms(traffic, together)
-        parts = np.concatenate([first.parts_ms, np.maximum(rest, 0)[..., None]], axis=-1)
+        segments = np.concatenate([first.segments_ms, np.maximum(rest, 0)[..., None]], axis=-1)
         lead = np.concatenate([first.lead, np.zeros((1, NUM_WAITS))])
-        return Outline(parts, np.concatenate([first.share, np.ones(1)]), lead)
+        return Outline(segments, np.concatenate([first.share, np.ones(1)]), lead)
 
     def least_outline(self, known: OneDevice) -> Outline:
         """Return the least that the all-to-all takes of a device, for any waits; what follows it counts as 0."""

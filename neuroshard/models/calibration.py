@@ -1,4 +1,4 @@
-"""Times that a user measured, as points of the kinds that are published, and the datasheet that they correct.
+"""Times that a user measured, as points such as are published, and the datasheet that they correct.
 
 Kernels by the width of a row, forward and backward apart; the link to the host by one factor; collectives by the bytes.
 Collectives that weren't measured take the typical factor of those that were.

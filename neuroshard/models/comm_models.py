@@ -72,13 +72,13 @@ class SetComm(Stored, CommModel):
     """One network for every device, which sees the others as a set: their sum, mean and maximum.
 
     So permuting the devices permutes the costs, and any number of devices will do. A device's cost is the wait for the
-    last device to start plus a transfer. The network gives the logarithms of 1 + G parts of the transfer, as multiples
-    of `scale_ms`. The first remains after the last start, whatever the others did; of every other part, what the
+    last device to start plus a transfer. The network gives the logarithms of its 1 + G segments, as multiples
+    of `scale_ms`. The first remains after the last start, whatever the others did; of every other segment, what the
     devices that started earlier could do before the last start is done (but not less than nothing is left):
 
-        transfer = part_0 + sum over g of share_g * relu(part_g - lead_g . waits)
+        transfer = segment_0 + sum over g of share_g * relu(segment_g - lead_g . waits)
 
-    Shares add up to at most 1, and so do the leads of a part: nobody who starts later makes anybody end earlier, and
+    Shares add up to at most 1, and so do the leads of a segment: nobody who starts later makes anybody end earlier, and
     a start that moves by some time moves no end by more. The network's weights are such that more bytes, on any device,
     never take less time (pre-training sees to it). Where it was measured on one host and
     between several, it sees what crosses their links.
@@ -104,14 +104,14 @@ class SetComm(Stored, CommModel):
         """Predict the ms of transfers, (B, D), above 0; 0 where there is one device."""
         if traffic.num_devices == 1:
             return np.zeros_like(wait_ms)
-        parts = self._parts_ms(traffic)
+        segments = self._segments_ms(traffic)
         done = device_waits(wait_ms).reshape(-1, NUM_WAITS) @ self.lead.astype(np.float64).T
-        transfer: FloatArray = parts[:, 0] + np.maximum(parts[:, 1:] - done, 0) @ self.share.astype(np.float64)
+        transfer: FloatArray = segments[:, 0] + np.maximum(segments[:, 1:] - done, 0) @ self.share.astype(np.float64)
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Outline transfers, exactly: the first part has no lead."""
-        return self._outline(self._parts_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1))
+        """Outline transfers, exactly: the first segment has no lead."""
+        return self._outline(self._segments_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1))
 
     def least_outline(self, known: OneDevice) -> Outline:
         """Bound transfers by the features' least and most; by the least alone, as pre-training sets the signs."""
@@ -120,12 +120,12 @@ class SetComm(Stored, CommModel):
         least, most = (self.normaliser(features) for features in self._ranges(known))
         return self._outline(self._in_ms(self.network.least(least, most) - _ROUNDING)[:, None])
 
-    def _outline(self, parts: FloatArray) -> Outline:
+    def _outline(self, segments: FloatArray) -> Outline:
         share = np.concatenate([np.ones(1), self.share])
-        return Outline(parts, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
+        return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
-    def _parts_ms(self, traffic: Traffic) -> FloatArray:
-        """Compute the parts of every device's transfer, (B D, 1 + G) ms."""
+    def _segments_ms(self, traffic: Traffic) -> FloatArray:
+        """Compute the segments of every device's transfer, (B D, 1 + G) ms."""
         features = set_features(traffic)
         if self._sees_hosts:
             features = np.concatenate([features, host_features(traffic)], axis=2)
@@ -146,9 +146,9 @@ class SetComm(Stored, CommModel):
         return np.concatenate([least, crossing], axis=1), np.concatenate([most, everything], axis=1)
 
     def _in_ms(self, given: FloatArray) -> FloatArray:
-        """Convert what the network gives into parts, (n, 1 + G) ms."""
-        parts: FloatArray = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
-        return parts
+        """Convert what the network gives into segments, (n, 1 + G) ms."""
+        segments: FloatArray = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
+        return segments
 
     def check(self) -> None:
         """Raise ValueError if the network doesn't fit the shares, these are no shares, or costs could overflow."""
@@ -156,8 +156,8 @@ class SetComm(Stored, CommModel):
         seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
         if (widths[0], widths[-1], self.lead.shape) != (seen, 1 + len(self.share), (len(self.share), NUM_WAITS)):
             raise ValueError(f"a network of widths {widths} doesn't fit {seen} features or the shares")
-        for part in (self.share, self.lead):
-            if (part < 0).any() or (part.sum(axis=-1, dtype=np.float64) > 1 + _ROUNDING).any():
+        for shares in (self.share, self.lead):
+            if (shares < 0).any() or (shares.sum(axis=-1, dtype=np.float64) > 1 + _ROUNDING).any():
                 raise ValueError("shares and leads must not be negative, nor add up to more than 1")
         check_bounded(self.normaliser, self.network)
 

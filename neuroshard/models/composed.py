@@ -157,7 +157,7 @@ def columns_model(model: SumModel, tables: Loads) -> SumModel:
 
 @dataclass(frozen=True)
 class SideBySide(SumModel):
-    """Several sums as one: vectors of all kinds stand side by side, and one head takes them all.
+    """Several sums as one: vectors of all calls stand side by side, and one head takes them all.
 
     The vector of a set is (v_1, ..., v_K, -n_1, ..., -n_K, 0): for each call k the sum v_k of its model's vectors, and
     the number n_k of its loads. `head` makes the cost of all calls of it, one after the other; only where one of them
@@ -174,12 +174,12 @@ class SideBySide(SumModel):
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)
         first, numbers = 0, loads.call
-        for kind, (call, model) in enumerate(self.of_calls):
+        for k, (call, model) in enumerate(self.of_calls):
             which = np.flatnonzero(numbers == CALLS.index(call))
             if len(which):
-                vectors[which, first : first + width[kind]] = model.embed(loads.take(which))
-            vectors[which, sum(width) + kind] = -1
-            first += width[kind]
+                vectors[which, first : first + width[k]] = model.embed(loads.take(which))
+            vectors[which, sum(width) + k] = -1
+            first += width[k]
         return vectors
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Datasheets as cost models of a kind of GPU, corrected by what a user measured, and how near they come to points."""
+"""Datasheets as cost models of a type of GPU, corrected by what a user measured, and how near they come to points."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ def roofline(
     calibration: str | None = None,
     more: Sequence[PartModel] = (),
 ) -> CostModels:
-    """Build the models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
+    """Build the models of one type of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
 
     Args:
         source: where the figures stand.
@@ -86,17 +86,17 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """Published times of one kind beside predicted ones, ms: (P,) each.
+    """Published times of one group of points beside predicted ones, ms: (P,) each.
 
     Attributes:
-        kind: such as "alltoall, 8 devices".
+        group: such as "alltoall, 8 devices".
         what: (P,) each point, in words.
         published, predicted: (P,) ms.
         left_out: (P,) ms as predicted from the other points; NaN of the first and last of a curve, and where a figure
             was calibrated on the point by hand.
     """
 
-    kind: str
+    group: str
     what: tuple[str, ...]
     published: FloatArray
     predicted: FloatArray
@@ -111,7 +111,7 @@ class Check:
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:
-    """Check every kind of point of a datasheet: kernels of its own GPU, and the collectives that it takes."""
+    """Check every group of points of a datasheet: kernels of its own GPU, and the collectives that it takes."""
     compute, comm = models.compute, models.forward
     assert isinstance(compute, RooflineCompute)
     assert isinstance(comm, RooflineComm)
@@ -122,14 +122,14 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 def _of_kernels(model: RooflineCompute, sheet: str) -> list[Check]:
     its = (point for point in kernel_points() if point.sheet == sheet)
-    kinds = grouped(its, lambda point: f"{'backward' if point.backward else 'forward'}, {point.home.tier.value}")
-    return [_of_kind(model, kind, points) for kind, points in kinds.items()]
+    groups = grouped(its, lambda point: f"{'backward' if point.backward else 'forward'}, {point.home.tier.value}")
+    return [_of_group(model, group, points) for group, points in groups.items()]
 
 
-def _of_kind(model: RooflineCompute, kind: str, points: list[KernelPoint]) -> Check:
+def _of_group(model: RooflineCompute, group: str, points: list[KernelPoint]) -> Check:
     times = [(point.ms, model.point_ms(point), _left_out_ms(model, point)) for point in points]
     what = tuple(f"{point.dim} columns, {point.lookups:,.0f} lookups, {point.optimizer}" for point in points)
-    return Check(kind, what, *np.array(times).T)
+    return Check(group, what, *np.array(times).T)
 
 
 def _left_out_ms(model: RooflineCompute, point: KernelPoint) -> float:

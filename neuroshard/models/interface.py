@@ -23,7 +23,7 @@ class Coverage(IntEnum):
     """How near published points are to a cost.
 
     Attributes:
-        COVERED: between points of the same kind of device and of call.
+        COVERED: between points of the same type of device and of call.
         EXTRAPOLATED: beyond them, or they are of a relative: another GPU, another type of weights.
         GUESSED: no point is of such a call.
     """
@@ -187,7 +187,7 @@ class CommModel(ABC):
     def least_outline(self, known: "OneDevice") -> "Outline":
         """Bound one device's transfer in each exchange, for any waits: by nothing, unless models know more.
 
-        The outline's parts are (X, 1, P): of X exchanges, and of one device of each.
+        The outline's segments are (X, 1, P): of X exchanges, and of one device of each.
         """
         return Outline(np.zeros((len(known.least_bytes), 1, 1)), np.ones(1), np.zeros((1, NUM_WAITS)))
 
@@ -251,17 +251,17 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Transfers as sums of P parts, of which devices do some while they wait.
+    """Transfers as sums of P segments, of which devices do some while they wait.
 
-    A transfer is the sum over parts of share * max(part - lead . waits, 0).
+    A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 
     Attributes:
-        parts_ms: (B, D, P).
+        segments_ms: (B, D, P).
         share: (P,).
         lead: (P, W) of `device_waits`.
     """
 
-    parts_ms: FloatArray
+    segments_ms: FloatArray
     share: FloatArray
     lead: FloatArray
 
@@ -297,8 +297,8 @@ def device_waits(wait_ms: FloatArray) -> FloatArray:
     next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]
     others = np.where(wait_ms > 0, 0, next_to_last)
     found = np.empty((*wait_ms.shape, NUM_WAITS))
-    parts = (wait_ms, next_to_last, wait_ms.mean(axis=1, keepdims=True), wait_ms.max(axis=1, keepdims=True), others)
-    for w, wait in enumerate(parts):
+    columns = (wait_ms, next_to_last, wait_ms.mean(axis=1, keepdims=True), wait_ms.max(axis=1, keepdims=True), others)
+    for w, wait in enumerate(columns):
         found[..., w] = wait
     return found
 

@@ -160,7 +160,7 @@ class Widths:
         found: list[tuple[float, float]] = []
         for point in points:
             if point.sheet == _SWEPT:
-                looked_up, outputs = (float(part.sum()) for part in passes(point.loads)[:2])
+                looked_up, outputs = (float(its_bytes.sum()) for its_bytes in passes(point.loads)[:2])
                 seen = (point.ms - call_ms) * _SWEPT_BYTES_PER_MS - outputs
                 found.append((point.row_bytes, seen / looked_up))
         return cls.typical(found)
@@ -200,9 +200,9 @@ class Curves:
         curves = self._log_ms[collective]
         counts = sorted(curves)
         share = np.interp(np.log(devices), np.log(counts), np.arange(len(counts)))  # a place between two of them
-        parts = np.maximum(1 - np.abs(share - np.arange(len(counts))), 0)
+        weights = np.maximum(1 - np.abs(share - np.arange(len(counts))), 0)
         each = [np.interp(log_bytes, log_sizes, curves[count]) for count in counts]
-        log_ms = np.tensordot(parts, each, 1) + np.maximum(log_bytes - log_sizes[-1], 0)
+        log_ms = np.tensordot(weights, each, 1) + np.maximum(log_bytes - log_sizes[-1], 0)
         found: FloatArray = np.exp(log_ms) * _on_the_way(devices)
         return found
 

@@ -218,18 +218,18 @@ class RooflineComm(CommModel):
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """Predict the ms of all collectives, (B, D), the same for all devices."""
-        parts = [
+        taken_ms = [
             self._collective_ms(traffic.given(one), one, traffic.num_devices, traffic.host_size)
             for one in traffic.held
             if one is not Collective.INPUT
         ]
-        return np.broadcast_to(np.sum(parts, axis=0), wait_ms.shape)
+        return np.broadcast_to(np.sum(taken_ms, axis=0), wait_ms.shape)
 
     def least_outline(self, known: OneDevice) -> Outline:
         """Bound every device's transfer by the widest device's: more bytes never take less."""
         given, one = known.widest_least_bytes[:, None], Collective.ALL_TO_ALL
-        parts = self._collective_ms(given, one, known.num_devices, known.host_size)
-        return Outline(parts[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
+        transfer_ms = self._collective_ms(given, one, known.num_devices, known.host_size)
+        return Outline(transfer_ms[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
     def coverage(self, traffic: Traffic) -> Coverage:
         """Tell how near published points are to what these devices exchange."""

@@ -166,7 +166,7 @@ class Simulator:
     def caveat(self, plan: Plan) -> str | None:
         """Say in a few words what must stand wherever the plan's predicted cost is shown; None if nothing must.
 
-        Costs that nobody measured on this kind of machine may be off by more than any margin says.
+        Costs that nobody measured on such a machine may be off by more than any margin says.
         """
         arithmetic, exchanges = self.models.compute.arithmetic, (self.models.forward, self.models.backward)
         calls = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
@@ -191,7 +191,7 @@ class Simulator:
     def warnings(self, plan: Plan) -> tuple[str, ...]:
         """List what makes the costs of a plan doubtful, one line each.
 
-        That nobody measured them on this kind of machine or with these versions, histograms made for another batch
+        That nobody measured them on such a machine or with these versions, histograms made for another batch
         size, and what lies outside the range that the models were fitted to.
         """
         return self._unmeasured(plan) + plan.task.warnings + self._outside(plan)

@@ -29,10 +29,10 @@ _LARGEST_OUTPUT = 1e30  # of one table; fp32 sums of all tables that there may b
 def within(tensors: Tensors, name: str) -> Tensors:
     """Select the tensors whose names begin with `name` and a dot, without that beginning."""
     prefix = f"{name}."
-    return {part.removeprefix(prefix): tensor for part, tensor in tensors.items() if part.startswith(prefix)}
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
-def checked_tensor(tensors: Tensors, name: str, kind: type, dimensions: int) -> Any:
+def checked_tensor(tensors: Tensors, name: str, dtype: type, dimensions: int) -> Any:
     """Check and return the tensor of that name.
 
     Raises:
@@ -41,10 +41,10 @@ def checked_tensor(tensors: Tensors, name: str, kind: type, dimensions: int) -> 
     if name not in tensors:
         raise ValueError(f"tensor {name!r} is missing")
     tensor = tensors[name]
-    if tensor.dtype != kind or tensor.ndim != dimensions or not tensor.size:
+    if tensor.dtype != dtype or tensor.ndim != dimensions or not tensor.size:
         raise ValueError(
             f"tensor {name!r} is {tensor.dtype} of shape {tensor.shape}; "
-            f"it must be {np.dtype(kind).name} with {dimensions} dimension(s)"
+            f"it must be {np.dtype(dtype).name} with {dimensions} dimension(s)"
         )
     if not np.isfinite(tensor).all():
         raise ValueError(f"tensor {name!r} holds values that are not finite")
@@ -68,7 +68,7 @@ class Mlp:
     def tensors(self, name: str) -> Tensors:
         """Return weights and biases, `name` before their own names."""
         pairs = enumerate(zip(self.weights, self.biases, strict=True))
-        return {f"{name}.{i}.{part}": t for i, wb in pairs for part, t in zip(("weight", "bias"), wb, strict=True)}
+        return {f"{name}.{i}.{own}": t for i, wb in pairs for own, t in zip(("weight", "bias"), wb, strict=True)}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Mlp":
@@ -141,7 +141,7 @@ class Normaliser:
         Raises:
             ValueError: they don't fit together, or a scale isn't positive.
         """
-        shift, scale = (checked_tensor(tensors, f"{name}{part}", np.float64, 1) for part in ("shift", "scale"))
+        shift, scale = (checked_tensor(tensors, f"{name}{own}", np.float64, 1) for own in ("shift", "scale"))
         if shift.shape != scale.shape:
             raise ValueError(f"the normaliser shifts {len(shift)} features and scales {len(scale)}")
         if not (scale > 0).all():
@@ -230,49 +230,49 @@ class Stored:
         plain: dict[str, Any] = dict(vars(parse(settings, _settings(own), "settings")))
         if "features" in plain:
             plain["features"] = FeatureSet.checked(plain["features"], plain.pop("columns"))
-        held = {name: _restored(kind, how, tensors) for name, (kind, how) in _tensors(cls).items()}
+        held = {name: _restored(field_type, how, tensors) for name, (field_type, how) in _tensors(cls).items()}
         model = cls(**plain, **held)
         model.check()
         return model
 
     def check(self) -> None:
-        """Raise ValueError if its parts don't fit together, or costs could overflow."""
+        """Raise ValueError if its tensors don't fit together, or costs could overflow."""
 
 
 def tensors_of(models: dict[str, Stored]) -> Tensors:
     """Collect the tensors of several models, each under its model's name and a dot."""
-    return {f"{name}.{part}": tensor for name, model in models.items() for part, tensor in model.tensors().items()}
+    return {f"{name}.{key}": tensor for name, model in models.items() for key, tensor in model.tensors().items()}
 
 
-def _restored(kind: Any, held: Held, tensors: Tensors) -> Any:
+def _restored(field_type: Any, held: Held, tensors: Tensors) -> Any:
     """Restore the network, normaliser or array that tensors hold so."""
-    if kind in (Mlp, Normaliser):
-        return kind.restored(held.name, tensors)
+    if field_type in (Mlp, Normaliser):
+        return field_type.restored(held.name, tensors)
     return checked_tensor(tensors, held.name, held.dtype, held.dimensions)
 
 
 @cache
-def _fields(kind: Any) -> dict[str, tuple[Any, Held | None]]:
+def _fields(model: Any) -> dict[str, tuple[Any, Held | None]]:
     """Return the types of a class's fields, by name, and how tensors hold them; None of those that are settings."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(model, include_extras=True)
     found: dict[str, tuple[Any, Held | None]] = {}
-    for name in (field.name for field in fields(kind)):
+    for name in (field.name for field in fields(model)):
         plain, *extras = get_args(hints[name]) or (hints[name],)
         held = next((extra for extra in extras if isinstance(extra, Held)), None)
         found[name] = (hints[name] if held is None else plain, held)
     return found
 
 
-def _tensors(kind: Any) -> dict[str, tuple[Any, Held]]:
+def _tensors(model: Any) -> dict[str, tuple[Any, Held]]:
     """Return the types of the fields that are tensors, and how they are held, by name."""
-    return {name: (hint, held) for name, (hint, held) in _fields(kind).items() if held is not None}
+    return {name: (hint, held) for name, (hint, held) in _fields(model).items() if held is not None}
 
 
 @cache
-def _settings(kind: Any) -> Any:
+def _settings(model: Any) -> Any:
     """Make the type of what JSON tells: of features their name and their columns' names."""
     found: list[tuple[str, Any]] = []
-    for name, (hint, held) in _fields(kind).items():
+    for name, (hint, held) in _fields(model).items():
         if held is None:
             found += [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
     return make_dataclass("Settings", found, frozen=True)

@@ -202,7 +202,7 @@ class Ranges:
         return cls(**_of_calls(compute), **_of_exchanges(comm))
 
     def widened(self, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
-        """Widen the ranges by what these samples ranged over besides, of either kind or none."""
+        """Widen the ranges by what these samples ranged over besides; either may be none."""
         found = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
         return replace(self, **{name: getattr(self, name).joined(one) for name, one in found.items()})
 

@@ -58,7 +58,7 @@ def _name(placed: Placement, table: Table, layout: Layout) -> str:
     """Name a copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
 
     What several features read says how many, sequence tables that they are: "name[0:8] (3 features, sequence)", and
-    tables in host memory which part of the rows the device's cache holds: "name (cached 0.2)", "name (host)".
+    tables in host memory which share of the rows the device's cache holds: "name (cached 0.2)", "name (host)".
     """
     said = {
         layout.note: bool(layout.note), f"{table.features} features": table.features > 1, "sequence": not table.pooled,

@@ -191,7 +191,7 @@ def _built(group: str, name: str | None) -> dict[str, Any]:
     if name not in choices(group):
         return {}
     content = dict(content_of(f"{group}/{name}.yaml"))
-    makes, parts = list[Any](), list[Mapping[str, Any]]()
+    makes, bases = list[Any](), list[Mapping[str, Any]]()
     for entry in content.pop("defaults", []):
         ((where, other),) = entry.items() if isinstance(entry, dict) else [(group, entry)]
         if where.startswith(_OVERRIDE):
@@ -200,8 +200,8 @@ def _built(group: str, name: str | None) -> dict[str, Any]:
             where, _, package = where.lstrip("/").partition("@")
             base = _built(where, other)
             makes += base.pop("defaults")
-            parts.append(_nested(package, base))
-    return reduce(_merged, [*parts, content], {"defaults": makes})
+            bases.append(_nested(package, base))
+    return reduce(_merged, [*bases, content], {"defaults": makes})
 
 
 def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def own(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
     """Nest a value below its key with dots; without one, leave it as it is."""
-    return reduce(lambda held, part: {part: held}, reversed(key.split(".")) if key else (), value)
+    return reduce(lambda inner, name: {name: inner}, reversed(key.split(".")) if key else (), value)
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

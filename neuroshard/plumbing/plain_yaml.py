@@ -12,7 +12,7 @@ from neuroshard.plumbing.files import read_bytes, read_json
 from neuroshard.plumbing.schema import check_depth, shown
 
 _MAX_BYTES = 4 << 20  # the parser reads a megabyte in some seconds
-_PLAIN = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
+_PLAIN = tuple(f"tag:yaml.org,2002:{tag}" for tag in ("null", "bool", "int", "float", "str", "seq", "map"))
 
 
 def read_yaml(path: Path, what: str) -> Any:
@@ -22,7 +22,7 @@ def read_yaml(path: Path, what: str) -> Any:
     field that stands there twice.
 
     Raises:
-        UserError: the file is missing or is nothing of the kind; `what` names it.
+        UserError: the file is missing or malformed; `what` names it.
     """
     if path.suffix == ".json":
         return read_json(path, what)

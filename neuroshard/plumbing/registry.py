@@ -1,4 +1,4 @@
-"""Building objects from `conf/` by name: where the parts of NeuroShard are joined.
+"""Building objects from `conf/` by name: where the components of NeuroShard are joined.
 
 What is built is said in `conf/` alone. Hydra would build whatever a setting's value names by `_target_`, so every value
 that comes from a user, on the command line or in a call, passes `check_setting`.

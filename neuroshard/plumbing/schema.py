@@ -204,7 +204,7 @@ def reason(message: str, content: object, name: str = "") -> str:
 
 
 def _wanted(text: str) -> str:
-    """Say what would have been right, from the first part of msgspec's message."""
+    """Say what would have been right, from the beginning of msgspec's message."""
     if found := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
         return " or ".join(_WORDS.get(name, name) for name in found[1].split(" | "))
     if found := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):

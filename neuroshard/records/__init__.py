@@ -1,5 +1,5 @@
-"""Measurements on disk: Parquet parts and a manifest."""
+"""Measurements on disk: Parquet chunks and a manifest."""
 
-from neuroshard.records.store import DataDirectory, Manifest, Parts
+from neuroshard.records.store import Chunks, DataDirectory, Manifest
 
-__all__ = ["DataDirectory", "Manifest", "Parts"]
+__all__ = ["Chunks", "DataDirectory", "Manifest"]

@@ -13,7 +13,7 @@ from neuroshard.records.splits import REFERENCE
 _NINE_IN_TEN = 0.9
 
 
-def fastest(parts: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement[Sample]]:
+def fastest(chunks: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement[Sample]]:
     """Keep of each sample in each pass the fastest measurement, where there are several: disturbances only add time.
 
     One that failed counts if all did; references count for nothing but the machine's speed. The others keep the order
@@ -21,7 +21,7 @@ def fastest(parts: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement[
     """
     found: list[Measurement[Sample]] = []
     places: dict[tuple[int, bool], list[int]] = {}
-    for one in (m for part in parts for m in part if m.split != REFERENCE):
+    for one in (m for chunk in chunks for m in chunk if m.split != REFERENCE):
         of_id = places.setdefault((one.sample_id, one.second_pass), [])
         same = next((place for place in of_id if as_drawn(found[place].sample) == as_drawn(one.sample)), None)
         if same is None:

@@ -67,7 +67,7 @@ _STORED: dict[Any, pa.DataType] = {
 
 @dataclass(frozen=True)
 class _Row:
-    """What rows of all kinds hold: every field is a column."""
+    """What rows of all types hold: every field is a column."""
 
     sample_id: Count
     split: SplitName
@@ -158,9 +158,9 @@ class _LocalRow(_Row):
         return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank)
 
 
-def _schema(kind: type) -> pa.Schema:
+def _schema(row: type) -> pa.Schema:
     """Make the schema of columns that hold what a dataclass does, a column a field."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(row, include_extras=True)
     return pa.schema([(name, _stored(hint)) for name, hint in hints.items()])
 
 
@@ -173,8 +173,8 @@ def _stored(hint: Any) -> pa.DataType:
 
 
 @dataclass(frozen=True)
-class RowKind(Generic[Sample]):
-    """Measurements of one kind as Parquet rows, and back.
+class RowCodec(Generic[Sample]):
+    """Measurements of one type of sample as Parquet rows, and back.
 
     Attributes:
         row: what a row holds.
@@ -207,14 +207,14 @@ class RowKind(Generic[Sample]):
 
 
 def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
-    """Return what a row of any kind holds."""
+    """Return what a row of any type holds."""
     repeats = measurement.repeats
     times = {} if repeats is None else {"times_ms": repeats.times_ms.ravel().tolist(), "at_s": repeats.at_s.tolist()}
     return vars(measurement) | times | {"batch_size": measurement.sample.batch_size}
 
 
-def compute_kind(tables: Mapping[str, Table]) -> RowKind[ComputeSample]:
-    """Make the kind of rows for kernel calls of such tables, by name; each is made once at every width measured."""
+def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
+    """Make the codec of kernel calls of such tables, by name; each is made once at every width measured."""
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
@@ -226,7 +226,7 @@ def compute_kind(tables: Mapping[str, Table]) -> RowKind[ComputeSample]:
                 raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
         return read.sample(sized)
 
-    return RowKind(_ComputeRow, _compute_fields, sample)
+    return RowCodec(_ComputeRow, _compute_fields, sample)
 
 
 def _compute_fields(sample: ComputeSample) -> dict[str, Any]:
@@ -246,8 +246,10 @@ def _compute_fields(sample: ComputeSample) -> dict[str, Any]:
     }
 
 
-COMM_KIND = RowKind(_CommRow, lambda sample: vars(sample) | {"collective": name_of(sample.collective)}, _CommRow.sample)
-LOCAL_KIND = RowKind(
+COMM_CODEC = RowCodec(
+    _CommRow, lambda sample: vars(sample) | {"collective": name_of(sample.collective)}, _CommRow.sample
+)
+LOCAL_CODEC = RowCodec(
     _LocalRow,  # plans as plan files hold them
     lambda sample: {"plan": json.dumps(sample.plan.to_json()), "rank": sample.rank},
     _LocalRow.sample,

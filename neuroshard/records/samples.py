@@ -61,7 +61,7 @@ class ComputeSample:
     Attributes:
         tables: whole ones, at the width that the device holds; they say how popular rows are. All are pooled, or none,
             and then all have one width: FBGEMM has no other kernels.
-        batch_size: samples whose lookups the call serves: the global batch; of copies, the device's own part of it.
+        batch_size: samples whose lookups the call serves: the global batch; of copies, the device's own share of it.
         form: of all tables: whole or shards of columns under the fused kernel, blocks of rows under the fused kernel,
             or copies under the dense kernel with an update of every row.
         blocks: (n,) rows that the device holds, where tables lie in rows; else none.
@@ -231,7 +231,7 @@ class Measurement(Generic[Sample]):
 
     Attributes:
         sample_id: its place in the run; the same id gives the same sample for the same seed.
-        split: "train", "valid" or "test": which part of the tables it was drawn from; or "reference": it was measured
+        split: "train", "valid" or "test": which of the tables it was drawn from; or "reference": it was measured
             with every batch, and tells how fast the machine was.
         second_pass: measured again later in the run, to learn how repeatable the first pass was.
         seed: the run's seed; with `sample_id` it fixes the indices drawn.

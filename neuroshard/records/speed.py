@@ -58,20 +58,20 @@ def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
 
 
 def with_slowness(
-    parts: Sequence[Sequence[Measurement[Sample]]], told_by: Collection[str]
+    chunks: Sequence[Sequence[Measurement[Sample]]], told_by: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
-    """Add to the kernel calls of all parts how slow the machine was, told by those of some splits in several parts."""
+    """Add to the kernel calls of all chunks how slow the machine was, told by some splits' in several chunks."""
     first: dict[int, tuple[int, float]] = {}
     pairs: list[Pair] = []
-    for number, part in enumerate(parts):
-        for m in part:
+    for number, chunk in enumerate(chunks):
+        for m in chunk:
             if m.split not in told_by or m.repeats is None:
                 continue
             if (ms := float(m.typical_ms)) > 0:
                 earlier, first_ms = first.setdefault(m.sample_id, (number, ms))
                 pairs.append(Pair(earlier, number, first_ms, ms))
-    slowness = slowness_of(len(parts), pairs).tolist()
-    return [[replace(m, slowness=its) for m in part] for part, its in zip(parts, slowness, strict=True)]
+    slowness = slowness_of(len(chunks), pairs).tolist()
+    return [[replace(m, slowness=its) for m in chunk] for chunk, its in zip(chunks, slowness, strict=True)]
 
 
 def slowness_between(measurements: Sequence[Measurement[Any]]) -> tuple[float, float] | None:

@@ -24,8 +24,8 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
         )
     order = np.random.default_rng(seed).permutation(len(tables))
     held_out = max(1, round(_SHARES[TEST] * len(tables)))
-    parts = np.split(order, [held_out, 2 * held_out])
-    test, valid, train = (tuple(tables[i] for i in sorted(part)) for part in parts)
+    groups = np.split(order, [held_out, 2 * held_out])
+    test, valid, train = (tuple(tables[i] for i in sorted(group)) for group in groups)
     return {TRAIN: train, VALID: valid, TEST: test}
 
 

@@ -1,7 +1,7 @@
-"""A data directory: `manifest.json`, `tables.parquet`, and Parquet parts under `compute/`, `comm/` and `local/`.
+"""A data directory: `manifest.json`, `tables.parquet`, and Parquet chunks under `compute/`, `comm/` and `local/`.
 
-A part appears whole or not at all, so a run that was killed goes on with the first part that isn't there. What was
-measured again is in parts of its own; nothing is replaced, and of each sample the fastest measurement counts.
+A chunk appears whole or not at all, so a run that was killed goes on with the first one that isn't there. What was
+measured again is in chunks of its own; nothing is replaced, and of each sample the fastest measurement counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.parquet import Row, read_rows, write_table
 from neuroshard.plumbing.schema import Seed, of_format, parse, shown
 from neuroshard.records.noise import fastest
-from neuroshard.records.parquet_schema import COMM_KIND, LOCAL_KIND, RowKind, compute_kind, read_tables, tables_rows
+from neuroshard.records.parquet_schema import COMM_CODEC, LOCAL_CODEC, RowCodec, compute_codec, read_tables, tables_rows
 from neuroshard.records.run_directory import RunDirectory, begun_otherwise, check_same
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample
 from neuroshard.tables import Table
@@ -92,39 +92,39 @@ def _text(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Parts(Generic[Sample]):
-    """The numbered parts of one kind of measurement in a data directory."""
+class Chunks(Generic[Sample]):
+    """The measurements of one type of sample in a data directory, in numbered chunks."""
 
     directory: Path
-    kind: RowKind[Sample]
+    codec: RowCodec[Sample]
 
     def path(self, number: int) -> Path:
-        """Return the path of part `number`."""
+        """Return the path of chunk `number`."""
         return self.directory / f"part-{number:05d}.parquet"
 
     def has(self, number: int) -> bool:
-        """Tell whether part `number` is complete."""
+        """Tell whether chunk `number` is complete."""
         return self.path(number).exists()
 
     @property
     def end(self) -> int:
-        """The first number that no part has, nor any behind it."""
+        """The first number that no chunk has, nor any behind it."""
         return 1 + max((int(path.stem.removeprefix("part-")) for path in self._paths), default=-1)
 
     def write(self, number: int, measurements: Sequence[Measurement[Sample]]) -> None:
-        """Write part `number`, atomically."""
-        write_table(self.path(number), self.kind.table(measurements))
+        """Write chunk `number`, atomically."""
+        write_table(self.path(number), self.codec.table(measurements))
 
     def read(self) -> list[Measurement[Sample]]:
-        """Read all measurements that count, in order of part: the `fastest` where samples were measured again.
+        """Read all measurements that count, in order of chunk: the `fastest` where samples were measured again.
 
         Raises:
-            UserError: a part is corrupt.
+            UserError: a chunk is corrupt.
         """
         return fastest(self.each())
 
     def each(self) -> list[list[Measurement[Sample]]]:
-        """Read every part, in order, with all that was measured.
+        """Read every chunk, in order, with all that was measured.
 
         Raises:
             UserError: as `read`.
@@ -133,13 +133,13 @@ class Parts(Generic[Sample]):
 
     @property
     def _paths(self) -> list[Path]:
-        """Paths of all parts, in order."""
+        """Paths of all chunks, in order."""
         return sorted(self.directory.glob("part-*.parquet"))
 
     def _read(self, path: Path) -> list[Measurement[Sample]]:
         rows = _read_parquet(path)
         try:
-            return [self.kind.measurement(row) for row in rows]
+            return [self.codec.measurement(row) for row in rows]
         except UserError as error:
             anew = "delete it, and collect measures it anew"
             raise UserError(f"{path} doesn't hold measurements: {error}; {anew}") from None
@@ -189,17 +189,17 @@ class DataDirectory:
         except UserError as error:
             raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
-    def compute(self) -> Parts[ComputeSample]:
-        """Return the parts of compute measurements."""
-        return Parts(self.path / "compute", compute_kind(self.tables()))
+    def compute(self) -> Chunks[ComputeSample]:
+        """Return the chunks of compute measurements."""
+        return Chunks(self.path / "compute", compute_codec(self.tables()))
 
-    def comm(self) -> Parts[CommSample]:
-        """Return the parts of exchange measurements."""
-        return Parts(self.path / "comm", COMM_KIND)
+    def comm(self) -> Chunks[CommSample]:
+        """Return the chunks of exchange measurements."""
+        return Chunks(self.path / "comm", COMM_CODEC)
 
-    def local(self) -> Parts[LocalSample]:
-        """Return the parts of measurements of local work in training steps."""
-        return Parts(self.path / "local", LOCAL_KIND)
+    def local(self) -> Chunks[LocalSample]:
+        """Return the chunks of measurements of local work in training steps."""
+        return Chunks(self.path / "local", LOCAL_CODEC)
 
 
 def _read_parquet(path: Path) -> list[Row]:

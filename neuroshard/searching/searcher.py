@@ -53,7 +53,7 @@ class Found:
             )
 
     def changed(self, change: Callable[[Plan], Plan]) -> "Found":
-        """Copy what was found with its plans transformed, e.g. from part of a task to the whole."""
+        """Copy what was found with its plans transformed, e.g. from some tables of a task to all."""
         declined, fewer = (None if one is None else change(one) for one in (self.declined, self.fewer))
         return replace(self, plan=change(self.plan), declined=declined, fewer=fewer)
 
@@ -140,8 +140,8 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
     if not isinstance(searcher, Searcher):
         raise UserError(f"searcher={shown(searcher)} must be the name of a search method, or a Searcher")
     if settings:
-        (name, value), kind = next(iter(settings.items())), type(searcher).__name__
-        raise UserError(f"{name}={shown(value)} goes with a searcher's name only; give it to the {kind} itself")
+        (name, value), method = next(iter(settings.items())), type(searcher).__name__
+        raise UserError(f"{name}={shown(value)} goes with a searcher's name only; give it to the {method} itself")
     return searcher
 
 

@@ -99,8 +99,8 @@ def _where(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray
     rank = np.clip((at < wanted[:, None]).sum(axis=1), 1, at.shape[1] - 1)
     line = np.arange(len(at))
     low, high = at[line, rank - 1], at[line, rank]
-    part = np.clip(np.divide(wanted - low, high - low, out=np.ones(len(at)), where=high > low), 0, 1)
-    between: FloatArray = values[line, rank - 1] * (1 - part) + values[line, rank] * part
+    weight = np.clip(np.divide(wanted - low, high - low, out=np.ones(len(at)), where=high > low), 0, 1)
+    between: FloatArray = values[line, rank - 1] * (1 - weight) + values[line, rank] * weight
     return between
 
 

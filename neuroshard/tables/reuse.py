@@ -180,7 +180,7 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
     Lookups that are spread evenly have the table's histogram everywhere. Else rows are looked up the more often the
     hotter their block is: of the unique rows that the table's histogram tells of, each block of `row_lookups` has a
-    part in proportion to the rows that its lookups would touch if they were spread evenly inside it, and the histogram
+    share in proportion to the rows that its lookups would touch if they were spread evenly inside it, and the histogram
     is bent to the lookups of a unique row that this leaves. Where rows are sorted by how hot they are, and blocks are
     fine enough, that is within some percent of counting.
     """

@@ -30,7 +30,7 @@ def _write(plan: Plan) -> Exported:
         "num_gpus": plan.task.topology.num_devices,
         "tables": [{"name": table.name, "max_vocabulary_size": table.rows, "ev_size": table.dim} for table in tables],
         "shard_matrix": matrix,
-        "shard_strategy": [[kind, [_plain(entry) for entry in entries]] for kind, entries in strategy],
+        "shard_strategy": [[parallelism, [_plain(entry) for entry in entries]] for parallelism, entries in strategy],
     }
     return Exported(content, _snippet(tables, matrix, strategy))
 
@@ -43,7 +43,7 @@ def _sharding(plan: Plan) -> tuple[_Matrix, _Strategy]:
         for placement in placed:
             matrix[placement.device].append(table.name)
         groups[_group(table, layout)].append(_entry(table, placed))
-    return matrix, [(kind, entries) for (kind, _), entries in sorted(groups.items())]
+    return matrix, [(parallelism, entries) for (parallelism, _), entries in sorted(groups.items())]
 
 
 def _group(table: Table, layout: Layout) -> tuple[str, int]:

@@ -95,7 +95,7 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
     """Build the variable of a table that has these placements.
 
     Raises:
-        UserError: its part in GPU memory is less than SOK counts, or it has elements that SOK has in GPU memory only.
+        UserError: its share in GPU memory is less than SOK counts, or it has elements that SOK has in GPU memory only.
     """
     home, mode = placed[0].home, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
     if home.tier is Tier.DEVICE:
@@ -117,8 +117,10 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
 
 
 def _fields(variable: _Variable) -> dict[str, str | int]:
-    kind = {"variable": "static"} if isinstance(variable, _Static) else {"variable": "dynamic", "var_type": "hybrid"}
-    return kind | asdict(variable)
+    variable_type = (
+        {"variable": "static"} if isinstance(variable, _Static) else {"variable": "dynamic", "var_type": "hybrid"}
+    )
+    return variable_type | asdict(variable)
 
 
 def _check_every_gpu(plan: Plan, placed: Sequence[Sequence[Placement]]) -> None:

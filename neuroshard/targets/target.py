@@ -193,9 +193,11 @@ class Target:
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> str | None:
         """Say what of a table the target has no words for; None where it has."""
-        forms, kind = (self.forms, "") if table.pooled else (self.forms & self.sequence_forms, " of sequence tables")
+        forms, of_which = (
+            (self.forms, "") if table.pooled else (self.forms & self.sequence_forms, " of sequence tables")
+        )
         if layout.form not in forms:
-            return f"lies in {layout}, and {self.title} has {_listed(forms)}{kind} only"
+            return f"lies in {layout}, and {self.title} has {_listed(forms)}{of_which} only"
         if (tier := placed[0].home.tier) not in self.tiers:
             return f"lies in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
         widths = {placement.shard.dim for placement in placed}
@@ -265,7 +267,7 @@ def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
 
 
 def for_target(searcher: Searcher, target: str | None) -> Searcher:
-    """Choose the searcher for tasks constrained to a target: one that tries more than halves, where parts are equal.
+    """Choose the searcher for tasks constrained to a target: one that tries more than halves, where shards are equal.
 
     Raises:
         UserError: there is no such target.

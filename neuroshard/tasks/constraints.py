@@ -228,8 +228,8 @@ class Constraints:
         """Pick what the constraints say of some tables: the rest is left out."""
         names = {table.name for table in tables}
         together, apart = (
-            tuple(kept for group in kind if len(kept := tuple(name for name in group if name in names)) > 1)
-            for kind in (self.together, self.apart)
+            tuple(kept for group in groups if len(kept := tuple(name for name in group if name in names)) > 1)
+            for groups in (self.together, self.apart)
         )
         return Constraints(
             tuple(rule for rule in self.rules if rule.concerns(names)),
@@ -266,15 +266,15 @@ def _min_dim(table: Table, rules: Sequence[TableRule], min_shards: int) -> int:
 
 
 def _narrowest(table: Table, rules: Sequence[TableRule], min_shards: int) -> int:
-    """Compute the columns of the narrowest shard of a table that is split into `min_shards` or more, by its kind alone.
+    """Compute the columns of the narrowest shard of a table split into `min_shards` or more; `min_dim` is left out.
 
-    Of sequence tables, and where widths must be equal, those of one of as many equal parts as there may be: then no
+    Of sequence tables, and where widths must be equal, those of one of as many equal shards as there may be: then no
     wider shards are possible beside it.
     """
     if table.pooled and not any(rule.equal_widths for rule in rules):
         return DIM_MULTIPLE
-    parts = max(min_shards, 2) if table.pooled else 2
-    return table.dim if table.dim % (parts * DIM_MULTIPLE) else table.dim // parts
+    shards = max(min_shards, 2) if table.pooled else 2
+    return table.dim if table.dim % (shards * DIM_MULTIPLE) else table.dim // shards
 
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:

@@ -98,7 +98,7 @@ class MemoryUse:
         return host
 
     def device_bytes(self, loads: Loads) -> IntArray:
-        """Compute (n,) bytes of device memory that n loads take, with their part of the buffers.
+        """Compute (n,) bytes of device memory that n loads take, with their share of the buffers.
 
         Of tables in host memory an optimizer's state of every row is on the device, as FBGEMM has it, and so are a
         cache, as wide as the table, and its lists.

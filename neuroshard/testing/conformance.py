@@ -43,7 +43,7 @@ _MOST_SAMPLES = 2048  # in a batch
 
 
 class SearcherConformance:
-    """Tests for every search method; `most_tasks` of a kind and `most_tables` in one spare those that take long."""
+    """Tests for every search method; `most_tasks` of a type and `most_tables` in one spare those that take long."""
 
     most_tasks = 12
     most_tables = 23
@@ -273,7 +273,7 @@ class CommModelConformance:
             ranges = own * low, np.minimum(own * high, total), widest * low, np.minimum(widest * high, total)
             known = OneDevice(*ranges, float(total), sizes.shape[1], 256)
             outline = model.least_outline(known)
-            left = np.maximum(outline.parts_ms[0, 0] - outline.lead @ lead_ms[b, device], 0) @ outline.share
+            left = np.maximum(outline.segments_ms[0, 0] - outline.lead @ lead_ms[b, device], 0) @ outline.share
             assert left <= transfer_ms[b, device] * (1 + _ROUNDING)
 
     def test_only_differences_of_starts_count(self) -> None:

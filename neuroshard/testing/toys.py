@@ -63,7 +63,7 @@ def toy_task(count: int = 12, num_devices: int = 4, memory_bytes: int = 1 << 30,
 
 
 def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
-    """Make a task of 2 to 4 devices with a random mix of every kind of constraint that can be kept together."""
+    """Make a task of 2 to 4 devices with a random mix of every constraint that can be kept together."""
     rng, num_devices = np.random.default_rng(seed), 2 + seed % 3
     tables = toy_tables(num_tables, seed)
     names = [tables[i].name for i in rng.permutation(num_tables)]
@@ -112,8 +112,8 @@ class OpaqueCompute(ComputeModel):
     def predict(self, sets: LoadSets) -> FloatArray:
         """Compute (B,) ms: the dearest load plus the root of the sum of squares, which is no sum over loads."""
         alone = LinearCompute().embed(sets.loads)[:, 0]
-        parts = np.split(alone, sets.counts.cumsum()[:-1])
-        return np.array([float(part.max() + np.sqrt((part**2).sum())) if len(part) else 0.0 for part in parts])
+        by_set = np.split(alone, sets.counts.cumsum()[:-1])
+        return np.array([float(its.max() + np.sqrt((its**2).sum())) if len(its) else 0.0 for its in by_set])
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,11 @@ def random_regression(seed: int = 0) -> RegressionCompute:
 
 def random_set_comm(seed: int = 0) -> SetComm:
     """Make a model for any number of devices, with random weights of the signs that pre-training gives them."""
-    rng, parts = np.random.default_rng(seed), 3
-    network = _monotone_mlp(np.array(FEATURE_SIGNS), 16, 1 + parts, rng)
-    share, lead = (part.astype(np.float32) for part in (rng.dirichlet(np.ones(parts)), rng.uniform(0, 0.2, (parts, 5))))
+    rng, segments = np.random.default_rng(seed), 3
+    network = _monotone_mlp(np.array(FEATURE_SIGNS), 16, 1 + segments, rng)
+    share, lead = (
+        array.astype(np.float32) for array in (rng.dirichlet(np.ones(segments)), rng.uniform(0, 0.2, (segments, 5)))
+    )
     return SetComm(_random_normaliser(len(FEATURE_SIGNS), rng), network, 0.5, share, lead)
 
 

@@ -158,8 +158,8 @@ def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int,
 
 def _rules(tables: Mapping[str, Parameter]) -> tuple[TableRule, ...]:
     """Translate TorchRec's constraints into our rules: on splitting, then on forms, then on memories."""
-    kinds = (Parameter.split_rule, Parameter.form_rule, Parameter.tier_rule)
-    rules = (kind(parameter, name) for kind in kinds for name, parameter in tables.items())
+    rules_of = (Parameter.split_rule, Parameter.form_rule, Parameter.tier_rule)
+    rules = (rule_of(parameter, name) for rule_of in rules_of for name, parameter in tables.items())
     return tuple(rule for rule in rules if rule is not None)
 
 

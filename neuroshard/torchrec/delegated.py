@@ -120,8 +120,10 @@ def _check_offered(parameter: Parameter, device: str) -> None:
     """
     given, sharder = parameter.said, parameter.sharder
     offered = list(dict.fromkeys(sharder.sharding_types(device)))
-    types = [kind for kind in offered if not given.sharding_types or kind in given.sharding_types]
-    kernels = {kind: sharder.compute_kernels(kind, device) for kind in types}
+    types = [
+        sharding_type for sharding_type in offered if not given.sharding_types or sharding_type in given.sharding_types
+    ]
+    kernels = {sharding_type: sharder.compute_kernels(sharding_type, device) for sharding_type in types}
     what = f"table {parameter.qualified_name!r} is left to TorchRec's planner by its"
     if not types:
         also = f"; with {WHOLE!r} besides it is planned here" if parameter.forms else ""

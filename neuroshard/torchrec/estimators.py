@@ -66,7 +66,7 @@ class SimulatorPerfModel(PerfModel):
 class SimulatorShardEstimator(ShardEstimator):
     """Estimates every shard by our cost models, as far as a shard can be estimated alone.
 
-    Compute is the shard's own cost; communication its columns' part of an even exchange. Perf's backward fields hold
+    Compute is the shard's own cost; communication its columns' share of an even exchange. Perf's backward fields hold
     nothing of compute: our models predict forward and backward together.
     """
 
@@ -93,8 +93,8 @@ def ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[flo
     """Predict what a column adds to an exchange of so many columns on every device: forward and backward, ms."""
     dims = np.full((1, task.topology.num_devices), columns)
     traffic = Traffic.of_columns(dims, task.batch_size, task.topology.fast_links)
-    parts = simulator.communication(traffic, np.zeros_like(dims))
-    forward, backward = (float(part.max() / dims[0, 0]) for part in parts)
+    directions = simulator.communication(traffic, np.zeros_like(dims))
+    forward, backward = (float(ms.max() / dims[0, 0]) for ms in directions)
     return forward, backward
 
 

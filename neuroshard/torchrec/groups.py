@@ -151,10 +151,10 @@ class Groups:
 def groups_of(
     job: TorchRecTopology, num_groups: int | Literal["auto"], sync_steps: int, use_inter_host_allreduce: bool
 ) -> tuple[Groups, ...]:
-    """List the groups that there may be: of one number, or of each that leaves hosts equal parts of every group.
+    """List the groups that there may be: of one number, or of each that leaves hosts equal shares of every group.
 
     Raises:
-        UserError: the number doesn't divide the ranks, or hosts would have unequal parts.
+        UserError: the number doesn't divide the ranks, or hosts would have unequal shares.
     """
     if not isinstance(num_groups, str):
         return (Groups(job, num_groups, sync_steps, use_inter_host_allreduce),)
@@ -163,6 +163,6 @@ def groups_of(
         if job.world_size % number == 0:
             try:
                 found.append(Groups(job, number, sync_steps, use_inter_host_allreduce, chosen=True))
-            except UserError:  # unequal parts
+            except UserError:  # unequal shares
                 continue
     return tuple(found)

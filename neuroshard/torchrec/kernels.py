@@ -11,7 +11,7 @@ from neuroshard.layouts import Layout
 from neuroshard.plumbing.errors import UserError
 from neuroshard.words.placement import DEFAULT_CACHED, ON_DEVICE, Home, Tier
 
-SHARDING_TYPES = tuple(kind.value for kind in ShardingType)
+SHARDING_TYPES = tuple(sharding_type.value for sharding_type in ShardingType)
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
 KERNELS: dict[Tier, str] = {
     Tier.DEVICE: EmbeddingComputeKernel.FUSED.value,

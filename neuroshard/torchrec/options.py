@@ -81,7 +81,7 @@ def memory_of_tables(topology: TorchRecTopology) -> str:
 
 
 def storage_taken(options: Sequence[ShardingOption], topology: TorchRecTopology) -> list[Storage]:
-    """Sum up what estimated options take of each device and its part of the host, second caches included.
+    """Sum up what estimated options take of each device and its share of the host, second caches included.
 
     TorchRec doesn't estimate those, which key-value kernels have: one for each device, in host memory, for tables of a
     module that share a kernel.

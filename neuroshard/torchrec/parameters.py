@@ -167,7 +167,7 @@ class Parameter:
         kernels = self.said.compute_kernels
         types = self.said.sharding_types or self.sharder.sharding_types(ANY_DEVICE)
         columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
-        named = (_OTHERS[kind] for kind in types if kind in _OTHERS)
+        named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
         others = (one for one in named if not kernels or kernel_of(one, ON_DEVICE) in kernels)
         return (*columns, *(one.form for one in others if one.form in self._known_forms))
 

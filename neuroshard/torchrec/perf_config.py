@@ -30,7 +30,7 @@ from neuroshard.torchrec.kernels import home_of
 from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.words.form import CALLS, Call
 
-_COLUMNS = 512  # on every device, in the exchange that a column's part is taken of
+_COLUMNS = 512  # on every device, in the exchange that a column's share is taken of
 _UNKNOWN_MS = 1e9  # of what the models don't know: chosen where there is nothing else
 _AMPLE = 1 << 50  # bytes: costs don't hang on memory
 _LAYOUTS = {word: layout for layout in LAYOUTS.values() for word in layout.words}

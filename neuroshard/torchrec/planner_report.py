@@ -183,7 +183,7 @@ def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: 
     loads = plan.device_loads.loads
     compute = _shared(cost.compute, models.compute.predict(LoadSets.alone(loads)).astype(np.float64), devices)
     columns = loads.dim * loads.outputs / loads.samples
-    forward, backward = (_shared(part, columns, devices) for part in (cost.forward, cost.backward))
+    forward, backward = (_shared(ms, columns, devices) for ms in (cost.forward, cost.backward))
     inputs = next((part.ms for part in cost.parts if part.name == INPUT), np.zeros_like(cost.compute))
     given = _shared(inputs, loads.lookups.astype(np.float64), devices)
     found: dict[tuple[int, int, int, int], Perf] = {}
@@ -197,13 +197,13 @@ def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: 
             input_dist_comms=float(given[number]),
         )
     for index, option in enumerate(options):
-        for part in option.shards:
-            row, column = part.offset
-            part.perf = found[index, int(part.rank or 0), row, column]
+        for option_shard in option.shards:
+            row, column = option_shard.offset
+            option_shard.perf = found[index, int(option_shard.rank or 0), row, column]
 
 
 def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> FloatArray:
     """Split devices' totals (D,) by weights (S,) of what lies on each, into (S,); alike where all are zero."""
     weight = np.maximum(weight, 0) + 1e-12
-    parts: FloatArray = total_ms[devices] * weight / np.bincount(devices, weight, minlength=len(total_ms))[devices]
-    return parts
+    share_ms: FloatArray = total_ms[devices] * weight / np.bincount(devices, weight, minlength=len(total_ms))[devices]
+    return share_ms

@@ -157,7 +157,7 @@ def _check_movable(model: DistributedModelParallel, path: str, parameters: Mappi
 
 
 def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]) -> None:
-    """Check that no part of a table stays on its device: TorchRec sends it there too, and gloo would fail.
+    """Check that no columns of a table stay on their device: TorchRec sends them there too, and gloo would fail.
 
     Raises:
         UserError: one does.

@@ -26,7 +26,7 @@ from neuroshard.torchrec.kernels import SHARDING_TYPES
 from neuroshard.torchrec.parameters import parameters_of
 
 _FORMAT = "torchrec-sharding-plan-1"
-_KERNELS = tuple(kind.value for kind in EmbeddingComputeKernel)
+_KERNELS = tuple(kernel.value for kernel in EmbeddingComputeKernel)
 
 
 def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:

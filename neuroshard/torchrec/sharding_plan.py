@@ -61,21 +61,27 @@ def to_sharding_plan(
         raise UserError(f"local_world_size={local} must divide the plan's {topology.num_devices} devices")
     placements = [sorted(its) for its in plan.by_table]
     pairs = zip(placements, plan.layouts, strict=True)
-    kinds = [ShardingType(layout.sharding_type(its, topology)) for its, layout in pairs]
+    sharding_types = [ShardingType(layout.sharding_type(its, topology)) for its, layout in pairs]
     paths = [_module_of(table, modules) for table in plan.task.tables]
-    cut = {path for path, kind in zip(paths, kinds, strict=True) if kind is ShardingType.COLUMN_WISE}
+    cut = {
+        path
+        for path, sharding_type in zip(paths, sharding_types, strict=True)
+        if sharding_type is ShardingType.COLUMN_WISE
+    }
     found: dict[str, EmbeddingModuleShardingPlan] = {}
     shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, (table, path) in enumerate(zip(plan.task.tables, paths, strict=True)):
         module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
         places = [(placed, placement(compute_device, placed.device, local)) for placed in placements[index]]
-        kind = _as_one_group(kinds[index], table, path in cut)
-        if kind in _BY_HOST and local != topology.host_size:
+        sharding_type = _as_one_group(sharding_types[index], table, path in cut)
+        if sharding_type in _BY_HOST and local != topology.host_size:
             raise UserError(
                 f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
                 f"{topology.host_size} devices"
             )
-        module_plan[parameter_name(table.name, path)] = sharding = _parameter(places, kind, plan.layouts[index], cache)
+        module_plan[parameter_name(table.name, path)] = sharding = _parameter(
+            places, sharding_type, plan.layouts[index], cache
+        )
         shardings.append((path, table, sharding))
     check_sequences(shardings)
     return ShardingPlan(dict(found))
@@ -94,25 +100,25 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
     return modules[table.name]
 
 
-def _as_one_group(kind: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
+def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
     """Choose column-wise for a whole pooled table beside tables that are cut.
 
     TorchRec exchanges, looks up and permutes for every sharding type of a collection by itself; in one shard the words
     mean the same. (Of sequence tables it reads all column-wise shards as equally wide.)
     """
-    if kind is ShardingType.TABLE_WISE and table.pooled and beside_cut:
+    if sharding_type is ShardingType.TABLE_WISE and table.pooled and beside_cut:
         return ShardingType.COLUMN_WISE
-    return kind
+    return sharding_type
 
 
 def _parameter(
-    places: Sequence[tuple[Placement, str]], kind: ShardingType, layout: Layout, cache: CacheParams | None
+    places: Sequence[tuple[Placement, str]], sharding_type: ShardingType, layout: Layout, cache: CacheParams | None
 ) -> ParameterSharding:
     """Build a table's sharding of its placements, in order of columns and then rows, and their devices' names."""
-    copied, home = kind is ShardingType.DATA_PARALLEL, places[0][0].home
+    copied, home = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].home
     shards = [ShardMetadata([it.shard.row, it.shard.column], [it.shard.rows, it.shard.dim], at) for it, at in places]
     return ParameterSharding(
-        sharding_type=kind.value,
+        sharding_type=sharding_type.value,
         compute_kernel=kernel_of(layout, home),
         cache_params=cache_params(home, cache),
         ranks=[placed.device for placed, _ in places],
@@ -163,8 +169,8 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     Raises:
         UserError: its shards don't make it up, or not as the sharding type wants them.
     """
-    table, kind = task.tables[index], _kind(task.tables[index], parameter)
-    if kind is ShardingType.DATA_PARALLEL:
+    table, sharding_type = task.tables[index], _sharding_type(task.tables[index], parameter)
+    if sharding_type is ShardingType.DATA_PARALLEL:
         return _copies(task, index, parameter)
     ranks, shards = parameter.ranks or [], shards_of(parameter)
     if not ranks or len(ranks) != len(shards):
@@ -177,16 +183,16 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     else:
         placed = sorted(_placed(table, shard, rank) for shard, rank in zip(found, ranks, strict=True))
         layout.check(table, placed, task.topology)
-    if kind.value not in layout.sharding_types(placed, task.topology):
+    if sharding_type.value not in layout.sharding_types(placed, task.topology):
         raise UserError(
-            f"table {table.name!r} is sharded {kind.value}, but its shards lie as "
+            f"table {table.name!r} is sharded {sharding_type.value}, but its shards lie as "
             f"{layout.sharding_type(placed, task.topology)} wants them, on hosts of {task.topology.domain_size} "
             "devices"
         )
     return placed
 
 
-def _kind(table: Table, parameter: ParameterSharding) -> ShardingType:
+def _sharding_type(table: Table, parameter: ParameterSharding) -> ShardingType:
     if parameter.sharding_type not in SHARDING_TYPES:
         error = unknown_name("sharding type", parameter.sharding_type, SHARDING_TYPES)
         raise UserError(f"table {table.name!r}: {error}")

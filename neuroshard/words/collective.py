@@ -14,8 +14,9 @@ class Collective(IntEnum):
     Attributes:
         ALL_TO_ALL: columns: pooled embeddings go to the devices of their samples, their gradients come back. So do
             those of sequence tables, a row for each lookup, in columns and in rows: nothing of them is added up.
-        REDUCE_SCATTER: blocks of rows on all devices: every device has a part of every pooled embedding; the parts are
-            added up on the devices of their samples. On the way back an all-gather brings every device all gradients.
+        REDUCE_SCATTER: blocks of rows on all devices: every device has a partial sum of every pooled embedding; these
+            are added up on the devices of their samples. On the way back an all-gather brings all gradients to every
+            device.
         HOST_REDUCE_SCATTER: the same among the devices of each host, of blocks of rows on those of one host.
         HOST_ALL_TO_ALL: what they have then added up goes to other hosts, each device's to those with its place there;
             gradients come back so, before they are gathered.

@@ -38,14 +38,14 @@ class Fingerprint:
         return asdict(self)
 
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Tell whether `other`, as `to_json` gives it, may be the same kind and model, as far as is known of both."""
+        """Tell whether `other`, as `to_json` gives it, may be the same type and model, as far as is known of both."""
         known = self.revision and other.get("revision")
         return (self.kind, self.device) == (other.get("kind"), other.get("device")) and (
             not known or self.revision == other["revision"]
         )
 
     def surely(self, other: "Fingerprint") -> bool:
-        """Tell whether `other` certainly is the same kind and model."""
+        """Tell whether `other` certainly is the same type and model."""
         known = self.kind == "cuda" or self.revision is not None
         return known and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
 
@@ -56,19 +56,19 @@ class Fingerprint:
         return f"{self.device} ({which}), {self.count} core(s)"
 
 
-def fingerprint(kind: str) -> Fingerprint:
-    """Take this machine's fingerprint as hardware of `kind`: "cpu", or "cuda" with a count of 0 where it has no GPU."""
+def fingerprint(device_type: str) -> Fingerprint:
+    """Take this machine's fingerprint as a "cpu", or as "cuda", with a count of 0 where it has no GPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if kind == "cuda":
+    if device_type == "cuda":
         import torch  # needed here only; reading a bundle's card needs none
 
         found = torch.cuda.is_available()
         name = torch.cuda.get_device_name(0) if found else "none"
-        return Fingerprint(kind, name, torch.cuda.device_count() if found else 0, memory)
+        return Fingerprint(device_type, name, torch.cuda.device_count() if found else 0, memory)
     info = _cpu_info()
     revision = "/".join(info[name] for name in _REVISION if name in info)
     name = info.get("model name") or platform.processor() or platform.machine()
-    return Fingerprint(kind, name, os.cpu_count() or 1, memory, revision or None)
+    return Fingerprint(device_type, name, os.cpu_count() or 1, memory, revision or None)
 
 
 def _cpu_info() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where parts of tables lie: in tiers of memory, in shards, and placed on devices."""
+"""Where shards of tables lie: in tiers of memory, and placed on devices."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from neuroshard.hardware.plan_samples import of_part
+from neuroshard.hardware.plan_samples import of_share
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
@@ -23,9 +23,9 @@ from neuroshard.stages.pretrain.refine.propose import (
     content_key,
     exchange_key,
     most_doubtful,
-    part_name,
     plans_for,
     random_plan,
+    share_name,
 )
 from neuroshard.stages.pretrain.refine.rounds import Shares
 from neuroshard.tables import Table
@@ -65,7 +65,7 @@ class DrawsExchanges(Protocol):
 
 @dataclass(frozen=True)
 class RoundSamples:
-    """New samples of a round, and how many of each kind are measured again."""
+    """New samples of a round, and how many of each type are measured again."""
 
     calls: list[Chosen[ComputeSample]]
     calls_again: int
@@ -113,11 +113,11 @@ class Candidates:
 
     @property
     def recorded(self) -> tuple[Table, ...]:
-        """The tables by which samples are kept: those of all tasks, and their parts that copies see."""
+        """The tables by which samples are kept: those of all tasks, and what copies see of them."""
         shared = sorted({task.topology.num_devices for task in self._exchanging})
         pairs = [(table, count) for count in shared for table in self.tables if table.pooled]
-        parts = (replace(of_part(table, count), name=part_name(table, count)) for table, count in pairs)
-        return (*self.tables, *parts)
+        copies = (replace(of_share(table, count), name=share_name(table, count)) for table, count in pairs)
+        return (*self.tables, *copies)
 
     def of_round(
         self,

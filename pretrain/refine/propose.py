@@ -108,17 +108,17 @@ def exchange_key(sample: CommSample) -> Hashable:
 
 
 def in_turn(samples: Sequence[Sample], measured: Sequence[Sample]) -> list[Sample]:
-    """Sort samples: first of the kernel calls or collectives that the fewest were measured of; of one kind in order."""
-    counts = Counter(map(_kind, measured))
+    """Sort samples: first of the kernel calls or collectives that the fewest were measured of; of each in order."""
+    counts = Counter(map(_call_or_collective, measured))
     turns = []
     for sample in samples:
-        turns.append(counts[_kind(sample)])
-        counts[_kind(sample)] += 1
+        turns.append(counts[_call_or_collective(sample)])
+        counts[_call_or_collective(sample)] += 1
     pairs = sorted(zip(turns, samples, strict=True), key=itemgetter(0))
     return [sample for _, sample in pairs]
 
 
-def _kind(sample: Sample) -> Hashable:
+def _call_or_collective(sample: Sample) -> Hashable:
     if isinstance(sample, ComputeSample):
         return sample.call
     return sample.collective if isinstance(sample, CommSample) else None
@@ -149,20 +149,20 @@ class PlanSamples:
 
 
 def _kept(plan: Plan) -> Iterator[list[ComputeSample]]:
-    """Yield (D,) kernel calls of each device, those on parts of a batch with tables named by `part_name`."""
+    """Yield (D,) kernel calls of each device, those that see shares of a batch with tables named by `share_name`."""
     devices = plan.task.topology.num_devices
     for calls in kernel_calls(plan):
-        yield [_named(call, LAYOUTS[call.form].batch_parts(devices)) for call in calls]
+        yield [_named(call, LAYOUTS[call.form].batch_shares(devices)) for call in calls]
 
 
-def _named(call: ComputeSample, parts: int) -> ComputeSample:
-    named = tuple(replace(table, name=part_name(table, parts)) for table in call.tables)
-    return replace(call, tables=named) if parts > 1 else call
+def _named(call: ComputeSample, shares: int) -> ComputeSample:
+    named = tuple(replace(table, name=share_name(table, shares)) for table in call.tables)
+    return replace(call, tables=named) if shares > 1 else call
 
 
-def part_name(table: Table, parts: int) -> str:
-    """Name a table as one of so many parts of a batch looks it up."""
-    return f"{table.name} (1 of {parts})"
+def share_name(table: Table, shares: int) -> str:
+    """Name a table as one of so many shares of a batch looks it up."""
+    return f"{table.name} (1 of {shares})"
 
 
 def plans_for(tasks: Sequence[Task], searchers: Sequence[Searcher], simulator: Simulator) -> Iterator[Plan]:

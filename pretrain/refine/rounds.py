@@ -107,7 +107,7 @@ class Round:
     again: tuple[Again, ...] = ()
 
     def of(self, part: Part, why: Why | None = None) -> tuple[Foreseen, ...]:
-        """Select the samples of a part that were measured, all of them or of one kind."""
+        """Select the samples of a part that were measured, all of them or for one reason."""
         its = (one for one in self.samples if one.part == part and why in (None, one.why))
         return tuple(one for one in its if one.measured_ms is not None)
 

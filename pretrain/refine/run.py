@@ -237,7 +237,7 @@ class Refine:
         return Card(self.hardware.fingerprint, versions(), data, training)
 
 
-def _described(part: Any) -> dict[str, Any]:
-    """Describe a part by its settings, and its class."""
-    settings: dict[str, Any] = asdict(part) if is_dataclass(part) and not isinstance(part, type) else {}
-    return settings | {"class": type(part).__name__}
+def _described(component: Any) -> dict[str, Any]:
+    """Describe a component by its settings, and its class."""
+    settings: dict[str, Any] = asdict(component) if is_dataclass(component) and not isinstance(component, type) else {}
+    return settings | {"class": type(component).__name__}

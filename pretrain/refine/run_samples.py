@@ -1,4 +1,4 @@
-"""A round of samples: predicted, then measured in batches of live ones, each a part on disk that is measured once."""
+"""A round of samples: predicted, then measured in batches of live ones, each a chunk on disk that is measured once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from neuroshard.models.parts import exchange_part
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.records import DataDirectory, Parts
+from neuroshard.records import Chunks, DataDirectory
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import (
     BACKWARD,
@@ -40,11 +40,11 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Kind(Generic[Sample]):
-    """One kind of samples in a run.
+class Series(Generic[Sample]):
+    """A series of samples in a run.
 
     Attributes:
-        parts: where measurements are kept.
+        chunks: where measurements are kept.
         recorder: measures, and keeps them there.
         group: what a meter measures together with others, by a number.
         predict: what models say of samples, ms of each.
@@ -52,7 +52,7 @@ class Kind(Generic[Sample]):
     """
 
     part: Part
-    parts: Parts[Sample]
+    chunks: Chunks[Sample]
     recorder: Recorder[Sample]
     group: Callable[[Sample], int]
     predict: Callable[[CostModels, Sequence[Sample]], list[float]]
@@ -65,10 +65,10 @@ class Kind(Generic[Sample]):
             UserError: some are no longer there.
         """
         wanted = {one.sample_id for its in rounds for one in its.of(self.part)}
-        found = [m for m in self.parts.read() if m.sample_id in wanted and not m.second_pass]
+        found = [m for m in self.chunks.read() if m.sample_id in wanted and not m.second_pass]
         if len(found) < len(wanted):
             raise UserError(
-                f"{self.parts.directory} lacks {len(wanted) - len(found)} measurements of rounds that are done; put "
+                f"{self.chunks.directory} lacks {len(wanted) - len(found)} measurements of rounds that are done; put "
                 "them back, or give another out=DIRECTORY"
             )
         return found
@@ -84,11 +84,11 @@ class Kind(Generic[Sample]):
         """Measure the samples of the round after these, predicted before, and `again` samples a second time.
 
         Samples of earlier rounds are measured a second time among the new ones: what those of a batch have in common,
-        such as where memory came to lie, is in them too. Parts that are there already are not measured again; `advance`
-        is told of the others' measurements.
+        such as where memory came to lie, is in them too. Chunks that are there already are not measured again;
+        `advance` is told of the others' measurements.
 
         Raises:
-            UserError: parts that are there are of other samples.
+            UserError: chunks that are there are of other samples.
         """
         predicted = self.predict(models, [one.sample for one in chosen])
         first = self._count(rounds)
@@ -112,13 +112,13 @@ class Kind(Generic[Sample]):
         """Read what all samples took, those that are due among them; None where measuring failed."""
         found = {
             self._due(m.sample_id, m.sample, m.second_pass): None if m.repeats is None else self.amount(m)
-            for m in self.parts.read()
+            for m in self.chunks.read()
         }
         for one in due:
             if one not in found:
                 raise UserError(
-                    f"{self.parts.directory} holds another sample {one.number} than this run chooses now; was it begun "
-                    "with other versions? Give another out=DIRECTORY"
+                    f"{self.chunks.directory} holds another sample {one.number} than this run chooses now; was it "
+                    "begun with other versions? Give another out=DIRECTORY"
                 )
         return found
 
@@ -134,7 +134,7 @@ class Kind(Generic[Sample]):
         return [(self._due(m.sample_id, m.sample, second=True), of_round[m.sample_id]) for m in once]
 
     def _make(self, due: Sequence[Due[Sample]], advance: Advance) -> None:
-        """Measure what isn't on disk; the number of a part is made of its first sample's, so that no other has it."""
+        """Measure what isn't on disk; the number of a chunk is made of its first sample's, so that no other has it."""
         for outcomes in self.recorder.complete(
             (2 * one[0].number + one[0].second_pass, partial(list, one)) for one in self._batches(due)
         ):
@@ -146,7 +146,7 @@ class Kind(Generic[Sample]):
             yield from in_batches(group, self.recorder.live)
 
     def _due(self, number: int, sample: Sample, second: bool = False) -> Due[Sample]:
-        stream = PARTS.index(self.part)  # kinds look up other things than each other
+        stream = PARTS.index(self.part)  # series look up other things than each other
         seeds = np.random.SeedSequence([self.recorder.seed, stream, number, second])
         return Due(as_drawn(sample), number, int(seeds.generate_state(1)[0]), split_of(number), second)
 
@@ -159,10 +159,10 @@ def _spread(items: Sequence[Item], count: int) -> list[Item]:
 
 @dataclass(frozen=True)
 class RunSamples:
-    """What a run measures, by kind."""
+    """What a run measures: kernel calls, and exchanges."""
 
-    calls: Kind[ComputeSample]
-    exchanges: Kind[CommSample]
+    calls: Series[ComputeSample]
+    exchanges: Series[CommSample]
 
     @classmethod
     def of(cls, directory: DataDirectory, hardware: Hardware, meters: Meters, seed: int) -> "RunSamples":
@@ -171,8 +171,8 @@ class RunSamples:
         call = Recorder(meters.of, hardware.compute_timing.live, seed, calls)
         exchange = Recorder(meters.of, hardware.comm_timing.live, seed, exchanges)
         return cls(
-            Kind("compute", calls, call, lambda _: 0, _predicted_calls, lambda m: float(m.typical_ms)),
-            Kind(
+            Series("compute", calls, call, lambda _: 0, _predicted_calls, lambda m: float(m.typical_ms)),
+            Series(
                 "exchange", exchanges, exchange, lambda one: one.num_devices, _predicted_exchanges, _measured_exchange
             ),
         )
@@ -198,8 +198,8 @@ class RunSamples:
         """Raise UserError if nothing of these rounds could be measured."""
         if any(one.measured_ms is not None for its in rounds for one in its.samples):
             return
-        errors = [m.error for m in self.calls.parts.read()] + [m.error for m in self.exchanges.parts.read()]
-        tried = self.calls.parts.directory.parent
+        errors = [m.error for m in self.calls.chunks.read()] + [m.error for m in self.exchanges.chunks.read()]
+        tried = self.calls.chunks.directory.parent
         raise UserError(f"nothing could be measured: {next(filter(None, errors))}; what was tried stands in {tried}")
 
     def measure(

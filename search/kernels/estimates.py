@@ -118,7 +118,7 @@ class Contents(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """Backward communication and the parts of forward transfers of a device, by its units and the widest device's.
+    """Backward communication and the segments of forward transfers of a device, by its units and the widest device's.
 
     In between, tables are interpolated; beyond, their ends count.
 
@@ -126,7 +126,7 @@ class Exchanges(NamedTuple):
         own_step, widest_first, widest_step: units of 4 columns that a sample gets, from one row to the next, of the
             first column, and from one column to the next.
         backward: (A, B) ms.
-        parts: (A, B, P) ms.
+        segments: (A, B, P) ms.
         share, lead: (P,) and (P, W), of an outline.
     """
 
@@ -134,7 +134,7 @@ class Exchanges(NamedTuple):
     widest_first: float
     widest_step: float
     backward: FloatArray
-    parts: FloatArray
+    segments: FloatArray
     share: FloatArray
     lead: FloatArray
 
@@ -163,7 +163,7 @@ def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
     """Compute what is left of a device's forward transfer when the last one has started; waits: `device_waits`'."""
-    table, lead = exchanges.parts, exchanges.lead
+    table, lead = exchanges.segments, exchanges.lead
     a, x = _cell(own / exchanges.own_step, table.shape[0])
     b, y = _cell((widest - exchanges.widest_first) / exchanges.widest_step, table.shape[1])
     others = next_wait if wait <= 0 else 0.0

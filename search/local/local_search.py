@@ -1,6 +1,6 @@
 """Local search: a plan is a matrix of widths; a step moves columns of an item to another device, or swaps two shards.
 
-Moving all of a shard is a move, half of it a split, onto a device that holds the table already a merge: one kind of
+Moving all of a shard is a move, half of it a split, onto a device that holds the table already a merge: one type of
 step covers them all. Steps start at the devices that make the plan expensive.
 """
 
@@ -109,8 +109,8 @@ class LocalSearch:
             return looked, [changes[changes[:, 0] == k, 1:] for k in range(len(own))], estimate
 
         threads = min(useful_threads(len(seeds) * plan.held.size), len(seeds))
-        parts = np.array_split(np.array(seeds, dtype=np.int64), threads)
-        looked, changes, estimates = zip(*in_threads(explored, parts, threads), strict=True)
+        chunks = np.array_split(np.array(seeds, dtype=np.int64), threads)
+        looked, changes, estimates = zip(*in_threads(explored, chunks, threads), strict=True)
         self._looked += sum(looked)
         estimate, every = np.concatenate(estimates), [one for some in changes for one in some]
         near = np.flatnonzero(estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth)
@@ -208,9 +208,9 @@ class LocalSearch:
         backward = models.backward.predict(traffic, np.zeros((len(traffic), devices)))[:, 0]
         forward = models.forward.outline(traffic)
         shape = (_OWN_STEPS, _WIDEST_STEPS)
-        parts = forward.parts_ms[:, 0].reshape(*shape, -1)
+        segments = forward.segments_ms[:, 0].reshape(*shape, -1)
         steps = float(own[1]), float(widest[0]), float(widest[1] - widest[0])
-        return Exchanges(*steps, backward.reshape(shape), parts.copy(), forward.share, forward.lead)
+        return Exchanges(*steps, backward.reshape(shape), segments.copy(), forward.share, forward.lead)
 
 
 def _changed(held: IntArray, changes: IntArray) -> IntArray:

@@ -87,7 +87,7 @@ def likeliest(costs: Sequence[Cost]) -> int:
 def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> str | None:
     """Describe a plan that was declined for `plan`, of the same task; None if it doesn't save 1% or breaks limits.
 
-    Both cost what they do as wholes, whatever part of the task they were found for.
+    Both cost what they do as wholes, whatever tables of the task they were found for.
     """
     if declined is None or declined.violations:
         return None

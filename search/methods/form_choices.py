@@ -255,7 +255,7 @@ class FormChoices:
         """
         if len(self.may) < len(self.task.tables) or self.catalog is None:
             return None, False
-        item_of = {table: i for i, item in enumerate(self.catalog.items.items) for table, _ in item.parts}
+        item_of = {table: i for i, item in enumerate(self.catalog.items.items) for table, _ in item.tables}
         ways = [(t, form) for t, form in np.argwhere(self._leading(self.allowed)).tolist() if form != COLUMNS]
         if not ways:
             return None, False
@@ -294,4 +294,4 @@ class FormChoices:
 def _too_large(sizes: Sizes) -> list[int]:
     """List the tables, by their index, that fit on no device even where they are cut as finely as they may be."""
     _, least, room = narrowest_shards(sizes)
-    return [table for item in np.flatnonzero(least > room) for table, _ in sizes.items.items[item].parts]
+    return [table for item in np.flatnonzero(least > room) for table, _ in sizes.items.items[item].tables]

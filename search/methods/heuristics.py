@@ -71,10 +71,10 @@ class Greedy(Searcher):
         confined = room.items.confined[[shard.item for shard in room.shards]]
         load = np.zeros(sizes.items.task.topology.num_devices)
         for index in np.lexsort((-scores, ~confined)).tolist():
-            for part, devices in room.places(room.shards[index]):
+            for piece, devices in room.places(room.shards[index]):
                 device = int(devices[load[devices].argmin()])
-                load[device] += self._score(room.items, part)
-                room.take(part, device)
+                load[device] += self._score(room.items, piece)
+                room.take(piece, device)
         return room.held
 
     def first_held(self, catalog: Sizes) -> IntArray | None:
@@ -113,8 +113,8 @@ class Random(Searcher):
         confined = room.items.confined[[shard.item for shard in room.shards]]
         order = rng.permutation(len(room.shards))
         for index in order[np.argsort(~confined[order], kind="stable")].tolist():
-            for part, devices in room.places(room.shards[index]):
-                room.take(part, int(rng.choice(devices)))
+            for piece, devices in room.places(room.shards[index]):
+                room.take(piece, int(rng.choice(devices)))
         return Found(sizes.items.plan(room.held))
 
 

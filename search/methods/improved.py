@@ -22,11 +22,11 @@ from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
 from neuroshard.stages.search.methods.choice import Choice, cheapest
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog, equal_parts, even_layout
+from neuroshard.stages.search.space.catalog import Catalog, equal_shards, even_layout
 from neuroshard.tasks.task import Task
 
 _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
-_MOST_PARTS = 512  # of all tables together, where each is cut into equally many
+_MOST_SHARDS = 512  # of all tables together, where each is cut into equally many
 _NARROW_SHARES = (0.03, 0.07)  # where memory is so scarce that no wider shards find room
 _NEAR = 1.1  # times the cheapest first plan's cost: from these local search begins
 
@@ -48,8 +48,8 @@ class EvenLayouts:
     """The cheapest of some layouts whose shards are all small enough, each placed by grid search.
 
     The published search splits one shard at a time, a few times; many devices, and memory that is nearly full, want
-    many tables split. Where there are few tables, all are cut into 2, 4, 8, ... parts too: a narrow part may compute
-    nearly as long as a wide one, so that small shares would cut tables into as many parts as may be.
+    many tables split. Where there are few tables, all are cut into 2, 4, 8, ... shards too: a narrow one may compute
+    nearly as long as a wide one, so that small shares would cut tables into as many shards as may be.
 
     Attributes:
         grid: caps of the greedy grid search.
@@ -60,9 +60,9 @@ class EvenLayouts:
     def first_held(self, catalog: Catalog) -> IntArray | None:
         """Place even layouts by grid search; return the cheapest plan, None if none fits."""
         grid = GridSearch(catalog, self.grid)
-        for shares, parts in ((_EVEN_SHARES, _parts(catalog)), (_NARROW_SHARES, ())):
+        for shares, counts in ((_EVEN_SHARES, _shard_counts(catalog)), (_NARROW_SHARES, ())):
             even = [even_layout(catalog, most) for most in shares]
-            even += [equal_parts(catalog, count) for count in parts]
+            even += [equal_shards(catalog, count) for count in counts]
             layouts = list({layout.tobytes(): layout for layout in even}.values())
             threads = useful_threads(sum(map(len, layouts)) * max(self.grid.points, 1))
             placed = in_threads(lambda layout: grid.place(layout[None])[0], layouts, threads)
@@ -72,10 +72,10 @@ class EvenLayouts:
         return None
 
 
-def _parts(catalog: Catalog) -> list[int]:
-    """List numbers of parts that all tables are cut into: powers of two, up to as many as there are devices."""
+def _shard_counts(catalog: Catalog) -> list[int]:
+    """List numbers of shards that all tables are cut into: powers of two, up to as many as there are devices."""
     powers = (1 << power for power in range(1, catalog.items.task.topology.num_devices.bit_length()))
-    return [count for count in powers if count * catalog.num_items <= _MOST_PARTS]
+    return [count for count in powers if count * catalog.num_items <= _MOST_SHARDS]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class NeuroShard(Searcher):
     """The published search, evenly split layouts and heuristics beside it, then local search from the cheapest plans.
 
     By prediction it never costs more than the published search, but for `tolerance`; that one's plan is kept where the
-    gain may be the models' error. Its parts' settings lie side by side, so that users needn't know which part is meant.
+    gain may be the models' error. Settings of its stages lie side by side, so that users needn't know whose each is.
 
     Tables lie in rows or in copies where that is predicted to cost less, or where nothing else fits. They are the same
     on every device whatever becomes of the other tables, so those are searched beside them: choices of forms are
@@ -86,8 +86,8 @@ class NeuroShard(Searcher):
         object.__setattr__(self, "forms", searched_forms(self.forms))
 
     @property
-    def parts(self) -> ImprovedSearch:
-        """The starts and the local search that it is composed of, with its settings."""
+    def column_search(self) -> ImprovedSearch:
+        """The starts and the local search that place tables in columns, with its settings."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
         starts: tuple[Start, ...] = (published, EvenLayouts(self.grid), *map(Greedy, SCORES))
         return ImprovedSearch(starts, self.improvement, choice=self.choice)
@@ -165,7 +165,7 @@ class NeuroShard(Searcher):
         choices, spread = self._other_forms(plan, simulator), Spread(plan.task)
         share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
         in_columns = any(layout.free for layout in plan.layouts)
-        own = self.parts.finalists(plan, simulator, max(share, left)) if in_columns else ()
+        own = self.column_search.finalists(plan, simulator, max(share, left)) if in_columns else ()
         groups = (self._finalists(plan.task, spread.others(one), simulator, share) for one in choices)
         return in_turns(plan, [own, *groups], simulator, count)
 
@@ -192,7 +192,9 @@ class NeuroShard(Searcher):
         try:
             base = Base.of(task, others, simulator.compute_for(task))
             if len(base.in_columns):
-                yield from self.parts.finalists(self.parts.found(base, simulator).plan, simulator, count)
+                yield from self.column_search.finalists(
+                    self.column_search.found(base, simulator).plan, simulator, count
+                )
             else:
                 yield base.plan()
         except InfeasibleError:
@@ -216,7 +218,7 @@ class NeuroShard(Searcher):
         simulator.models.check(task)
         allowed = allowed_forms(task, calls)
         if not _has_choice(task, allowed):
-            return self.parts.find(task, simulator)
+            return self.column_search.find(task, simulator)
         choices = FormChoices.of(task, simulator, allowed, self.quick)
         likely = [forms for forms in choices.best(self.form_tries) if (forms != choices.first).any()]
         others = [found for forms in likely if (found := self._of_choice(choices, forms)) is not None]
@@ -224,7 +226,7 @@ class NeuroShard(Searcher):
         if other is not None and choices.beats_columns(other.plan):
             return other
         try:
-            columns = choices.searched(choices.first, self.parts)
+            columns = choices.searched(choices.first, self.column_search)
         except InfeasibleError as error:
             return other or self._in_any_forms(choices, error)
         return columns if other is None else self._believed(columns, other, simulator)
@@ -232,7 +234,7 @@ class NeuroShard(Searcher):
     def _of_choice(self, choices: FormChoices, forms: IntArray) -> Found | None:
         """Find a plan with such forms (T,); None if there is none found."""
         try:
-            return choices.searched(forms, self.parts)
+            return choices.searched(forms, self.column_search)
         except InfeasibleError:
             return None
 

@@ -125,7 +125,7 @@ def _planner(estimates: str, task: Task, simulator: Simulator, constraints: dict
     devices = task.topology.num_devices
     memory = task.shard_memory
     host = task.topology.host_size
-    on_host = task.topology.host_bytes // host  # an even part of its host's
+    on_host = task.topology.host_bytes // host  # an even share of its host's
     sizes: dict[str, Any] = {"hbm_cap": memory[0], "ddr_cap": on_host}
     if len(set(memory)) > 1:
         each = {"hbm_cap": list(memory), "ddr_cap": [on_host] * devices}

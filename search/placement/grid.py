@@ -128,8 +128,8 @@ class _Placer:
         """Place layouts (P, S) under all caps (M,), in units of 4 columns, ascending; in threads if that pays."""
         shards = self._in_order(layouts)
         threads = min(useful_threads(layouts.size * len(caps)), len(layouts))
-        parts = in_threads(lambda part: self._placed(part, caps), np.array_split(shards, threads), threads)
-        return PlacementGrid(*map(np.concatenate, zip(*parts, strict=True)))
+        chunks = in_threads(lambda chunk: self._placed(chunk, caps), np.array_split(shards, threads), threads)
+        return PlacementGrid(*map(np.concatenate, zip(*chunks, strict=True)))
 
     def _in_order(self, layouts: IntArray) -> IntArray:
         """List items and widths of layouts (P, S), (P, S, 2), in the order in which they are placed."""

@@ -21,7 +21,7 @@ _MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table 
 
 def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> list[Section]:
     """Explain a plan in sections, the most important first; the pictures stand beside its devices."""
-    parts = [
+    shown = [
         _summary(explanation),
         _warnings(explanation),
         replace(_devices(explanation), pictures=pictures),
@@ -30,7 +30,7 @@ def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> li
         _next_step(explanation),
         _heuristics(explanation),
     ]
-    return [part for part in parts if part is not None]
+    return [section for section in shown if section is not None]
 
 
 def titled(section: Section, name: str) -> Section:

@@ -27,7 +27,7 @@ _NOTICED = 0.005  # of a plan's cost
 
 @dataclass(frozen=True)
 class ShardShare:
-    """A shard's part in its device's cost.
+    """A shard's share in its device's cost.
 
     Attributes:
         placed, table, layout: what lies where, and of which table in which layout.

@@ -72,9 +72,9 @@ def scatter(measured: pd.DataFrame) -> bytes:
 
     def draw(axes: Axes) -> None:
         """Draw a point for each plan, predicted by measured, and the diagonal."""
-        for method, part in known.groupby("method", sort=False):
+        for method, subset in known.groupby("method", sort=False):
             how = {"label": label(str(method))} if named else {"color": _BLUE}
-            axes.scatter(part["predicted_ms"], part["measured_ms"], s=14, alpha=0.75, **how)  # type: ignore[arg-type]
+            axes.scatter(subset["predicted_ms"], subset["measured_ms"], s=14, alpha=0.75, **how)  # type: ignore[arg-type]
         low, high = (f(known[["predicted_ms", "measured_ms"]].to_numpy().ravel()) for f in (np.min, np.max))
         axes.plot([low, high], [low, high], color="0.4", linewidth=1, linestyle="--")
         axes.set(xlabel="predicted, ms", ylabel="measured, ms")

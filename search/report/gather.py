@@ -140,7 +140,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Make a key for sorting paths by which 8 comes before 16."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
@@ -176,19 +176,19 @@ def gather(paths: Sequence[Path]) -> Gathered:
     return Gathered(_frame(searched, _SEARCHED), _frame(evaluated, _MEASURED), _frame(rounds, _LEARNED), references)
 
 
-def _read_rows(path: Path, kind: type[_EvaluationRow | _TrainingRow]) -> list[dict[str, Any]]:
-    """Read the rows of a Parquet file, of the columns that `kind` names; NaN becomes None.
+def _read_rows(path: Path, row_type: type[_EvaluationRow | _TrainingRow]) -> list[dict[str, Any]]:
+    """Read the rows of a Parquet file, of the columns that `row_type` names; NaN becomes None.
 
     Raises:
         UserError: there is no such file, it can't be read, lacks a column, or holds a wrong value; the line names the
             row.
     """
-    wanted = {field.name for field in fields(kind)}
+    wanted = {field.name for field in fields(row_type)}
     rows = [
         {name: _unless_nan(value) for name, value in row.items() if name in wanted}
         for row in parquet.read_rows(path, "results of a run")
     ]
-    return [asdict(parse(row, kind, f"{path}, row {number}")) for number, row in enumerate(rows)]
+    return [asdict(parse(row, row_type, f"{path}, row {number}")) for number, row in enumerate(rows)]
 
 
 def _unless_nan(value: object) -> object:
@@ -242,8 +242,8 @@ def _searched(searches: Sequence[_Search]) -> list[dict[str, Any]]:
 
 
 def _frame(rows: Sequence[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-    kinds = {name: "float64" for name in columns if name.endswith("_ms") or name in ("seconds", "value")}
-    return pd.DataFrame(rows, columns=columns).astype(kinds | ({"solved": "bool"} if "solved" in columns else {}))
+    dtypes = {name: "float64" for name in columns if name.endswith("_ms") or name in ("seconds", "value")}
+    return pd.DataFrame(rows, columns=columns).astype(dtypes | ({"solved": "bool"} if "solved" in columns else {}))
 
 
 def _described(path: Path) -> str:

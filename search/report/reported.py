@@ -71,7 +71,7 @@ def overview(gathered: Gathered, paths: Sequence[Path]) -> Section:
 
 
 def comparisons_shown(
-    compared: pd.DataFrame, axis: str, kind: str, group: str, caveats: Mapping[str, str] | None = None
+    compared: pd.DataFrame, axis: str, title: str, group: str, caveats: Mapping[str, str] | None = None
 ) -> Iterator[Section]:
     """Yield a section for each group of several methods; groups of one method share a table. `group` names what it is.
 
@@ -79,8 +79,8 @@ def comparisons_shown(
     """
     said = caveats or {}
     sizes = compared.groupby("group")["method"].transform("size")
-    for number, (name, part) in enumerate(compared[sizes > 1].groupby("group", sort=False)):
-        section = _comparison(part, f"{kind}: {name}", axis, f"{kind.lower()}-{number}")
+    for number, (name, subset) in enumerate(compared[sizes > 1].groupby("group", sort=False)):
+        section = _comparison(subset, f"{title}: {name}", axis, f"{title.lower()}-{number}")
         yield replace(section, text=_joined(section.text, said.get(str(name))))
     alone = compared[sizes == 1]
     if len(alone):
@@ -88,16 +88,18 @@ def comparisons_shown(
         text = "Nothing else was tried on the same tasks."
         its = dict.fromkeys(said[name] for name in alone["group"] if name in said)
         yield Section(
-            f"{kind}: one method alone", _joined(text, *its), grids=(_grid(alone, {**names, **_METHOD, **_SECONDS}, 2),)
+            f"{title}: one method alone",
+            _joined(text, *its),
+            grids=(_grid(alone, {**names, **_METHOD, **_SECONDS}, 2),),
         )
 
 
 def caveats_of(searched: pd.DataFrame) -> dict[str, str]:
     """Join the caveats of predicted costs, by their tasks; of which methods, where it isn't all of them."""
     found: dict[str, str] = {}
-    for tasks, part in searched.groupby("tasks", sort=False):
-        methods = set(part["method"])
-        for caveat, its in part.dropna(subset=["caveat"]).groupby("caveat", sort=False):
+    for tasks, subset in searched.groupby("tasks", sort=False):
+        methods = set(subset["method"])
+        for caveat, its in subset.dropna(subset=["caveat"]).groupby("caveat", sort=False):
             of = "" if set(its["method"]) == methods else f" of {', '.join(its['method'].unique())}"
             found[str(tasks)] = _joined(found.get(str(tasks), ""), f"Predicted costs{of} are {caveat}.")
     return found
@@ -107,30 +109,30 @@ def _joined(*sentences: str | None) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _comparison(part: pd.DataFrame, title: str, axis: str, name: str) -> Section:
-    common, tasks = int(part["common"].iloc[0]), int(part["tasks"].max())
-    grids = (_grid(part, {**_METHOD, **_SAVED, **_SECONDS}),)
+def _comparison(subset: pd.DataFrame, title: str, axis: str, name: str) -> Section:
+    common, tasks = int(subset["common"].iloc[0]), int(subset["tasks"].max())
+    grids = (_grid(subset, {**_METHOD, **_SAVED, **_SECONDS}),)
     if not common:
         text = "No task was solved by every method that solved any: there are no means to compare."
         return Section(title, text, grids=grids)
-    failed = part.loc[part["solved"] == 0, "method"].astype(str)
+    failed = subset.loc[subset["solved"] == 0, "method"].astype(str)
     enough = f". {_HOW}" if common > 1 else ": too few for intervals."
     named = f"; {', '.join(failed)} solved none, the others {common:,}" if len(failed) else ""
     many = f"{0 if len(failed) else common:,} of {tasks:,} {'task' if tasks == 1 else 'tasks'}"
     text = f"{many} solved by every method{named}{enough}"
     caption = f"{axis}, with 95% intervals" if common > 1 else axis
-    more = f"; the cheapest {MOST_BARS} of {len(part):,} methods" if len(part) > MOST_BARS else ""
-    return Section(title, text, pictures=(Picture(name, caption + more, comparison_bars(part, axis)),), grids=grids)
+    more = f"; the cheapest {MOST_BARS} of {len(subset):,} methods" if len(subset) > MOST_BARS else ""
+    return Section(title, text, pictures=(Picture(name, caption + more, comparison_bars(subset, axis)),), grids=grids)
 
 
 def sensitivities_shown(curves: pd.DataFrame, caveats: Mapping[str, str]) -> Iterator[Section]:
     """Yield a section for each sweep over a number; `caveats` are what is said of the costs, by tasks."""
-    for number, ((tasks, setting), part) in enumerate(curves.groupby(["tasks", "setting"], sort=False)):
-        title, grids = f"Sensitivity: {setting}", (_grid(part, _CURVE, 0),)
-        if part["relative"].isna().all():
+    for number, ((tasks, setting), subset) in enumerate(curves.groupby(["tasks", "setting"], sort=False)):
+        title, grids = f"Sensitivity: {setting}", (_grid(subset, _CURVE, 0),)
+        if subset["relative"].isna().all():
             yield Section(title, f"{tasks}. No task was solved with every value.", grids=grids)
         else:
-            curve = sensitivity_curve(part, str(setting))
+            curve = sensitivity_curve(subset, str(setting))
             pictures = (Picture(f"sensitivity-{number}", f"cost by {setting}", curve),)
             text = _joined(f"{tasks}.", caveats.get(str(tasks)))
             yield Section(title, text, pictures=pictures, grids=grids)
@@ -177,6 +179,6 @@ def learning_shown(gathered: Gathered) -> Iterator[Section]:
     common = list(gathered.references.values())
     references = common[0] if all(other == common[0] for other in common) else {}
     runs = learned.groupby("run", sort=False)
-    curves = [(str(part["method"].iloc[0]), part["valid_ms"].to_numpy()) for _, part in runs]
+    curves = [(str(subset["method"].iloc[0]), subset["valid_ms"].to_numpy()) for _, subset in runs]
     picture = Picture("learning", "cost of the policy's plans, by round", curves_png(curves, references))
     yield Section("Learned policies", pictures=(picture,), grids=grids)

@@ -30,20 +30,20 @@ def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
         difference if there were none (Wilcoxon's signed-rank test; NaN for the cheapest itself), median seconds of
         search.
     """
-    rows = [row for name, part in frame.groupby(group, sort=False) for row in _compared(str(name), part, cost)]
+    rows = [row for name, subset in frame.groupby(group, sort=False) for row in _compared(str(name), subset, cost)]
     return pd.DataFrame(rows, columns=_COMPARED)
 
 
-def _compared(group: str, part: pd.DataFrame, cost: str) -> Iterator[dict[str, object]]:
-    solved = part[part["solved"].astype(bool)]
-    costs = solved.pivot_table(index="task", columns="method", values=cost).reindex(columns=part["method"].unique())
+def _compared(group: str, subset: pd.DataFrame, cost: str) -> Iterator[dict[str, object]]:
+    solved = subset[subset["solved"].astype(bool)]
+    costs = solved.pivot_table(index="task", columns="method", values=cost).reindex(columns=subset["method"].unique())
     common = costs.dropna(axis=1, how="all").dropna()
     means = common.mean()
     best = common[means.idxmin()].to_numpy() if len(common) else np.zeros(0)
     ranked = means.sort_values().index if len(common) else costs.columns
     for method in [*ranked, *costs.columns.difference(ranked, sort=False)]:
         mine = common[method].to_numpy() if method in common else np.zeros(0)
-        theirs, of_method = best[: len(mine)], part[part["method"] == method]
+        theirs, of_method = best[: len(mine)], subset[subset["method"] == method]
         saved = 1 - np.divide(theirs, mine, out=np.ones_like(mine), where=mine > 0)
         yield {
             "group": group,
@@ -94,14 +94,14 @@ def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
     """
     rows = [
         row
-        for (tasks, setting), part in searched[in_sweep(searched)].groupby(["tasks", "setting"], sort=False)
-        for row in _by_value(str(tasks), str(setting), part)
+        for (tasks, setting), subset in searched[in_sweep(searched)].groupby(["tasks", "setting"], sort=False)
+        for row in _by_value(str(tasks), str(setting), subset)
     ]
     return pd.DataFrame(rows, columns=_CURVE)
 
 
-def _by_value(tasks: str, setting: str, part: pd.DataFrame) -> Iterator[dict[str, object]]:
-    solved, values = part[part["solved"]], np.sort(part["value"].unique())
+def _by_value(tasks: str, setting: str, subset: pd.DataFrame) -> Iterator[dict[str, object]]:
+    solved, values = subset[subset["solved"]], np.sort(subset["value"].unique())
     costs = solved.pivot_table(index="task", columns="value", values="predicted_ms").reindex(columns=values).dropna()
     relative = costs.div(costs.mean(axis=1), axis=0) - 1
     for value in values:

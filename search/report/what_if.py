@@ -119,15 +119,15 @@ class SplitWorth:
 def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWorth, ...]:
     """Compute what each split is worth: first of tables that fit nowhere whole, then of those dearest whole."""
     groups = _spread_tables(plan)
-    parts = _Parts.of(plan, groups, simulator)
+    shards = _SpreadShards.of(plan, groups, simulator)
     tried = [
-        parts.worth_trying(plan, cost, own, plan.layouts[table]) for table, own in zip(groups, parts.own, strict=True)
+        shards.worth_trying(plan, cost, own, plan.layouts[table]) for table, own in zip(groups, shards.own, strict=True)
     ]
-    variants = [(own, int(there)) for own, some in zip(parts.own, tried, strict=True) for there in some]
-    costs = np.concatenate([np.zeros(0), *_costs(plan, cost, parts, variants, simulator)])
+    variants = [(own, int(there)) for own, some in zip(shards.own, tried, strict=True) for there in some]
+    costs = np.concatenate([np.zeros(0), *_costs(plan, cost, shards, variants, simulator)])
     ends = np.cumsum([len(some) for some in tried], dtype=np.int64)[:-1]
     found = []
-    for (table, numbers), ms in zip(groups.items(), np.split(costs, ends), strict=False):  # of none, one empty part
+    for (table, numbers), ms in zip(groups.items(), np.split(costs, ends), strict=False):  # of none, one empty piece
         dims, best = tuple(plan.by_device[number].shard.dim for number in numbers), float(ms.min())
         whole_ms = best if np.isfinite(best) else None
         found.append(SplitWorth(plan.task.tables[table].name, dims, whole_ms, plan.layouts[table]))
@@ -143,7 +143,7 @@ def _spread_tables(plan: Plan) -> dict[int, list[int]]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
+class _SpreadShards:
     """The n shards of all tables that lie on several devices.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Parts:
     whole_ms: FloatArray
 
     @classmethod
-    def of(cls, plan: Plan, groups: dict[int, list[int]], simulator: Simulator) -> "_Parts":
+    def of(cls, plan: Plan, groups: dict[int, list[int]], simulator: Simulator) -> "_SpreadShards":
         """Gather the shards of the tables in `groups`, a table's shards each, and compute the devices' costs."""
         numbers = np.array([number for some in groups.values() for number in some], dtype=np.int64)
         placed = [plan.by_device[number] for number in numbers]
@@ -196,7 +196,7 @@ def _asked(plan: Plan, loads: Loads) -> FloatArray:
 
 
 def _costs(
-    plan: Plan, cost: Cost, parts: _Parts, variants: Sequence[tuple[IntArray, int]], simulator: Simulator
+    plan: Plan, cost: Cost, shards: _SpreadShards, variants: Sequence[tuple[IntArray, int]], simulator: Simulator
 ) -> Iterator[FloatArray]:
     """Yield the plan cost of each variant, (n,) ms, some at a time; infinite where it doesn't fit in memory.
 
@@ -208,11 +208,11 @@ def _costs(
         some = variants[start : start + step]
         compute, asked = np.tile(cost.compute, (len(some), 1)), np.tile(asked_now, (len(some), 1, 1))
         for row, (own, there) in enumerate(some):
-            devices, on = parts.device[own], parts.device[there]
-            compute[row, devices] = parts.without_ms[own]
-            compute[row, on] = parts.whole_ms[there]
-            asked[row, devices] -= parts.asked[own]
-            asked[row, on] += parts.whole_asked[there]
+            devices, on = shards.device[own], shards.device[there]
+            compute[row, devices] = shards.without_ms[own]
+            compute[row, on] = shards.whole_ms[there]
+            asked[row, devices] -= shards.asked[own]
+            asked[row, on] += shards.whole_asked[there]
         traffic = Traffic(asked[..., :-1], np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
         total_ms = simulator.step(called, traffic, compute).device_ms.max(axis=1)
         yield np.where((asked[..., -1] <= plan.task.shard_memory).all(axis=1), total_ms, np.inf)

@@ -21,7 +21,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Tier
 
 FEATURES = FeatureSet("physical")
-_KINDS = ("sum", "mean", "max")
+_REDUCTIONS = ("sum", "mean", "max")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +65,9 @@ class TaskBatch:
             )
         for some in items:
             check_whole(some, method)
-        parts = max(len(item.parts) for some in items for item in some.items)
+        most_tables = max(len(item.tables) for some in items for item in some.items)
         rivals = max(int(np.diff(some.limits.rival_first).max()) for some in items)
-        each = [_tensors(some, parts, rivals) for some in items]
+        each = [_tensors(some, most_tables, rivals) for some in items]
         return cls(items, *(torch.stack(same) for same in zip(*each, strict=True)))
 
     @property
@@ -107,7 +107,7 @@ class TaskBatch:
         return [getattr(self, field.name) for field in fields(self) if field.name != "items"]
 
 
-def _tensors(items: Items, most_parts: int, most_rivals: int) -> list[torch.Tensor]:
+def _tensors(items: Items, most_tables: int, most_rivals: int) -> list[torch.Tensor]:
     task = items.task
     for table in task.tables:
         if not table.pooled:
@@ -117,8 +117,8 @@ def _tensors(items: Items, most_parts: int, most_rivals: int) -> list[torch.Tens
     sizes = Sizes.of(items)
     check_total(sizes)
     every = [items.tables(index, item.width) for index, item in enumerate(items.items)]
-    features = np.zeros((len(items), most_parts, len(FEATURES.columns)), dtype=np.float32)
-    present = np.zeros((len(items), most_parts), dtype=np.float32)
+    features = np.zeros((len(items), most_tables, len(FEATURES.columns)), dtype=np.float32)
+    present = np.zeros((len(items), most_tables), dtype=np.float32)
     for index, tables in enumerate(every):
         features[index, : len(tables)] = FEATURES(Loads.of(tables, task.batch_size))
         present[index, : len(tables)] = 1
@@ -136,33 +136,33 @@ def _tensors(items: Items, most_parts: int, most_rivals: int) -> list[torch.Tens
 class Reduction:
     """The sum, mean or max of representations; max starts from 0."""
 
-    kind: str
+    name: str
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise unknown_name("reduction", self.kind, _KINDS)
+        if self.name not in _REDUCTIONS:
+            raise unknown_name("reduction", self.name, _REDUCTIONS)
 
     def add(self, total: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
         """Add `more` to `total`, shapes alike; zeros change nothing, if representations aren't negative."""
-        return torch.maximum(total, more) if self.kind == "max" else total + more
+        return torch.maximum(total, more) if self.name == "max" else total + more
 
     def finish(self, total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """Compute what a total of `count` (...) representations stands for, (..., H)."""
-        return total / count.clamp(min=1)[..., None] if self.kind == "mean" else total
+        return total / count.clamp(min=1)[..., None] if self.name == "mean" else total
 
     def before(self, steps: torch.Tensor) -> torch.Tensor:
         """Compute the totals before each of I steps, (B, I, D, H), that add `steps` (B, I, D, H)."""
-        through = steps.cummax(dim=1).values if self.kind == "max" else steps.cumsum(dim=1)
+        through = steps.cummax(dim=1).values if self.name == "max" else steps.cumsum(dim=1)
         start = torch.zeros_like(steps[:, :1])
         return torch.cat([start, through[:, :-1]], dim=1)
 
     def total(self, values: torch.Tensor, dim: int) -> torch.Tensor:
         """Add up all representations along one dimension, as `add` does, for `finish`."""
-        return values.amax(dim=dim) if self.kind == "max" else values.sum(dim=dim)
+        return values.amax(dim=dim) if self.name == "max" else values.sum(dim=dim)
 
     def over(self, values: torch.Tensor, dim: int) -> torch.Tensor:
         """Reduce all representations along one dimension."""
-        return values.mean(dim=dim) if self.kind == "mean" else self.total(values, dim)
+        return values.mean(dim=dim) if self.name == "mean" else self.total(values, dim)
 
 
 class TableEncoder(nn.Module):

@@ -240,8 +240,8 @@ class Session:
         good = [index for index, cost in enumerate(costs) if isinstance(cost, Cost)]
         if not good:
             raise UserError(f"no placement could be measured: {costs[0]}")
-        parts = [np.stack([c.compute, c.forward, c.backward], axis=-1) for c in costs if isinstance(c, Cost)]
-        return MeasuredPlacements(chosen[good], held[good], torch.from_numpy(np.stack(parts).astype(np.float32)))
+        parts_ms = [np.stack([c.compute, c.forward, c.backward], axis=-1) for c in costs if isinstance(c, Cost)]
+        return MeasuredPlacements(chosen[good], held[good], torch.from_numpy(np.stack(parts_ms).astype(np.float32)))
 
     def tensors(self) -> Tensors:
         """Collect the agent's weights, the optimizers' state and what was measured, as a checkpoint holds them."""

@@ -123,7 +123,7 @@ class ExplainResult:
             return
         chapters = [*self._comparison()]
         for name, one in zip(self._titles(), self.found, strict=True):
-            chapters += [titled(part, name) for part in [*sections(one, (picture(one),)), all_shards(one)]]
+            chapters += [titled(section, name) for section in [*sections(one, (picture(one),)), all_shards(one)]]
         title = "A plan explained" if len(self.found) == 1 else "Two plans compared"
         save_page(self.page, render(title, self._intro(), chapters))
 
@@ -131,7 +131,7 @@ class ExplainResult:
         """Print the explanation of every plan, and their comparison."""
         console.print(plain(self._intro(), "dim"), soft_wrap=True)
         for name, one in zip(self._titles(), self.found, strict=True):
-            show_sections(console, [titled(part, name) for part in sections(one)])
+            show_sections(console, [titled(section, name) for section in sections(one)])
         show_sections(console, list(self._comparison()))
         if self.page is not None:
             console.print(plain(f"page: {self.page}"), soft_wrap=True)

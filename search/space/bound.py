@@ -51,7 +51,7 @@ def lower_bound_ms(catalog: Catalog, steps: int = _STEPS) -> float | None:
     prices = Prices.of(catalog, model.head, float(any_ms.min()))
     widest_ms = any_ms + np.maximum(0, prices.base_ms + prices.of_columns_ms(widest.columns))
     first_ms = max(_first_ms(prices, float(mean_ms.min())), float(widest_ms.min()))
-    step_ms = max(first_ms + float((forward.parts_ms[:, 0] @ forward.share).max()), _LEAST_MS) / steps
+    step_ms = max(first_ms + float((forward.segments_ms[:, 0] @ forward.share).max()), _LEAST_MS) / steps
     least_ms, begin_ms = np.inf, first_ms
     while begin_ms < least_ms:
         end_ms = begin_ms + step_ms
@@ -142,7 +142,7 @@ class Prices:
     def of_columns_ms(self, columns: FloatArray) -> FloatArray:
         """Compute what prices of a device's shards sum to at least, (J,), if it gives a sample so many columns or more.
 
-        As if any part of an item could be had at its lowest price per column, the cheapest items first.
+        As if any share of an item could be had at its lowest price per column, the cheapest items first.
         """
         catalog = self.catalog
         given, whole = catalog.given, catalog.given[catalog.whole]
@@ -228,7 +228,7 @@ class Widest:
         of two of its values that gives out the mean device's bytes.
         """
         outline = model.least_outline(self.beside)
-        given = (outline.parts_ms[:, 0] @ outline.share).reshape(_WIDEST, -1)
+        given = (outline.segments_ms[:, 0] @ outline.share).reshape(_WIDEST, -1)
         ends = self.beside.most_bytes[: given.shape[1]]
         given = np.where(ends <= self.itself.most_bytes[:, None], given, np.inf)
         rising = np.minimum.accumulate(given[:, ::-1], axis=1)[:, ::-1]
@@ -263,6 +263,6 @@ def longest_waits(num_devices: int) -> FloatArray:
 def least_left_ms(forward: Outline, mean_wait_ms: FloatArray, longest: FloatArray) -> FloatArray:
     """Find the least transfer of an outline, (J,), where devices' waits are `mean_wait_ms` (J,) on average at most."""
     done = mean_wait_ms[:, None, None] * (longest @ forward.lead.T)
-    left: FloatArray = np.maximum(forward.parts_ms - done, 0) @ forward.share
+    left: FloatArray = np.maximum(forward.segments_ms - done, 0) @ forward.share
     least: FloatArray = left.min(axis=1)
     return least

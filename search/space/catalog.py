@@ -76,7 +76,7 @@ class Catalog(Sizes):
         Tables that are kept together or apart, or whose shards are pinned, must all be in columns, or none.
         """
         items = self.items
-        stays = np.isin([item.parts[0][0] for item in items.items], base.in_columns)
+        stays = np.isin([item.tables[0][0] for item in items.items], base.in_columns)
         full_width, entries = self.full_width[stays], stays[self.item]
         its = tuple(item for item, kept in zip(items.items, stays.tolist(), strict=True) if kept)
         arrays = [field.name for field in fields(self) if field.name not in _NOT_OF_ENTRIES]
@@ -161,7 +161,7 @@ def even_layout(catalog: Catalog, most: float) -> IntArray:
     return _evenly_cut(catalog, counts)
 
 
-def equal_parts(sizes: Sizes, count: int) -> IntArray:
+def equal_shards(sizes: Sizes, count: int) -> IntArray:
     """Cut every item into `count` shards, as far as its limits allow, (S,)."""
     return _evenly_cut(sizes, np.clip(count, sizes.items.limits.min_shards, _most_shards(sizes)))
 

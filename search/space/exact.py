@@ -1,6 +1,6 @@
 """Whether anything fits at all, by integer programming: the one place that may say "impossible", in which forms.
 
-Bytes of a shard are a fixed part (buffers, rowwise state) and a part for every unit of 4 columns, so a plan is a
+Bytes of a shard are a fixed amount (buffers, rowwise state) and an amount for every unit of 4 columns, so a plan is a
 whole number of units of each item on each device, and a 0 or 1 that says whether there are any.
 """
 
@@ -172,7 +172,7 @@ class _Program:
     def _bytes_fit(self, rows: "_Rows") -> None:
         elsewhere = self._elsewhere.size_bytes
         common = gcd(*self._unit_bytes.tolist(), *self._fixed_bytes.tolist(), *elsewhere.ravel().tolist()) or 1
-        for device, memory in enumerate((self._memory // common).tolist()):  # less than a common part is of no use
+        for device, memory in enumerate((self._memory // common).tolist()):  # less than the common divisor is of no use
             cut, told = self._units[:, device] >= 0, self._presence[:, device] >= 0
             unknowns = np.concatenate([self._units[cut, device], self._presence[told, device], self._ways])
             size = np.concatenate([self._unit_bytes[cut], self._fixed_bytes[told], elsewhere[:, device]]) // common

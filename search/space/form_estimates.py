@@ -62,7 +62,7 @@ class Cuts:
 
         What is kept together counts as the first table of it.
         """
-        table = np.array([item.parts[0][0] for item in catalog.items.items])  # (I,)
+        table = np.array([item.tables[0][0] for item in catalog.items.items])  # (I,)
         num_tables = len(catalog.items.task.tables)
         shape = (num_tables, len(_SHARES))
         vectors, (cost_ms, columns, size_bytes) = np.zeros((*shape, catalog.vectors.shape[1])), np.zeros((3, *shape))
@@ -167,11 +167,11 @@ class FormEstimates:
         compute, known = simulator.compute_for(task), known_calls(simulator.models)
         head = ReluHead.of_cost() if catalog is None else catalog.model.head
         each = zip(task.tables, task.homes, strict=True)
-        kinds = {(table.pooled, home.tier) for table, home in each}
+        wanted = {(table.pooled, home.tier) for table, home in each}
         others = tuple(
             Everywhere.of(task, compute, call, allowed)
             for call in CALLS
-            if call in known and not LAYOUTS[call.form].free and (call.pooled, call.tier) in kinds
+            if call in known and not LAYOUTS[call.form].free and (call.pooled, call.tier) in wanted
         )
         cuts = Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog)
         return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))
@@ -182,9 +182,9 @@ class FormEstimates:
         Infinite where memory can't do.
         """
         count = max(1, min(_TOGETHER, _DEVICES // self.task.topology.num_devices))
-        parts = (choices.some(slice(first, first + count)) for first in range(0, len(choices), count))
-        found = in_threads(self._costs, list(parts), useful_threads(len(choices) * len(self.task.tables)))
-        return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
+        chunks = (choices.some(slice(first, first + count)) for first in range(0, len(choices), count))
+        found = in_threads(self._costs, list(chunks), useful_threads(len(choices) * len(self.task.tables)))
+        return np.concatenate([costs[0] for costs in found]), np.concatenate([costs[1] for costs in found])
 
     def base(self, forms: IntArray) -> Base:
         """Compute what tables in rows and copies take and cost by a choice of forms (T,), the same on every device."""
@@ -200,11 +200,11 @@ class FormEstimates:
         """
         given, size_bytes = np.zeros((len(choices), len(Collective))), np.zeros(len(choices))
         compute_ms = self.other_parts.shared_ms(self.simulator, choices, self.task)
-        for part in self.others:
-            its = choices.at(part.form)
-            compute_ms += _kernel(part.head, its.total(part.vectors), its.total(part.called))
-            given += its.total(part.given)
-            size_bytes += its.total(part.size_bytes)
+        for group in self.others:
+            its = choices.at(group.form)
+            compute_ms += _kernel(group.head, its.total(group.vectors), its.total(group.called))
+            given += its.total(group.given)
+            size_bytes += its.total(group.size_bytes)
         return Shared(compute_ms, given, size_bytes)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
@@ -287,10 +287,10 @@ class OtherParts(NamedTuple):
         calls, input_bytes = np.repeat(task.loads.call[:, None], len(FORMS), axis=1), np.zeros(counts.shape[:2])
         counts[:, COLUMNS] = in_columns
         input_bytes[:, COLUMNS] = given_bytes(task.loads, devices)[:, Collective.INPUT] / devices
-        for part in others:
-            counts[part.tables, part.form] = simulator.counts_of(LoadSets.alone(part.loads))
-            calls[part.tables, part.form] = part.loads.call
-            input_bytes[part.tables, part.form] = part.given[part.tables, Collective.INPUT]
+        for group in others:
+            counts[group.tables, group.form] = simulator.counts_of(LoadSets.alone(group.loads))
+            calls[group.tables, group.form] = group.loads.call
+            input_bytes[group.tables, group.form] = group.given[group.tables, Collective.INPUT]
         return cls(np.eye(len(CALLS))[calls], counts, input_bytes)
 
     def shared_ms(self, simulator: Simulator, choices: Choices, task: Task) -> FloatArray:

@@ -38,7 +38,7 @@ def known_calls(models: ModelSet, forms: Collection[str] = FORMS) -> frozenset[C
 
 
 def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
-    """Tell which forms each table may lie in, (T, F): those that there are `calls` of, with its kind and its memory.
+    """Tell which forms each table may lie in, (T, F): those that there are `calls` of, with its pooling and its memory.
 
     As far as the task's constraints and what each form asks for let it. Rows and copies lie on every device, so each
     must be allowed. Tables that are pinned or kept apart stay in columns; those kept together may lie in what all of
@@ -183,9 +183,9 @@ class Forms:
         """Count the choices."""
         return len(self.forms)
 
-    def some(self, part: slice) -> "Forms":
-        """Take the choices of a part."""
-        return Forms(self.forms[part])
+    def some(self, which: slice) -> "Forms":
+        """Take the choices of a slice."""
+        return Forms(self.forms[which])
 
     def at(self, form: int) -> Members:
         """Find the tables that each choice has in a form."""
@@ -210,9 +210,9 @@ class Changes:
         after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
         return after
 
-    def some(self, part: slice) -> "Changes":
-        """Take the choices of a part."""
-        return Changes(self.before, self.changes[part])
+    def some(self, which: slice) -> "Changes":
+        """Take the choices of a slice."""
+        return Changes(self.before, self.changes[which])
 
     def at(self, form: int) -> MembersAfter:
         """Find the tables that each choice has in a form."""

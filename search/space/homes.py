@@ -45,7 +45,7 @@ class HomeOptions:
         shares = sorted({*_SHARES, *(its.cached for its in task.limits if its.cached is not None)})
         homes = (ON_DEVICE, *(Home(Tier.CACHED, share) for share in shares), Home(Tier.HOST))
         columns = [_costed(task, home, model) for home in homes]
-        cost_ms, device_bytes, host_bytes = (np.stack(kind, axis=1) for kind in zip(*columns, strict=True))
+        cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
         may = np.array([[its.may_lie_in(home) for home in homes] for its in task.limits])
         return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
@@ -59,7 +59,7 @@ class HomeOptions:
         )
 
     def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Choose each table's memory, (T,), for little cost in all, within bytes of both kinds; None if no choice is.
+        """Choose each table's memory, (T,), for little cost in all, within bytes of both tiers; None if no choice is.
 
         As many tables as find room there take their best memory, those first that gain most for a byte of the devices;
         host memory has the lowest price at which it suffices.

@@ -93,13 +93,13 @@ class Item:
     """Columns that are placed as one, unless `max_shards` lets them be split.
 
     Attributes:
-        parts: (table, units of 4 columns) of each table in it; more than one only if it is never split.
+        tables: (table, units of 4 columns) of each table in it; more than one only if it is never split.
         devices: those that may hold it.
         min_shards, max_shards: devices that it is spread over.
         min_width: units on each of them, at least.
     """
 
-    parts: tuple[tuple[int, int], ...]
+    tables: tuple[tuple[int, int], ...]
     devices: tuple[int, ...]
     min_shards: int
     max_shards: int
@@ -108,13 +108,13 @@ class Item:
     @property
     def width(self) -> int:
         """Columns of all its tables, in units of 4."""
-        return sum(units for _, units in self.parts)
+        return sum(units for _, units in self.tables)
 
     def columns(self, width: int) -> list[tuple[int, int]]:
         """List (table, dim) of what a shard `width` units wide holds; of tables kept together, all that there is."""
-        if len(self.parts) > 1:
-            return [(table, units * DIM_MULTIPLE) for table, units in self.parts]
-        return [(self.parts[0][0], width * DIM_MULTIPLE)]
+        if len(self.tables) > 1:
+            return [(table, units * DIM_MULTIPLE) for table, units in self.tables]
+        return [(self.tables[0][0], width * DIM_MULTIPLE)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ class Items:
             allowed[index, list(item.devices)] = True
         closed = base.closed_to()
         for index, item in enumerate(items):
-            allowed[index] &= ~closed[[table for table, _ in item.parts]].any(axis=0)
+            allowed[index] &= ~closed[[table for table, _ in item.tables]].any(axis=0)
         rivals = _rivals(task, items)
         limits = Limits(
             allowed,
@@ -173,7 +173,7 @@ class Items:
 
     def name(self, index: int) -> str:
         """Name the tables in item `index`, as errors show them."""
-        return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[index].parts)
+        return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[index].tables)
 
     def tables(self, index: int, width: int) -> list[Table]:
         """List the tables that a shard of item `index`, `width` units wide, holds, each as wide as there."""
@@ -204,10 +204,10 @@ class Items:
         for placement in plan.placements:
             units[placement.shard.table, placement.device] = placement.shard.dim // DIM_MULTIPLE
         held = np.zeros(self.limits.allowed.shape, dtype=np.int64)
-        by_first_table = grouped(range(len(self)), lambda number: self.items[number].parts[0][0])
+        by_first_table = grouped(range(len(self)), lambda number: self.items[number].tables[0][0])
         for table, numbers in by_first_table.items():
             whole = [number for number in numbers if self.limits.max_shards[number] == 1]
-            width = np.array([self.items[number].parts[0][1] for number in whole])
+            width = np.array([self.items[number].tables[0][1] for number in whole])
             fits = self.limits.allowed[whole] & (units[table] == width[:, None])
             for row, device in _own_devices(fits):
                 held[whole[row], device] = self.items[whole[row]].width
@@ -242,8 +242,8 @@ def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
             group = sorted(index[name] for name in constraints.group_of[table.name])
             if group[0] == number:
                 allowed = [set(task.limits[t].devices) for t in group]
-                parts = tuple((t, task.tables[t].dim // DIM_MULTIPLE) for t in group)
-                items.append(Item(parts, tuple(sorted(set.intersection(*allowed))), 1, 1, 1))
+                whole = tuple((t, task.tables[t].dim // DIM_MULTIPLE) for t in group)
+                items.append(Item(whole, tuple(sorted(set.intersection(*allowed))), 1, 1, 1))
             continue
         left, shards = table.dim // DIM_MULTIPLE, constraints.pins.get(table.name, [])
         for shard in shards:
@@ -262,7 +262,7 @@ def _rivals(task: Task, items: Sequence[Item]) -> list[set[int]]:
     """Find, for each item, those that may not share its device: of tables kept apart, and of its own table."""
     of_table: dict[str, set[int]] = defaultdict(set)
     for number, item in enumerate(items):
-        for table, _ in item.parts:
+        for table, _ in item.tables:
             of_table[task.tables[table].name].add(number)
     groups = [set().union(*(of_table[name] for name in group)) for group in task.constraints.apart]
     groups += [numbers for numbers in of_table.values() if len(numbers) > 1]

@@ -22,7 +22,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 
 _NAMED_ITEMS = 3
-_PARTS = 1000  # of how many times the memory would do
+_FRACTIONS = 1000  # of how many times the memory would do
 NO_PLAN = "no plan exists"  # in any form that the task allows
 NO_COLUMNS = "no plan with all tables in columns exists"
 NONE_FOUND = "none found within the search's budget, though there may be a plan,"
@@ -98,7 +98,7 @@ def enough(items: Items, factor: float) -> str:
     needed = each - shards + np.ceil(shards * factor)
     if len(set(each)) == 1:
         return readable_bytes_up(float(needed.max()))
-    return f"{ceil(float((needed / each).max()) * _PARTS) / _PARTS:.10g} times as much"
+    return f"{ceil(float((needed / each).max()) * _FRACTIONS) / _FRACTIONS:.10g} times as much"
 
 
 def keeps_nothing(proven: bool) -> InfeasibleError:

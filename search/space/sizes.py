@@ -12,7 +12,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.compiled import kernel, leaf
 from neuroshard.stages.search.space.items import Items, Limits, may_lie
 
-_PARTS = 1024  # of a unit
+_FRACTIONS = 1024  # of a unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Sizes:
         np.add.at(size_bytes, entry, items.task.memory.device_bytes(shards))
         np.add.at(state_bytes, entry, items.task.memory.state_bytes(shards))
         given = np.zeros(len(size_bytes))
-        np.add.at(given, entry, _parts(shards.outputs / shards.samples * shards.dim / DIM_MULTIPLE))
+        np.add.at(given, entry, _rounded(shards.outputs / shards.samples * shards.dim / DIM_MULTIPLE))
         return cls(items, first, full_width, size_bytes, state_bytes, given)
 
     @property
@@ -88,24 +88,24 @@ class Sizes:
         return moved
 
 
-def _parts(units: FloatArray) -> FloatArray:
-    """Round units (n,) to the nearest parts, none of them to nothing."""
-    parts: FloatArray = np.maximum(np.round(units * _PARTS), 1) / _PARTS
-    return parts
+def _rounded(units: FloatArray) -> FloatArray:
+    """Round units (n,) to the nearest fractions, none of them to nothing."""
+    rounded: FloatArray = np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
+    return rounded
 
 
 def entry_loads(items: Items, first: IntArray) -> tuple[IntArray, Loads]:
     """Compute n loads over all entries: the entry that each belongs to, (n,), and the loads."""
     entries, tables, widths = [], [], []
     for item, start in zip(items.items, first.tolist(), strict=True):
-        if len(item.parts) > 1:
-            entries.append(np.full(len(item.parts), start + item.width))
-            tables.append(np.array([table for table, _ in item.parts]))
-            widths.append(np.array([units for _, units in item.parts]))
+        if len(item.tables) > 1:
+            entries.append(np.full(len(item.tables), start + item.width))
+            tables.append(np.array([table for table, _ in item.tables]))
+            widths.append(np.array([units for _, units in item.tables]))
         else:
             width = np.arange(1, item.width + 1)
             entries.append(start + width)
-            tables.append(np.full(item.width, item.parts[0][0]))
+            tables.append(np.full(item.width, item.tables[0][0]))
             widths.append(width)
     dims = np.concatenate(widths).astype(np.float64) * DIM_MULTIPLE
     loads = items.task.loads.take(np.concatenate(tables)).columns(dims)
@@ -117,9 +117,9 @@ class DeviceLoads:
 
     def __init__(self, items: Items) -> None:
         self._loads = items.task.loads
-        self._parts = np.array([len(item.parts) for item in items.items], dtype=np.int64)
-        self._first_part = self._parts.cumsum() - self._parts
-        self._table, self._units = np.array([part for item in items.items for part in item.parts], dtype=np.int64).T
+        self._num_tables = np.array([len(item.tables) for item in items.items], dtype=np.int64)
+        self._first_table = self._num_tables.cumsum() - self._num_tables
+        self._table, self._units = np.array([pair for item in items.items for pair in item.tables], dtype=np.int64).T
 
     def sets(self, contents: IntArray) -> LoadSets:
         """Compute the loads of n devices that hold so many units of 4 columns of each item, (n, I).
@@ -127,11 +127,11 @@ class DeviceLoads:
         Of an item that is several tables kept together, a device holds all columns or none.
         """
         device, item = contents.nonzero()
-        parts = self._parts[item]
-        shard = np.repeat(np.arange(len(item)), parts)  # that each load is a part of
-        part = self._first_part[item][shard] + np.arange(len(shard)) - (parts.cumsum() - parts)[shard]
-        units = np.where(parts[shard] > 1, self._units[part], contents[device, item][shard])
-        loads = self._loads.take(self._table[part]).columns(units * DIM_MULTIPLE)
+        num_tables = self._num_tables[item]
+        shard = np.repeat(np.arange(len(item)), num_tables)  # that each load belongs to
+        entry = self._first_table[item][shard] + np.arange(len(shard)) - (num_tables.cumsum() - num_tables)[shard]
+        units = np.where(num_tables[shard] > 1, self._units[entry], contents[device, item][shard])
+        loads = self._loads.take(self._table[entry]).columns(units * DIM_MULTIPLE)
         return LoadSets(loads, np.bincount(device[shard], minlength=len(contents)))
 
 

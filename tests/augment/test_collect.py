@@ -297,17 +297,17 @@ def test_a_real_run_of_all_forms_and_collectives(tmp_path):
     assert all(m.error is None and m.repeats.times_ms.shape == (2, 2, 2) for m in exchanged)
     assert {name_of(m.sample.collective) for m in exchanged} == set(COLLECTIVES)
     calls = {m.sample.call.name for m in measured}
-    assert [part.name for part in summary["compute"].parts] == sorted(calls)
+    assert [subset.name for subset in summary["compute"].subsets] == sorted(calls)
     assert calls & {"sequence_columns", "sequence_rows"}
     assert {table.features for m in measured for table in m.sample.tables} == {1, 3}
-    assert [part.name for part in summary["exchanges"].parts] == sorted(COLLECTIVES)
-    assert sum(part.measured for part in summary["compute"].parts) == summary["compute"].measured == 24
+    assert [subset.name for subset in summary["exchanges"].subsets] == sorted(COLLECTIVES)
+    assert sum(subset.measured for subset in summary["compute"].subsets) == summary["compute"].measured == 24
     assert "reduce_scatter" in shown(summary)
 
 
 def test_one_form_is_summed_up_in_one_line(tmp_path):
     summary = collect_run(tmp_path / "data").run()
-    assert (summary["compute"].parts, summary["exchanges"].parts) == ((), ())
+    assert (summary["compute"].subsets, summary["exchanges"].subsets) == ((), ())
 
 
 def test_collectives_between_hosts_need_hosts(tmp_path):

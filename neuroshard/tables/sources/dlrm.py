@@ -76,7 +76,7 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
     except Exception as error:  # whatever torch makes of it
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{source} is not a saved (indices, offsets, lengths): {reason}") from None
-    if not isinstance(content, tuple) or [_dimensions(part) for part in content] != [1, 1, 2]:
+    if not isinstance(content, tuple) or [_dimensions(tensor) for tensor in content] != [1, 1, 2]:
         raise UserError(f"{source} is not a saved (indices, offsets, lengths): tensors of 1, 1 and 2 dimensions")
     indices, offsets, lengths = content
     tables, batch_size = lengths.shape
@@ -88,10 +88,10 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return indices, offsets, lengths
 
 
-def _dimensions(part: object) -> int | None:
+def _dimensions(value: object) -> int | None:
     """Count the dimensions of a plain tensor with values; None of anything else."""
-    plain = isinstance(part, torch.Tensor) and part.layout is torch.strided and part.device.type == "cpu"
-    return part.dim() if isinstance(part, torch.Tensor) and plain else None
+    plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu"
+    return value.dim() if isinstance(value, torch.Tensor) and plain else None
 
 
 def _load_mapped(file: Path) -> object:

@@ -68,7 +68,7 @@ def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
         host: Any = values.detach().cpu() if hasattr(values, "detach") else values
         array = np.asarray(host)
     except (TypeError, ValueError, RuntimeError):  # what NumPy has no type for, sparse, without data, ragged
-        raise UserError(f"{where}: {what} must be one row of whole numbers, not {_kind(values)}") from None
+        raise UserError(f"{where}: {what} must be one row of whole numbers, not {_described(values)}") from None
     if array.ndim == 1 and not array.size:
         return np.zeros(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -76,7 +76,7 @@ def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
     return array
 
 
-def _kind(values: object) -> str:
+def _described(values: object) -> str:
     """Say what sort of a tensor it is; of anything else, what it holds."""
-    known = [str(getattr(values, part)) for part in ("dtype", "layout", "device") if hasattr(values, part)]
+    known = [str(getattr(values, name)) for name in ("dtype", "layout", "device") if hasattr(values, name)]
     return f"a {type(values).__name__} ({', '.join(known)})" if known else shown(values)

@@ -18,8 +18,8 @@ class RowCounts:
     """Exact counts of the rows that one table's lookups touch: of all of these rows, or of a share of them.
 
     A row belongs to the share if a hash of its number begins with so many zeros; each time the share is halved, with
-    one more. How often a row is looked up has no part in that: the rows in the share are a random sample of those that
-    are touched.
+    one more. How often a row is looked up plays no role: the rows in the share are a random sample of those that are
+    touched.
     """
 
     def __init__(self, salt: int) -> None:

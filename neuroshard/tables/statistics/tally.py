@@ -118,7 +118,7 @@ class Tally:
 
 
 class BatchTally:
-    """A counter of one global batch, which comes in parts."""
+    """A counter of one global batch, which comes in pieces."""
 
     def __init__(self, shapes: Sequence[TableShape], row_blocks: int, most_held: int, number: int) -> None:
         """Begin to count the global batch of this `number`; where room is short, each has other rows."""

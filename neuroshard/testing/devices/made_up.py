@@ -21,7 +21,7 @@ from neuroshard.words.fingerprint import Fingerprint
 
 _LEAST_SHARE = 0.2  # of the lookups that a block would have if they were spread evenly
 Drawn = Sequence[tuple[Sample, str]]  # samples with the names of their splits
-_LIVE = 16  # samples of a batch: each a part on disk
+_LIVE = 16  # samples of a batch: each a chunk on disk
 
 
 @dataclass(frozen=True)

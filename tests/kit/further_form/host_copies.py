@@ -65,7 +65,7 @@ class HostCopies(Layout):
         form = np.full(len(loads), FORMS.index(self.form))
         return _of_own_hosts(replace(Rows().share(loads, count // _HOSTS), form=form), np.arange(len(loads)))
 
-    def batch_parts(self, devices: int) -> int:
+    def batch_shares(self, devices: int) -> int:
         return _HOSTS
 
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:

@@ -43,7 +43,7 @@ def test_parts_that_are_there_are_neither_drawn_nor_measured(tmp_path, meter):
     found = [*recorder.complete([(0, lambda: _due(0, 1)), (1, pytest.fail), (2, lambda: _due(4))])]
     assert [len(outcomes) for outcomes in found] == [2, 1]
     assert meter.asked == [[12, 13], [10, 11], [14]]
-    kept = [(m.sample_id, m.split, m.seed, m.second_pass, m.error) for part in recorder.parts.each() for m in part]
+    kept = [(m.sample_id, m.split, m.seed, m.second_pass, m.error) for part in recorder.chunks.each() for m in part]
     assert kept == [(number, "valid", 7, number > 2, "too much") for number in range(5)]
 
 
@@ -52,10 +52,10 @@ def test_batches_are_of_live_samples_and_stand_behind_what_is_there(tmp_path, me
     recorder.record(_due(9), 4)
     outcomes = recorder.measure(_due(0, 1, 2))
     assert next(outcomes).error == "too much"
-    assert [*map(len, recorder.parts.each())] == [1, 2]  # the next batch isn't begun before it is asked for
+    assert [*map(len, recorder.chunks.each())] == [1, 2]  # the next batch isn't begun before it is asked for
     assert len([*outcomes]) == 2
     assert meter.asked == [[19], [10, 11], [12]]
-    assert recorder.parts.end == 7
+    assert recorder.chunks.end == 7
 
 
 def test_nothing_is_kept_without_a_place(tmp_path, meter):

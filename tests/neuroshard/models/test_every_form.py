@@ -66,7 +66,7 @@ def test_exchanges_follow_one_another_and_are_waited_for_once():
     assert np.allclose(model.predict(traffic, starts), ends - starts)
     assert np.allclose(model.transfer_ms(traffic, waits(starts)), ends - starts - waits(starts))
     outline = model.outline(traffic)
-    together = np.maximum(outline.parts_ms, 0) @ outline.share
+    together = np.maximum(outline.segments_ms, 0) @ outline.share
     assert np.allclose(together, model.predict(traffic, np.zeros((1, 4))), rtol=1e-5)
 
 

@@ -26,7 +26,7 @@ def test_exchanges_cost_what_fewer_bytes_cost():
     assert (half.forward.predict(columns, start) == full.forward.predict(less, start)).all()
     assert (half.backward.predict(columns, start) == full.backward.predict(least, start)).all()
     assert (half.forward.chain(columns, start).total_ms == half.forward.predict(columns, start)).all()
-    assert (half.forward.outline(columns).parts_ms == full.forward.outline(less).parts_ms).all()
+    assert (half.forward.outline(columns).segments_ms == full.forward.outline(less).segments_ms).all()
     assert half.forward.coverage(columns) == full.forward.coverage(less)
 
 

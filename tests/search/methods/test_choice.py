@@ -157,8 +157,8 @@ def test_gains_that_are_errors_of_the_model_are_left():
 
 def test_the_setting_comes_from_the_config():
     assert build("searcher", "neuroshard") == NeuroShard()
-    assert build("searcher", "neuroshard", choice={"doubt": 0.5}).parts.choice == Choice(doubt=0.5)
-    assert build("searcher", "neuroshard", choice=None).parts.choice is None
+    assert build("searcher", "neuroshard", choice={"doubt": 0.5}).column_search.choice == Choice(doubt=0.5)
+    assert build("searcher", "neuroshard", choice=None).column_search.choice is None
 
 
 def test_a_gain_that_is_not_taken_is_said():

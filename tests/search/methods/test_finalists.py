@@ -39,13 +39,13 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
     task, simulator = toy_task(12), Simulator(random_models())
     _, plans = _finalists(SMALL, task, simulator.models, 20)
     keys = {layout_key(plan) for plan in plans}
-    for start in SMALL.parts.starts:
-        searcher = replace(SMALL.parts, starts=(start,), choice=None)
+    for start in SMALL.column_search.starts:
+        searcher = replace(SMALL.column_search, starts=(start,), choice=None)
         first = replace(searcher, improvement=Improvement(shakes=0, max_plans=1), max_moved_bytes=0)
         assert layout_key(first.find(task, simulator).plan) in keys
         assert layout_key(searcher.find(task, simulator).plan) in keys
     assert len(keys) > 15
-    assert [type(start) for start in SMALL.parts.starts] == [BeamSearch, EvenLayouts, *[Greedy] * 4]
+    assert [type(start) for start in SMALL.column_search.starts] == [BeamSearch, EvenLayouts, *[Greedy] * 4]
 
 
 def test_a_plan_that_was_not_believed_is_a_finalist():

@@ -270,17 +270,17 @@ class _Recorded:
         return self.searcher.found(base, simulator)
 
 
-def _of_parts(monkeypatch, parts, quick=None):
-    """Every default search has these parts from now on."""
-    monkeypatch.setattr(NeuroShard, "parts", parts)
+def _searched_by(monkeypatch, columns, quick=None):
+    """Every default search searches columns so from now on."""
+    monkeypatch.setattr(NeuroShard, "column_search", columns)
     monkeypatch.setattr(NeuroShard, "quick", quick or EvenLayouts())
 
 
 def test_models_that_know_columns_only_are_asked_once_and_as_before(monkeypatch):
     task, simulator = toy_task(12), Simulator(linear_models())
-    columns, quick = _Recorded(ALL.parts), _Asked(EvenLayouts())
-    expected = ALL.parts.find(task, simulator).plan
-    _of_parts(monkeypatch, columns, quick)
+    columns, quick = _Recorded(ALL.column_search), _Asked(EvenLayouts())
+    expected = ALL.column_search.find(task, simulator).plan
+    _searched_by(monkeypatch, columns, quick)
     assert replace(ALL, tolerance=0).find(task, simulator).plan == expected
     assert len(columns.asked) == 1
     assert columns.asked[0][0] is task
@@ -291,17 +291,17 @@ def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more
     small, large = (
         [hot_table(f"{rows}_{i}", rows, dim, 1) for i in range(20)] for rows, dim in ((50, 128), (1_000_000, 64))
     )
-    columns = _Recorded(ALL.parts)
-    _of_parts(monkeypatch, columns)
+    columns = _Recorded(ALL.column_search)
+    _searched_by(monkeypatch, columns)
     ALL.find(Task((*small, *large[:4]), Topology(4, "80GiB"), BATCH), H100)
     assert [count for _, count in columns.asked] == [4]
 
 
 def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
-    task, parts = _criteo(), ALL.parts
+    task, columns = _criteo(), ALL.column_search
     for tries in (0, 1, 3, 6):
         quick = _Asked(EvenLayouts())
-        _of_parts(monkeypatch, parts, quick)
+        _searched_by(monkeypatch, columns, quick)
         replace(ALL, form_tries=tries).find(task, H100)
         assert len(quick.asked) <= tries
         assert all(0 < count <= 26 for count in quick.asked)

@@ -95,8 +95,8 @@ def test_neuroshard_is_the_published_search_even_layouts_and_heuristics_improved
     assert not isinstance(ours, BeamSearch)
     heuristics = tuple(map(Greedy, SCORES))
     starts = (BeamSearch(4, 2, 5, grid), EvenLayouts(grid), *heuristics)
-    assert ours.parts == ImprovedSearch(starts, improvement, None, choice)
-    assert NeuroShard().parts == ImprovedSearch((BeamSearch(), EvenLayouts(), *heuristics), choice=Choice())
+    assert ours.column_search == ImprovedSearch(starts, improvement, None, choice)
+    assert NeuroShard().column_search == ImprovedSearch((BeamSearch(), EvenLayouts(), *heuristics), choice=Choice())
     assert {field.name for field in fields(BeamSearch)} < {field.name for field in fields(NeuroShard)}
 
 
@@ -106,7 +106,7 @@ def test_every_setting_is_known_by_one_name():
     given = {"beam_width": 5, "num_candidates": 4, "max_splits": 3, "grid": {"points": 2}, "improvement": {"shakes": 1}}
     built = build("searcher", "neuroshard", **given)
     starts = (BeamSearch(4, 5, 3, GridSettings(2)), EvenLayouts(GridSettings(2)), *map(Greedy, SCORES))
-    assert built.parts == ImprovedSearch(starts, Improvement(shakes=1), None, Choice())
+    assert built.column_search == ImprovedSearch(starts, Improvement(shakes=1), None, Choice())
 
 
 def test_narrow_shards_find_room_where_memory_is_nearly_full():

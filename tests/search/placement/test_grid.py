@@ -8,7 +8,7 @@ import pytest
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.placement.grid import _Placer
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog, equal_parts, fewest_shards
+from neuroshard.stages.search.space.catalog import Catalog, equal_shards, fewest_shards
 from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, put
 from neuroshard.testing import linear_models, random_models, toy_task
 
@@ -47,7 +47,7 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts):
     catalog = _catalog(seed, devices, make(devices))
     mean = catalog.total_given / devices
     caps = np.array([0.9 * mean, mean, 1.1 * mean, 1.5 * mean, catalog.total_given]).astype(np.int64)
-    layouts = (fewest_shards(catalog) if parts == 1 else equal_parts(catalog, parts))[None]
+    layouts = (fewest_shards(catalog) if parts == 1 else equal_shards(catalog, parts))[None]
     ours = _Placer(catalog).place(layouts, caps)
     for number, cap in enumerate(caps.tolist()):
         held = _one_by_one(catalog, ours.shards[0], cap)

@@ -43,7 +43,7 @@ def _estimates(task, simulator=H100):
 
 def _cost(task, forms):
     base = Base.of(task, Spread(task).others(forms), H100.models.compute)
-    plan = NeuroShard().parts.found(base, H100).plan if len(base.in_columns) else base.plan()
+    plan = NeuroShard().column_search.found(base, H100).plan if len(base.in_columns) else base.plan()
     return ms_of(plan)
 
 

@@ -30,7 +30,7 @@ def _items(*rules, **constraints):
 
 
 def _parts(items):
-    return [item.parts for item in items.items]
+    return [item.tables for item in items.items]
 
 
 def test_without_constraints_items_are_tables():
