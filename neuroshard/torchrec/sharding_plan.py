@@ -64,10 +64,10 @@ def to_sharding_plan(
     kinds = [ShardingType(layout.sharding_type(its, topology)) for its, layout in pairs]
     paths = [_module_of(table, modules) for table in plan.task.tables]
     cut = {path for path, kind in zip(paths, kinds, strict=True) if kind is ShardingType.COLUMN_WISE}
-    found: dict[str, EmbeddingModuleShardingPlan] = {}
+    module_plans: dict[str, EmbeddingModuleShardingPlan] = {}
     shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, (table, path) in enumerate(zip(plan.task.tables, paths, strict=True)):
-        module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
+        module_plan = module_plans.setdefault(path, EmbeddingModuleShardingPlan())
         places = [(placed, placement(compute_device, placed.device, local)) for placed in placements[index]]
         kind = _as_one_group(kinds[index], table, path in cut)
         if kind in _BY_HOST and local != topology.host_size:
@@ -78,7 +78,7 @@ def to_sharding_plan(
         module_plan[parameter_name(table.name, path)] = sharding = _parameter(places, kind, plan.layouts[index], cache)
         shardings.append((path, table, sharding))
     check_sequences(shardings)
-    return ShardingPlan(dict(found))
+    return ShardingPlan(dict(module_plans))
 
 
 def parameter_name(table: str, path: str) -> str:
@@ -139,14 +139,14 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
         UserError: the plan lacks a table of the task, its shards don't make up a table, or they lie such that
             TorchRec would fail with them or train other rows than it should.
     """
-    found: dict[str, list[tuple[str, ParameterSharding]]] = {}
+    by_name: dict[str, list[tuple[str, ParameterSharding]]] = {}
     for path, name, parameter in parameters_in(sharding_plan):
         for known_as in {name, f"{path}.{name}"}:
-            found.setdefault(known_as, []).append((path, parameter))
+            by_name.setdefault(known_as, []).append((path, parameter))
     placed: list[Placement] = []
     shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, table in enumerate(task.tables):
-        parameters = found.get(table.name, [])
+        parameters = by_name.get(table.name, [])
         if len(parameters) != 1:
             raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
         ((path, parameter),) = parameters
@@ -169,13 +169,13 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     ranks, shards = parameter.ranks or [], shards_of(parameter)
     if not ranks or len(ranks) != len(shards):
         raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
-    found = [_rectangle(index, table, shard) for shard in shards]
-    check_cover(table, found)
-    layout = layout_of(table, found)
+    rectangles = [_rectangle(index, table, shard) for shard in shards]
+    check_cover(table, rectangles)
+    layout = layout_of(table, rectangles)
     if layout.free:
-        placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(found, ranks, strict=True)))
+        placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(rectangles, ranks, strict=True)))
     else:
-        placed = sorted(_placed(table, shard, rank) for shard, rank in zip(found, ranks, strict=True))
+        placed = sorted(_placed(table, shard, rank) for shard, rank in zip(rectangles, ranks, strict=True))
         layout.check(table, placed, task.topology)
     if kind.value not in layout.sharding_types(placed, task.topology):
         raise UserError(
