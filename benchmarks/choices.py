@@ -121,7 +121,7 @@ def judged_rules(_work: Path, small: bool) -> Made:
 def _judged(setting: Setting, count: int) -> list[tuple[FloatArray, FloatArray]]:
     """Cost each task's plans at hand: predicted and expected ms and how far beyond (K, 3), and true ms (K,)."""
     models, truth = setting.fitted(), Simulator(setting.made_up.truth)
-    simulator, found = Simulator(models), []
+    simulator, judged = Simulator(models), []
     for number in range(count):
         task = _on(setting, task_of(number))
         plans = []
@@ -132,8 +132,8 @@ def _judged(setting: Setting, count: int) -> list[tuple[FloatArray, FloatArray]]
                 plans += plans[:1]
         if len(plans) == len(_AT_HAND):
             costs = np.array([[one.total_ms, one.expected_ms, one.beyond] for one in simulator.costs(task, plans)])
-            found.append((costs, np.array([cost.total_ms for cost in truth.costs(task, plans)])))
-    return found
+            judged.append((costs, np.array([cost.total_ms for cost in truth.costs(task, plans)])))
+    return judged
 
 
 def _on(setting: Setting, task: Task) -> Task:
