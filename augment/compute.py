@@ -164,10 +164,10 @@ class ComputeAugmentation:
         chosen: list[Table] = []
         room, outputs = self.max_bytes, float(self.max_output_bytes)
         for table in order:
-            size, given = _block_bytes(table, sharers), _output_bytes(table, batch_size, sharers)
-            if len(chosen) < count and size <= room and given <= outputs:
+            size, output_bytes = _block_bytes(table, sharers), _output_bytes(table, batch_size, sharers)
+            if len(chosen) < count and size <= room and output_bytes <= outputs:
                 chosen.append(table)
-                room, outputs = room - size, outputs - given
+                room, outputs = room - size, outputs - output_bytes
         return tuple(chosen) or (self._narrowest(min(order, key=lambda table: table.pooling_factor)),)
 
     def _narrowest(self, table: Table) -> Table:

@@ -70,14 +70,14 @@ class PlanAugmentation:
         widths = widths[len(widths) // 2 :] if rng.random() < 0.25 else widths
         most = self.max_copy_bytes if rng.random() < 0.25 else self.max_bytes
         unpooled, width = rng.random() < self.sequences, int(rng.choice(widths))
-        found: list[Table] = []
+        tables: list[Table] = []
         for number in rng.permutation(len(group)):
             pooled = not unpooled or rng.random() < 2 / 3
             features, drawn = int(rng.choice(self.features)), int(rng.choice(widths))
             table = replace(group[number], dim=drawn if pooled else width, pooled=pooled, features=features)
             narrower = [table.with_dim(its) for its in widths if its <= table.dim] if pooled else [table]
-            found += [its for its in narrower if its.size_bytes <= most][:1]
-        chosen = found[: int(rng.integers(1, self.max_tables + 1))]
+            tables += [its for its in narrower if its.size_bytes <= most][:1]
+        chosen = tables[: int(rng.integers(1, self.max_tables + 1))]
         outputs = np.cumsum([ELEMENT_BYTES * table.output_columns * samples for table in chosen])
         return tuple(chosen[: max(int((outputs <= self.max_output_bytes).sum()), 1)])
 

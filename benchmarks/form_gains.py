@@ -42,9 +42,9 @@ def _kind(number: int) -> str:
 
 def _tables(number: int) -> Tables:
     count = int(np.random.default_rng([11, number]).integers(16, 50))
-    found = KINDS[_kind(number)](100 + number, count)
-    reuse = (ns.zipf_reuse(table.rows, round(BATCH_SIZE * table.pooling_factor)) for table in found)
-    each = zip(found, reuse, strict=True)
+    tables = KINDS[_kind(number)](100 + number, count)
+    reuse = (ns.zipf_reuse(table.rows, round(BATCH_SIZE * table.pooling_factor)) for table in tables)
+    each = zip(tables, reuse, strict=True)
     return tuple(replace(table, name=f"k{number}_{table.name}", reuse=its) for table, its in each)
 
 
@@ -55,25 +55,25 @@ def _task(number: int) -> ns.Task:
 def form_gains(work: Path, small: bool) -> Made:
     """Compare gains that are promised with those that come true: a table of `results.py`."""
     samples, tasks = (40, range(2)) if small else (SAMPLES, TASKS)
-    given = {"model": MODELS, "samples": samples, "out": str(work / "refined")}
-    replace(instantiate_config(config_of("refine", given).run), tasks=tuple(map(_task, REFINED_ON))).run()
+    asked = {"model": MODELS, "samples": samples, "out": str(work / "refined")}
+    replace(instantiate_config(config_of("refine", asked).run), tasks=tuple(map(_task, REFINED_ON))).run()
     names = {"as installed": MODELS, "refined": str(work / "refined")}
-    found = {name: _measured(work / f"{name}.csv", model, tasks) for name, model in names.items()}
-    last = found[list(names)[-1]]
+    measured = {name: _measured(work / f"{name}.csv", model, tasks) for name, model in names.items()}
+    last = measured[list(names)[-1]]
     lost = last[(last["promised"] > 0.05) & (last["came_true"] < -0.02)]
     single = f"Standard errors of single gains: {last['error'].mean():.1%} in the mean."
     beyond = f"After refining, {len(lost)} of {len(last)} plans predicted to gain above 5% lost more than 2%"
     return Made(
-        pd.DataFrame([_row(name, its) for name, its in found.items()]),
+        pd.DataFrame([_row(name, its) for name, its in measured.items()]),
         f"{single} {beyond}; the default search takes {lost['default_takes'].sum()} of these.",
     )
 
 
-def _row(name: str, found: pd.DataFrame) -> dict[str, str]:
+def _row(name: str, gains: pd.DataFrame) -> dict[str, str]:
     """Average gains, promised and true, by kind of task."""
-    by_kind = {kind: found[found["kind"] == kind] for kind in KINDS} | {"**all**": found}
+    by_kind = {kind: gains[gains["kind"] == kind] for kind in KINDS} | {"**all**": gains}
     cells = {kind: f"{its['promised'].mean():.1%}, {its['came_true'].mean():.1%}" for kind, its in by_kind.items()}
-    return {"models: gain predicted, measured": name, **cells, "worst measured": f"{found['came_true'].min():.1%}"}
+    return {"models: gain predicted, measured": name, **cells, "worst measured": f"{gains['came_true'].min():.1%}"}
 
 
 def _measured(path: Path, model: str, tasks: Sequence[int]) -> pd.DataFrame:
@@ -106,12 +106,12 @@ def _measured(path: Path, model: str, tasks: Sequence[int]) -> pd.DataFrame:
 
 def _ratios(columns: Plan, forms: Plan, number: int) -> np.ndarray:
     """Measure what one plan takes over what the other does, one after the other, (PASSES,)."""
-    found = []
+    ratios = []
     opened = InParts().opened([columns.task], Hardware(DeviceSpec("cpu")), False, print)
     with TemporaryDirectory() as run, opened as measure:
         for number_of_pass in range(PASSES):
             plans = [columns, forms][:: -1 if number_of_pass % 2 else 1]
             measured = measure(plans, 1000 * number + number_of_pass, lambda _: None, Path(run))
             its = dict(zip(map(id, plans), measured, strict=True))
-            found.append(its[id(forms)].total_ms / its[id(columns)].total_ms)
-    return np.array(found)
+            ratios.append(its[id(forms)].total_ms / its[id(columns)].total_ms)
+    return np.array(ratios)

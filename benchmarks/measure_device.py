@@ -62,19 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-samples", type=int, default=20_000)
     parser.add_argument("--swept-tables", type=int, default=100)
     parser.add_argument("--large-combinations", type=int, default=200)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     begun = time.monotonic()
-    hardware: Hardware = instantiate_config(config_of("collect", {"hardware": given.hardware}).hardware)
-    batch_sizes = [int(size) for size in given.batch_sizes.split(",")]
+    hardware: Hardware = instantiate_config(config_of("collect", {"hardware": options.hardware}).hardware)
+    batch_sizes = [int(size) for size in options.batch_sizes.split(",")]
     summary = {"versions": versions(), "hardware": hardware.fingerprint.to_json(), "batch_sizes": batch_sizes}
     device = make_device(hardware.device)
     device.prepare(0, hardware.compute_timing.flush_bytes)
     summary["errors_beside_plain_torch"] = _checked(device)
     summary["copy_gb_per_s"] = _copy_gb_per_s(device)
     _say(summary)
-    campaign = Campaign(hardware, given.out / "data", batch_sizes)
-    summary |= campaign.run(begun + given.seconds, given, float(summary["copy_gb_per_s"]))
-    write_json(given.out / "summary.json", summary)
+    campaign = Campaign(hardware, options.out / "data", batch_sizes)
+    summary |= campaign.run(begun + options.seconds, options, float(summary["copy_gb_per_s"]))
+    write_json(options.out / "summary.json", summary)
     _say(summary)
 
 
@@ -84,14 +84,14 @@ def _say(summary: dict) -> None:
 
 def _checked(device: Device) -> dict[str, float]:
     """Compute the largest error of output and updated weights by optimizer and precision; raise if one is wrong."""
-    found = {}
+    errors = {}
     for optimizer in ("sgd", "rowwise_adagrad"):
         for element_bytes in (4, 2):
             error = _error(device, optimizer, element_bytes)
-            found[f"{optimizer}, {8 * element_bytes} bits"] = error
+            errors[f"{optimizer}, {8 * element_bytes} bits"] = error
             limit = 1e-4 if element_bytes == 4 else 2e-2
             assert error < limit, f"{optimizer}, {element_bytes} bytes: off by {error}, more than {limit}"
-    return found
+    return errors
 
 
 def _error(device: Device, optimizer: str, element_bytes: int) -> float:
@@ -143,7 +143,7 @@ class Campaign:
         manifest = Manifest(hardware.fingerprint.to_json(), versions(), {"script": "measure_device"}, SEED)
         self._directory.begin(manifest, self._tables)
 
-    def run(self, deadline: float, given: argparse.Namespace, copy_gb_per_s: float) -> dict:
+    def run(self, deadline: float, options: argparse.Namespace, copy_gb_per_s: float) -> dict:
         """Measure, and return what came of it. A batch of each type is measured however little time is left."""
         chunks = self._directory.compute()
         sweeps, large = (replace(chunks, directory=self._directory.path / name) for name in ("sweeps", "large"))
@@ -151,12 +151,12 @@ class Campaign:
         seconds = deadline - begun
         with self._hardware.compute_meter(print) as meter:
             recorder = Recorder(lambda _: meter, self._hardware.compute_timing.live, SEED, chunks)
-            sweep, many = self._sweep(given.swept_tables), map(self._large, range(given.large_combinations))
+            sweep, many = self._sweep(options.swept_tables), map(self._large, range(options.large_combinations))
             swept = self._measure(replace(recorder, chunks=sweeps), sweep, begun + 0.2 * seconds)
             combined = self._measure(replace(recorder, chunks=large), many, begun + 0.35 * seconds)
             start = self._clock()
             left = deadline - start
-            drawn = map(self._random, range(given.max_samples))
+            drawn = map(self._random, range(options.max_samples))
             count = self._measure(recorder, drawn, start + (1 - SECOND_PASS_SHARE) * left)
             rate = count / (self._clock() - start)
             again = map(self._random, range(int(SECOND_PASS_SHARE * count)))
@@ -230,14 +230,14 @@ def _halving(swept: list[Measurement]) -> dict[str, float]:
     """Compute the median over tables of the cost at half the width, relative to the whole."""
     widths = list(halvings(MAX_DIM))
     cost = {(m.sample.tables[0].name, m.sample.tables[0].dim): _ms(m) for m in swept if m.error is None}
-    found = {}
+    medians = {}
     for wide, narrow in pairwise(widths):
         ratios = [
             cost[name, narrow] / ms for (name, width), ms in cost.items() if width == wide and (name, narrow) in cost
         ]
         if ratios:
-            found[f"{wide} to {narrow}"] = float(np.median(ratios))
-    return found
+            medians[f"{wide} to {narrow}"] = float(np.median(ratios))
+    return medians
 
 
 def _bandwidth_share(good: list[Measurement], copy_gb_per_s: float) -> dict[str, float]:

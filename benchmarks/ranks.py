@@ -39,29 +39,29 @@ def beside_mirrors(work: Path, small: bool) -> Made:
         result = Evaluate([*plans], DATASHEET, Hardware(DeviceSpec("cpu")), out=steps, through=through).run()
         if result is not None:
             result.show(Console(width=200))
-        found = pd.read_parquet(folder / "steps" / "results.parquet")
-        floors.append(found["floor"].iloc[0])
+        results = pd.read_parquet(folder / "steps" / "results.parquet")
+        floors.append(results["floor"].iloc[0])
         rows += [
-            _row(ranks, its, _predicted_ms(plan)) for its, plan in zip(found.to_dict("records"), plans, strict=True)
+            _row(ranks, its, _predicted_ms(plan)) for its, plan in zip(results.to_dict("records"), plans, strict=True)
         ]
     noise = ", ".join(f"{floor:.1%}" for floor in floors)
     return Made(pd.DataFrame(rows), f"Noise: how far two copies of one plan differ, {noise} by number of ranks.")
 
 
-def _row(ranks: int, found: dict[str, object], predicted_ms: float) -> dict[str, str]:
-    phases = {f"{name}, ms": found[name] for name in LOCAL_PHASES}
+def _row(ranks: int, row: dict[str, object], predicted_ms: float) -> dict[str, str]:
+    phases = {f"{name}, ms": row[name] for name in LOCAL_PHASES}
     its = phases | {
-        "all but dense, ms": found["local_ms"] - found["dense"],
+        "all but dense, ms": row["local_ms"] - row["dense"],
         "all but dense, predicted, ms": predicted_ms,
     }
     told = {name: f"{ms:.1f}" for name, ms in its.items()}
-    return {"ranks": str(ranks), "plan": str(found["method"]).replace("_", " "), **told}
+    return {"ranks": str(ranks), "plan": str(row["method"]).replace("_", " "), **told}
 
 
 def _predicted_ms(plan: str) -> float:
     """Predict the most that kernels and what TorchRec adds take on a rank."""
-    found = Plan.load(plan)
-    parts = ns.Simulator(ns.CostModels.load(STEPS)).cost(found.task, found).parts
+    loaded = Plan.load(plan)
+    parts = ns.Simulator(ns.CostModels.load(STEPS)).cost(loaded.task, loaded).parts
     return float(sum(part.ms for part in parts if part.name == COMPUTE or part.name.startswith(FRAMEWORK)).max())
 
 

@@ -44,11 +44,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="make the tables and pictures of docs/results.md")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("names", nargs="*", choices=[[], *MAKERS])
-    given = parser.parse_args()
-    folder, work = (WORK / "small", WORK / "small" / "runs") if given.small else (TABLES, WORK)
-    for name in given.names or MAKERS:
-        make(name, folder, work, given.small)
-    if not given.small and all((TABLES / f"{name}.csv").exists() for name in MAKERS):
+    options = parser.parse_args()
+    folder, work = (WORK / "small", WORK / "small" / "runs") if options.small else (TABLES, WORK)
+    for name in options.names or MAKERS:
+        make(name, folder, work, options.small)
+    if not options.small and all((TABLES / f"{name}.csv").exists() for name in MAKERS):
         pictures.draw(TABLES, PAGE.parent)
         PAGE.write_text(with_tables(PAGE.read_text()))
 
@@ -93,7 +93,7 @@ def models_of(name: str) -> str:
 
 def with_tables(page: str) -> str:
     """Put every table between its markers in the page."""
-    return _MARKED.sub(lambda found: f"{found[1]}{as_markdown(TABLES / f'{found[2]}.csv')}{found[3]}", page)
+    return _MARKED.sub(lambda match: f"{match[1]}{as_markdown(TABLES / f'{match[2]}.csv')}{match[3]}", page)
 
 
 def as_markdown(path: Path) -> str:
@@ -118,10 +118,10 @@ def hardware(work: Path, small: bool) -> Made:
     drawn = ["tasks=paper", f"tasks.draw.count={2 if small else 12}", "tables.seed=1", "topology.memory_bytes=4GiB"]
     searched = [f"out={work}/${{method}}", f"searcher={','.join(_ON_HARDWARE)}"]
     subprocess.run([neuroshard, "search", "-m", *drawn, *searched], check=True)
-    plans, found = [f"{work}/{name}" for name in _ON_HARDWARE], work / "measured" / "results.parquet"
-    if not found.exists():
+    plans, file = [f"{work}/{name}" for name in _ON_HARDWARE], work / "measured" / "results.parquet"
+    if not file.exists():
         subprocess.run([neuroshard, "evaluate", *plans, "hardware=cpu", f"out={work}/measured"], check=True)
-    return _of_plans(pd.read_parquet(found))
+    return _of_plans(pd.read_parquet(file))
 
 
 def _of_plans(frame: pd.DataFrame) -> Made:

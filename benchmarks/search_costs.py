@@ -28,12 +28,12 @@ def methods(_work: Path, small: bool) -> Made:
     """Compare every method on the papers' tasks: predicted costs by the installed models, and search times."""
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
     simulator = ns.Simulator(ns.CostModels.load("cpu"))
-    tasks, found = _tasks(2 if small else 12), {}
+    tasks, timed = _tasks(2 if small else 12), {}
     for name in METHODS:
-        _found(tasks[0], simulator, name)  # compiles
-        found[name] = np.array([_found(task, simulator, name) for task in tasks])
-    every = np.all([np.isfinite(its[:, 0]) for its in found.values()], axis=0)
-    ours = found["neuroshard"][every, 0]
+        _timed(tasks[0], simulator, name)  # compiles
+        timed[name] = np.array([_timed(task, simulator, name) for task in tasks])
+    every = np.all([np.isfinite(its[:, 0]) for its in timed.values()], axis=0)
+    ours = timed["neuroshard"][every, 0]
     rows = [
         {
             "method": f"`{name}`",
@@ -43,12 +43,12 @@ def methods(_work: Path, small: bool) -> Made:
             "search, s, median": f"{np.median(its[:, 1]):.3f}",
             "longest": f"{its[:, 1].max():.3f}",
         }
-        for name, its in found.items()
+        for name, its in timed.items()
     ]
     return Made(pd.DataFrame(rows), f"Costs are means over the {every.sum()} tasks that all solve, and repeat exactly.")
 
 
-def _found(task: ns.Task, simulator: ns.Simulator, searcher: str) -> tuple[float, float]:
+def _timed(task: ns.Task, simulator: ns.Simulator, searcher: str) -> tuple[float, float]:
     """Time a search: (predicted ms, s of search); infinite ms where no plan is found."""
     start = time.perf_counter()
     try:
@@ -90,8 +90,8 @@ def scaling(_work: Path, small: bool) -> Made:
     """Measure time and memory of searches as tables and devices grow, each in a fresh process."""
     scales = [(*scale, name) for scale in (SCALES[:1] if small else SCALES) for name in _SCALED]
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        found = pool.starmap(_scaled, scales, chunksize=1)
-    return Made(pd.DataFrame(found), "Median, and least to most, of three searches after one that compiles.")
+        rows = pool.starmap(_scaled, scales, chunksize=1)
+    return Made(pd.DataFrame(rows), "Median, and least to most, of three searches after one that compiles.")
 
 
 _SCALED = "neuroshard_published", "neuroshard"
@@ -103,7 +103,7 @@ def _scaled(num_tables: int, num_devices: int, searcher: str) -> dict[str, str]:
     pool = dlrm_like(num_tables, seed=3)
     tables = tuple(table.with_dim(int(dim)) for table, dim in zip(pool, dims, strict=True))
     task = ns.Task(tables, ns.Topology(num_devices, "80GiB"), 65536)
-    least, median, most = sorted([_found(task, simulator, searcher)[1] for _ in range(4)][1:])
+    least, median, most = sorted([_timed(task, simulator, searcher)[1] for _ in range(4)][1:])
     return {
         "tables": f"{num_tables}",
         "devices": f"{num_devices}",

@@ -198,9 +198,9 @@ def predicted_steps(work: Path, small: bool) -> Made:
 
 def steps_by_method(work: Path, small: bool) -> Made:
     """Compare steps on each method's plans with those on TorchRec's, of the same runs: a table of `results.py`."""
-    found = pd.DataFrame({model: its.set_index("plan")["beside_first"] for model, its in _on_many_plans(work, small)})
-    found = found.loc[[name for name in SAID if name in found.index]].assign(mean=lambda its: its.mean(axis=1))
-    cells = found.map(lambda ratio: f"{ratio:.2f}").rename(index=SAID, columns={"mean": "**mean**"})
+    ratios = pd.DataFrame({model: its.set_index("plan")["beside_first"] for model, its in _on_many_plans(work, small)})
+    ratios = ratios.loc[[name for name in SAID if name in ratios.index]].assign(mean=lambda its: its.mean(axis=1))
+    cells = ratios.map(lambda ratio: f"{ratio:.2f}").rename(index=SAID, columns={"mean": "**mean**"})
     return Made(cells.rename_axis("plan by").reset_index(), "Trained step over that on TorchRec's plan.")
 
 
@@ -228,15 +228,15 @@ def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]
 def judged(frame: pd.DataFrame) -> dict[str, str]:
     """Judge how well both costs of the plans of one model tell what was trained."""
     every, frame = frame, frame.drop_duplicates("method")  # plans that several methods found
-    found = {"plans": str(len(frame)), "two equal plans differ by": f"{frame['floor'].iloc[0]:.1%}"}
-    found["tau between builds"] = f"{frame['builds_agree'].iloc[0]:.2f}"
+    cells = {"plans": str(len(frame)), "two equal plans differ by": f"{frame['floor'].iloc[0]:.1%}"}
+    cells["tau between builds"] = f"{frame['builds_agree'].iloc[0]:.2f}"
     trained = frame["beside_first"]
     for name, models in (("steps", STEPS), ("kernels", KERNELS)):
-        found[f"`{models}`: mean error"] = f"{(frame[f'{name}_beside_first'] / trained - 1).abs().mean():.1%}"
-        found[f"`{models}`: tau"] = f"{kendalltau(frame[f'{name}_ms'], trained).statistic:.2f}"
-        found[f"`{models}`: tau beyond noise"] = f"{_tau_beyond(frame, name):.2f}"
+        cells[f"`{models}`: mean error"] = f"{(frame[f'{name}_beside_first'] / trained - 1).abs().mean():.1%}"
+        cells[f"`{models}`: tau"] = f"{kendalltau(frame[f'{name}_ms'], trained).statistic:.2f}"
+        cells[f"`{models}`: tau beyond noise"] = f"{_tau_beyond(frame, name):.2f}"
     default = every.set_index("plan").loc["default", "beside_first"]
-    return found | {"default / TorchRec's": f"{default:.2f}", "best plan / TorchRec's": f"{trained.min():.2f}"}
+    return cells | {"default / TorchRec's": f"{default:.2f}", "best plan / TorchRec's": f"{trained.min():.2f}"}
 
 
 def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
@@ -298,8 +298,8 @@ def _torchrec(task: ns.Task) -> Plan:
         t.name: ParameterConstraints(pooling_factors=[t.pooling_factor / t.features] * t.features) for t in plain.tables
     }
     planner = EmbeddingShardingPlanner(topology, BATCH_SIZE // DEVICES, constraints=constraints, stats=[], debug=False)
-    found = planner.plan(StandIn(plain.tables, ()), [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()])
-    return Plan(task, from_sharding_plan(plain, found).placements)
+    theirs = planner.plan(StandIn(plain.tables, ()), [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()])
+    return Plan(task, from_sharding_plan(plain, theirs).placements)
 
 
 if __name__ == "__main__":

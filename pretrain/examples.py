@@ -20,16 +20,16 @@ class Examples:
     """Inputs of one network with its targets.
 
     Attributes:
-        given: what it takes, (n, ...) each.
+        all_inputs: what it takes, (n, ...) each.
         targets: (n, K), as multiples of a scale.
     """
 
-    given: tuple[torch.Tensor, ...]
+    all_inputs: tuple[torch.Tensor, ...]
     targets: torch.Tensor
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Take the network's inputs for the examples `chosen` (B,)."""
-        return tuple(tensor[chosen] for tensor in self.given)
+        return tuple(tensor[chosen] for tensor in self.all_inputs)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ComputeExamples(Examples):
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Take features (M, F) of the chosen sets' tables, the set of each (M,), and counts (B,)."""
-        features, first, counts = self.given
+        features, first, counts = self.all_inputs
         count = counts[chosen]
         segments = torch.repeat_interleave(torch.arange(len(chosen)), count)
         ends = count.cumsum(0)
@@ -64,8 +64,8 @@ class ComputeTable:
     def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
         """Make normalised examples of the measurements, as tensors."""
         counts = torch.from_numpy(self.counts)
-        given = torch.from_numpy(normaliser(self.features)), counts.cumsum(0) - counts, counts
-        return ComputeExamples(given, in_multiples(self.cost_ms[:, None], scale_ms))
+        inputs = torch.from_numpy(normaliser(self.features)), counts.cumsum(0) - counts, counts
+        return ComputeExamples(inputs, in_multiples(self.cost_ms[:, None], scale_ms))
 
 
 @dataclass(frozen=True)

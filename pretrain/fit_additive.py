@@ -186,7 +186,7 @@ class Ensemble(ComputeFitter):
         return replace(self, member=self.member.further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
-        """Fit every member; from `start`'s members on, if it is given."""
+        """Fit every member; from `start`'s members on, if it isn't None."""
         starts = [None] * self.members if start is None else start.members
         fitted = []
         for number, one in enumerate(starts):
@@ -237,8 +237,8 @@ def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]
     """Solve for the non-negative ms, (F,), of one of each amount of all tables (N, F), and ms of a call besides."""
     sums = _sums(amounts, train)
     unit = np.maximum(sums.max(axis=0), 1.0)  # amounts are of very different sizes
-    found = LinearRegression(positive=True).fit(sums / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2)
-    return found.coef_ / unit, float(found.intercept_)
+    fitted = LinearRegression(positive=True).fit(sums / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2)
+    return fitted.coef_ / unit, float(fitted.intercept_)
 
 
 def _sums(amounts: FloatArray, table: ComputeTable) -> FloatArray:

@@ -78,8 +78,8 @@ class _Devices:
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
         """Make normalised examples, as tensors, times in multiples of the scale: features and waits; transfers."""
-        given = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
-        return Examples(given, in_multiples(self.transfer_ms[:, None], scale_ms))
+        inputs = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
+        return Examples(inputs, in_multiples(self.transfer_ms[:, None], scale_ms))
 
 
 @dataclass(frozen=True)

@@ -200,15 +200,15 @@ class Measured:
         local = SplitMeasurements.of(_numbered([directory.local().read() for directory in directories]))
         samples, exchanges = _numbered(called), _numbered(exchanged)
         _check_splits([*chain(*drawn)], where)
-        found = cls.split([m for m in samples if calls is None or m.sample.call in needed], exchanges)
+        measured = cls.split([m for m in samples if calls is None or m.sample.call in needed], exchanges)
         nothing = SplitMeasurements.of(())
-        for call in sorted({*found.compute, *needed}, key=CALLS.index):
-            found.compute.get(call, nothing).check(_of_call(call), where)
-        for one in sorted({*found.comm, Collective.ALL_TO_ALL}):
-            found.comm.get(one, nothing).check(_of_collective(one), where)
+        for call in sorted({*measured.compute, *needed}, key=CALLS.index):
+            measured.compute.get(call, nothing).check(_of_call(call), where)
+        for one in sorted({*measured.comm, Collective.ALL_TO_ALL}):
+            measured.comm.get(one, nothing).check(_of_collective(one), where)
         if local.everything:
             local.check("samples of local work", where)
-        return replace(found, local=local)
+        return replace(measured, local=local)
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
         """Keep so many training samples of each part at most, and so many tables in each; None keeps all."""
@@ -271,11 +271,11 @@ class Measured:
 
 def _numbered(directories: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
     """Join measurements of all directories, each sample with a number of its own; both passes of one keep the same."""
-    found: list[Measurement[Sample]] = []
+    joined: list[Measurement[Sample]] = []
     for its in directories:
-        first = 1 + max((m.sample_id for m in found), default=-1)
-        found += [replace(m, sample_id=first + m.sample_id) for m in its] if first else its
-    return found
+        first = 1 + max((m.sample_id for m in joined), default=-1)
+        joined += [replace(m, sample_id=first + m.sample_id) for m in its] if first else its
+    return joined
 
 
 _Read = tuple[list[Measurement[ComputeSample]], list[Measurement[CommSample]], list[tuple[Table, str]]]

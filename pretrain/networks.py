@@ -57,7 +57,7 @@ def linear_layers(network: nn.Module) -> list[nn.Linear]:
 
 
 class MonotoneNetwork(nn.Module):
-    """Linear layers with ReLU between them, in which the signs of the weights are given.
+    """Linear layers with ReLU between them, in which the signs of the weights are fixed.
 
     Every input has a sign: the outputs never fall (1) or never rise (-1) as it grows, or may do either (0). Hidden
     units have signs by turns, and a weight between two units has the product of theirs: units of either sign bend

@@ -171,9 +171,9 @@ def _common(directories: Sequence[DataDirectory]) -> Manifest:
     return first
 
 
-def _several(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def _several(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """List the paths, of which one may stand by itself."""
-    return (given,) if isinstance(given, str) else given or ()
+    return (paths,) if isinstance(paths, str) else paths or ()
 
 
 def save_or_keep(path: Path, models: CostModels, card: Card) -> None:

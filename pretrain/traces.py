@@ -159,12 +159,12 @@ def _launched(events: list[dict[str, Any]]) -> dict[_Thread, list[tuple[float, f
         for event in events
         if event.get("cat") == "kernel" and "correlation" in event.get("args", {})
     }
-    found: dict[_Thread, list[tuple[float, float]]] = {}
+    by_thread: dict[_Thread, list[tuple[float, float]]] = {}
     for event in events:
         if event.get("cat") in _LAUNCHES and event.get("args", {}).get("correlation") in took:
             thread = (event.get("pid"), event.get("tid"))
-            found.setdefault(thread, []).append((float(event["ts"]), took[event["args"]["correlation"]]))
-    return {thread: sorted(launches) for thread, launches in found.items()}
+            by_thread.setdefault(thread, []).append((float(event["ts"]), took[event["args"]["correlation"]]))
+    return {thread: sorted(launches) for thread, launches in by_thread.items()}
 
 
 def _on_gpu_us(call: _Call, launched: dict[_Thread, list[tuple[float, float]]]) -> float:

@@ -32,7 +32,7 @@ _READERS = {
 
 @dataclass(frozen=True)
 class Override:
-    """What is given to a setting, or to a group.
+    """What a setting, or a group, is set to.
 
     Attributes:
         key: of the setting, with dots; or the group's name.
@@ -131,8 +131,8 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def given_by(overrides: Iterable[Override]) -> dict[str, Any]:
-    """Collect what overrides set, Hydra's own settings left out; of a sweep, what its first job is given."""
+def asked_by(overrides: Iterable[Override]) -> dict[str, Any]:
+    """Collect what overrides set, Hydra's own settings left out; of a sweep, what its first job has."""
     return {override.key: override.values[0] for override in overrides if not override.is_hydras}
 
 
@@ -172,9 +172,9 @@ def _parse(text: str) -> "Parsed":
 
     from neuroshard.plumbing.schema import shown
 
-    parser, found = OverridesParser.create(), _KEY.fullmatch(text)
+    parser, match = OverridesParser.create(), _KEY.fullmatch(text)
     # What is no value in Hydra's grammar may be a path, which Hydra wants in quotes.
-    for written in (text, f"{found[1]}={quoted(found[2])}") if found else (text,):
+    for written in (text, f"{match[1]}={quoted(match[2])}") if match else (text,):
         try:
             return parser.parse_overrides([written])[0]
         except RecursionError:

@@ -27,12 +27,12 @@ _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that isn't UTF-8 shows what it can
     try:
-        _dispatch(given)
+        _dispatch(words)
     except KeyboardInterrupt:
         print("neuroshard: interrupted; what was finished is kept", file=sys.stderr)
         sys.exit(_INTERRUPTED)
@@ -44,26 +44,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(exit_code(error))
 
 
-def _dispatch(given: list[str]) -> None:
-    if not given or given[0] in HELP_FLAGS:
+def _dispatch(words: list[str]) -> None:
+    if not words or words[0] in HELP_FLAGS:
         print(usage(), end="")
-    elif given[0] in ("--version", "-V"):
+    elif words[0] in ("--version", "-V"):
         print(f"neuroshard {__version__}")
-    elif given[0] in LISTINGS and any(text in HELP_FLAGS for text in given[1:]):
-        print(listing_usage(given[0]), end="")
-    elif given[0] == "completion":
+    elif words[0] in LISTINGS and any(text in HELP_FLAGS for text in words[1:]):
+        print(listing_usage(words[0]), end="")
+    elif words[0] == "completion":
         print(bash_script(ALL), end="")
-    elif given[0] == "complete":  # what the completion script asks: WORD COMMAND [WORDS BEFORE ...]
-        print("\n".join(completions(given[1], given[2], given[3:])))
-    elif given[0] == "models":
+    elif words[0] == "complete":  # what the completion script asks: WORD COMMAND [WORDS BEFORE ...]
+        print("\n".join(completions(words[1], words[2], words[3:])))
+    elif words[0] == "models":
         from neuroshard.app.listing import show_models  # slow to import: not for --help
         from neuroshard.plumbing.progress import plain_console
 
-        show_models(given[1:], plain_console())
-    elif given[0] in COMMANDS:
-        _run_command(given[0], given[1:])
+        show_models(words[1:], plain_console())
+    elif words[0] in COMMANDS:
+        _run_command(words[0], words[1:])
     else:
-        raise unknown_name("command", given[0], ALL)
+        raise unknown_name("command", words[0], ALL)
 
 
 def _run_command(command: str, arguments: list[str]) -> None:

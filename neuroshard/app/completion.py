@@ -37,7 +37,7 @@ def completions(word: str, command: str, before: Iterable[str]) -> list[str]:
         return _starting(word, known_names())
     if command not in COMMANDS:
         return []
-    composed = Composed.of(command, _given(before))
+    composed = Composed.of(command, _asked_in(before))
     settings = settings_of(composed)
     choices_of = {group: choices(group) for group in composed.chosen} | {"experiment": experiments_of(command)}
     key, written, _ = word.partition("=")
@@ -47,8 +47,8 @@ def completions(word: str, command: str, before: Iterable[str]) -> list[str]:
     return _starting(word, [f"{key}={value}" for value in values.get(key, ())])
 
 
-def _given(words: Iterable[str]) -> dict[str, str]:
-    """Collect the settings that were given before, a sweep's first choices, and files by what reads them."""
+def _asked_in(words: Iterable[str]) -> dict[str, str]:
+    """Collect the settings that were set before, a sweep's first choices, and files by what reads them."""
     written = (text for word in words for text in with_reader(word))
     return {key: value.split(",")[0] for key, _, value in (text.partition("=") for text in written)}
 

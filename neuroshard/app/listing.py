@@ -23,7 +23,7 @@ def show_models(arguments: list[str], console: Console) -> None:
     """Print a line for every installed model, or the whole card of the one that is named.
 
     Raises:
-        UserError: more than one name is given, or it is no bundle's.
+        UserError: there is more than one name, or it is no bundle's.
     """
     if len(arguments) > 1:
         raise UserError(f"neuroshard models takes one name at most, not {len(arguments)}")

@@ -34,21 +34,21 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
 
     Every value of a sweep is looked at, so that no job fails after hours for what was missing from the start.
     """
-    given = {override.key: override.values[:_MOST_VALUES] for override in overrides if not override.is_hydras}
+    asked = {override.key: override.values[:_MOST_VALUES] for override in overrides if not override.is_hydras}
     if sweeping:
-        swept = sweep_of(given.get(EXPERIMENT, (None,))[0])
-        given = {key: tuple(values.split(",")) for key, values in swept.items()} | given
-    first = {key: values[0] for key, values in given.items()}
-    for job in [first, *(first | {key: value} for key, values in given.items() for value in values[1:])]:
+        swept = sweep_of(asked.get(EXPERIMENT, (None,))[0])
+        asked = {key: tuple(values.split(",")) for key, values in swept.items()} | asked
+    first = {key: values[0] for key, values in asked.items()}
+    for job in [first, *(first | {key: value} for key, values in asked.items() for value in values[1:])]:
         for key, one in _named(command, job):
             if (maker := _lacking(one)) is not None:
                 raise UserError(f"{key}={one} is not there yet; it is made by: {maker}")
 
 
-def _named(command: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _named(command: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of every setting with text, and of texts in a list, where it may be the path of an input."""
-    config = config_of(command, given)
-    for key, _ in leaves_of(Composed.of(command, given).settings):
+    config = config_of(command, asked)
+    for key, _ in leaves_of(Composed.of(command, asked).settings):
         if key.split(".")[0] == "run" or key.split(".")[-1] in _NO_INPUTS:
             continue
         with suppress(OmegaConfBaseException, ValueError):  # what only Hydra knows
@@ -72,7 +72,7 @@ def _lacking(text: str) -> str | None:
 @cache
 def _makers() -> Mapping[str, str]:
     """Map each path to the command that makes it. Experiments come first: what they write is theirs alone."""
-    found: dict[str, str] = {}
+    makers: dict[str, str] = {}
     own = [(command, name) for command in COMMANDS for name in experiments_of(command)]
     own = [(command, name) for command, name in own if "out" in content_of(f"{EXPERIMENT}/{name}.yaml")]
     for command, name in [*own, *((command, None) for command in COMMANDS)]:
@@ -81,8 +81,8 @@ def _makers() -> Mapping[str, str]:
         settings = dict(leaves_of(Composed.of(command, {EXPERIMENT: name}).settings))
         for path, chosen in _written(str(settings.get("out")), settings, swept):
             if "/" in path:
-                found.setdefault(path, line + chosen)
-    return found
+                makers.setdefault(path, line + chosen)
+    return makers
 
 
 def _written(text: str, settings: Mapping[str, Any], swept: Mapping[str, str]) -> Iterator[tuple[str, str]]:

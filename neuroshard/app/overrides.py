@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from neuroshard.app.arguments import MOST_JOBS, Override, given_by
+from neuroshard.app.arguments import MOST_JOBS, Override, asked_by
 from neuroshard.app.settings import joins, needed, said_of
 from neuroshard.bundles import ROOFLINE
 from neuroshard.plumbing.configs import (
@@ -35,11 +35,11 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
     if prod(len(override.values) for override in overrides) > MOST_JOBS:
         raise UserError(f"this sweep has more than {MOST_JOBS:,} jobs; sweep fewer values")
     check_settings(command, own)
-    given = given_by(own)
+    asked = asked_by(own)
     for override in own:
         for name in override.values[1:] if is_group(override.key) else ():
-            _check_applies(command, given, override.key, str(name))
-    whole = Composed.of(command, given)
+            _check_applies(command, asked, override.key, str(name))
+    whole = Composed.of(command, asked)
     _check_measuring(own, whole.chosen)
     for key in missing(whole.settings):
         raise needed(whole, key)
@@ -50,7 +50,7 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
 def check_settings(command: str, overrides: Sequence[Override]) -> None:
     """Raise UserError if an override names no setting of the command, or gives it what it can't take."""
     _check_choices(command, overrides)
-    composed = Composed.of(command, choices_in(given_by(overrides)))
+    composed = Composed.of(command, choices_in(asked_by(overrides)))
     held = dict(nodes_of(composed.settings))
     for group, name in composed.chosen.items():
         if name not in choices(group):
@@ -67,7 +67,7 @@ def check_settings(command: str, overrides: Sequence[Override]) -> None:
 
 
 def _check_choices(command: str, overrides: Sequence[Override]) -> None:
-    """Raise UserError if a group is none of the command's, or is given a choice that it doesn't have."""
+    """Raise UserError if a group is none of the command's, or is set to a choice that it doesn't have."""
     groups = [*groups_of(command), EXPERIMENT]
     for override in overrides:
         group = override.key
@@ -81,10 +81,10 @@ def _check_choices(command: str, overrides: Sequence[Override]) -> None:
                 raise unknown_name(group, value, choices(group))
 
 
-def _check_applies(command: str, given: Mapping[str, Any], group: str, name: str) -> None:
+def _check_applies(command: str, asked: Mapping[str, Any], group: str, name: str) -> None:
     """Raise UserError if another choice of a sweep lacks a setting that the first choice has."""
-    held = dict(nodes_of(Composed.of(command, choices_in(given) | {group: name}).settings))
-    for key in given:
+    held = dict(nodes_of(Composed.of(command, choices_in(asked) | {group: name}).settings))
+    for key in asked:
         if not is_group(key) and key not in held:
             raise UserError(f"{key} is not a setting of {group}={name}; sweep the two apart")
 
@@ -98,7 +98,7 @@ def _check_measuring(overrides: Sequence[Override], chosen: Mapping[str, str]) -
 
 
 def _check_one(override: Override, held: Any, may_be_null: bool) -> None:
-    """Raise UserError if a group of settings is given a value: its settings are given one by one."""
+    """Raise UserError if a group of settings is set to a value: its settings are set one by one."""
     wrong = [
         one for one in map(str, override.values) if not one.startswith("{") and not (may_be_null and one == "None")
     ]
@@ -111,9 +111,9 @@ def _check_one(override: Override, held: Any, may_be_null: bool) -> None:
 def _check_apart(overrides: Sequence[Override], whole: Mapping[str, Any]) -> None:
     """Raise UserError if jobs of a sweep would write to the same place: `out` must vary with everything swept."""
     swept = [override.key for override in overrides if override.swept]
-    given = [override.text.partition("=")[2] for override in overrides if override.key == "out"]
+    outs = [override.text.partition("=")[2] for override in overrides if override.key == "out"]
     settings = dict(leaves_of(whole))
-    out = given[0] if given else settings.get("out")
+    out = outs[0] if outs else settings.get("out")
     if not swept or out is None or out == "null":
         return  # every run takes a directory of its own
     varying = _named(str(out), settings)
@@ -130,13 +130,13 @@ def _check_apart(overrides: Sequence[Override], whole: Mapping[str, Any]) -> Non
 
 def _named(text: str, settings: Mapping[str, Any]) -> set[str]:
     """Collect settings and choices that a text names by `${...}`, directly or through other settings."""
-    found: set[str] = set()
+    names: set[str] = set()
     for name in REFERENCE.findall(text):
-        found.add(name.removeprefix(CHOICE_IN))
-        found |= _named(str(settings[name]), settings) if name in settings else set()
-    return found
+        names.add(name.removeprefix(CHOICE_IN))
+        names |= _named(str(settings[name]), settings) if name in settings else set()
+    return names
 
 
 def _setting_names(config: Mapping[str, Any]) -> list[str]:
-    """List every setting that may be given, with dots."""
+    """List every setting that may be set, with dots."""
     return [key for key, _ in nodes_of(config) if "_target_" not in key and key.split(".")[0] != "run"]

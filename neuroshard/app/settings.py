@@ -8,7 +8,7 @@ from functools import reduce
 from shutil import get_terminal_size
 from typing import Any
 
-from neuroshard.app.arguments import Override, given_by
+from neuroshard.app.arguments import Override, asked_by
 from neuroshard.plumbing.configs import BUILDING, Composed, choices, comments, experiments_of, headline, leaves_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.signatures import signature_of
@@ -30,9 +30,9 @@ class Setting:
 
     Attributes:
         key: with dots, as on the command line.
-        value: as YAML writes it; "???" where it has to be given.
+        value: as YAML writes it; "???" where it has to be set.
         what: a line: what it is, its unit, what else it may be. It begins with the values, `one | other`, where no
-            others may be given.
+            others may be set.
     """
 
     key: str
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def values(self) -> list[str]:
-        """The values that may be given; none where that is no short list."""
+        """The values that it may have; none where that is no short list."""
         if self.value in _SWITCH:
             return list(_SWITCH)
         listed = _CLOSED.match(self.what)
@@ -101,7 +101,7 @@ def command_help(command: str, what: str, overrides: Sequence[Override], width: 
     Lines are `width` characters long at most, or as long as the terminal's.
     """
     wide = max(width or get_terminal_size((120, 24)).columns, _LEAST_WIDTH)
-    composed = Composed.of(command, given_by(overrides))
+    composed = Composed.of(command, asked_by(overrides))
     groups = [group for group in composed.chosen if group in composed.settings]
     settings = settings_of(composed)
     own = [setting for setting in settings if setting.key.split(".")[0] not in groups]

@@ -101,12 +101,12 @@ class Step:
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
         """Run works in the order of their places, on devices (..., D); the parts stand in the order of `works`."""
-        ready, found = np.zeros(shape), {}
+        ready, by_name = np.zeros(shape), {}
         for work in sorted(works, key=lambda work: work.when):
             ms, margin = work.run(ready)
-            found[work.name] = Part(work.name, work.when, ms, margin, work.counts, work.about)
+            by_name[work.name] = Part(work.name, work.when, ms, margin, work.counts, work.about)
             ready = ready + ms if work.counts else ready
-        return cls(tuple(found[work.name] for work in works))
+        return cls(tuple(by_name[work.name] for work in works))
 
     def __getitem__(self, plan: int) -> "Step":
         """Pick the step of one of B plans."""

@@ -32,11 +32,11 @@ class Device(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when all work given to the device is done."""
+        """Return when the device has done all its work."""
 
     @abstractmethod
     def moment(self) -> Any:
-        """Mark a point in the device's work: what it was given before has ended there, what follows hasn't begun."""
+        """Mark a point in the device's work: what it had to do before has ended there, what follows hasn't begun."""
 
     @abstractmethod
     def ms_between(self, first: Any, second: Any) -> float:
@@ -101,7 +101,7 @@ class CudaDevice(Device):
         self._flush = torch.zeros(max(flush_bytes, 2 * l2_bytes) // 4, device=self.torch_device)
 
     def synchronize(self) -> None:
-        """Wait until the GPU has done everything it was given."""
+        """Wait until the GPU has done everything it had to do."""
         torch.cuda.synchronize(self.torch_device)
 
     def moment(self) -> torch.cuda.Event:

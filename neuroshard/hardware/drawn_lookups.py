@@ -105,10 +105,10 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
     hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
     in_order = int(first.sum())
     others = in_order + _some_rows(max(1, rows - in_order), len(counts) - in_order, generator)
-    found = torch.empty_like(counts)
-    found[hottest[:in_order]] = torch.arange(in_order, device=counts.device)
-    found[hottest[in_order:]] = others
-    return found
+    row_of = torch.empty_like(counts)
+    row_of[hottest[:in_order]] = torch.arange(in_order, device=counts.device)
+    row_of[hottest[in_order:]] = others
+    return row_of
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
@@ -121,11 +121,11 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
     free = (room - torch.bincount(block[kept], minlength=len(room))).cumsum(0)
     places = _some_rows(max(1, int(free[-1])), len(over), generator)
     block[over] = torch.searchsorted(free, places, right=True)
-    found = torch.empty_like(counts)
+    row_of = torch.empty_like(counts)
     for number in torch.unique(block).tolist():
         inside = (block == number).nonzero()[:, 0]
-        found[inside] = firsts[number] + _some_rows(int(room[number]), len(inside), generator)
-    return found
+        row_of[inside] = firsts[number] + _some_rows(int(room[number]), len(inside), generator)
+    return row_of
 
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -24,7 +24,7 @@ from neuroshard.records.samples import CommSample
 from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES, Collective
 
 Among = dist.ProcessGroup | None  # processes; None is all of them
-# By the names that torch has given them since 2.13, or those before.
+# By the names that they have in torch since 2.13, or those before.
 _scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SETTLE_S = 0.002  # from agreeing on a start until it, so that nobody is late

@@ -56,7 +56,7 @@ def join(
 ) -> Bench[Sample]:
     """Join the others at `meet_at`, a torch.distributed init method, and make what measures in this process.
 
-    They have their time to come from when `wait` returns, which is given the store that they meet by.
+    They have their time to come from when `wait` returns, which gets the store that they meet by.
     """
     device = make_device(how.device)
     device.prepare(rank, how.timing.flush_bytes)

@@ -1,4 +1,4 @@
-"""What every kernel that is measured is given, and what it gives back ready to run."""
+"""The inputs of every kernel that is measured, and what it gives back ready to run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What one call is given.
+    """What one call reads.
 
     Attributes:
         indices: (L,) rows looked up, table by table.

@@ -24,7 +24,7 @@ _WORLDS: list["World"] = []  # that of the group which lives, if any: torch make
 
 _ProcessGroup: Any = dist.ProcessGroup  # torch overloads each method for its own callers
 Tensors = Sequence[torch.Tensor]
-# Is entered around every exchange; it is given the collective's name and the tensors that this rank gives and gets.
+# Is entered around every exchange; it gets the collective's name and the tensors that this rank gives and gets.
 Watch = Callable[[str, Tensors, Tensors], AbstractContextManager[None]]
 
 

@@ -30,7 +30,7 @@ class Batch(dict[str, KeyedJaggedTensor], Pipelineable):  # type: ignore[misc]
         return Batch({path: features.to(device, non_blocking) for path, features in self.items()})
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the features' memory until a stream has done what it was given."""
+        """Keep the features' memory until a stream has done what it had to do."""
         for features in self.values():
             features.record_stream(stream)
 

@@ -182,7 +182,7 @@ def _watch(module: ShardedModule[Any, Any, Any, Any], clock: PhaseClock) -> None
 
 
 def _looked_up(
-    clock: PhaseClock, _module: nn.Module, _given: object, output: torch.Tensor | list[torch.Tensor]
+    clock: PhaseClock, _module: nn.Module, _inputs: object, output: torch.Tensor | list[torch.Tensor]
 ) -> None:
     clock.enter(OUTPUT)
     for one in [output] if isinstance(output, torch.Tensor) else output:

@@ -113,7 +113,7 @@ class WorkerGroup(Meter[Sample]):
     ) -> None:
         """Keep what runs in each worker, `make_bench(rank, count, port)`; at `port` the group can meet.
 
-        `context` starts the processes, forked warm if it isn't given; `clock` tells how long a silence lasts, in s.
+        `context` starts the processes, forked warm if it is None; `clock` tells how long a silence lasts, in s.
         """
         self._make_bench = make_bench
         self._count = count
@@ -189,7 +189,7 @@ class WorkerGroup(Meter[Sample]):
         self._processes.append(process)
 
     def _follow(self, limit_s: float) -> list[Outcome]:
-        """Read until every worker has given its outcomes; rank 0's are returned. Those that start give none.
+        """Read until every worker has sent its outcomes; rank 0's are returned. Those that start send none.
 
         Raises:
             UserError: what has to be mended before a worker can start.
@@ -272,7 +272,7 @@ def _serve(
 ) -> None:
     """Set a worker up, then measure batches until the pipe closes.
 
-    It sends no outcomes once it can be given samples; or a UserError of what the user has to mend before, or `_Stopped`
+    It sends no outcomes once it can take samples; or a UserError of what the user has to mend before, or `_Stopped`
     where the next start may go better. Then, of each batch, the number of every sample that it is about to touch, and
     the outcomes.
     """

@@ -95,8 +95,8 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 def _named(table: Table, there: dict[str, Table]) -> Table:
     """Give the table the first name that no other table has among those that are there, which it joins."""
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
-    found = (replace(table, name=name) for name in names)
-    return next(one for one in found if _whole(there.setdefault(one.name, one)) == _whole(one))
+    renamed = (replace(table, name=name) for name in names)
+    return next(one for one in renamed if _whole(there.setdefault(one.name, one)) == _whole(one))
 
 
 def _whole(table: Table) -> Table:
@@ -134,8 +134,8 @@ def measure_plans(
         if alike:
             stacked = np.stack([compute[i] for i in alike])
             its, numbers = [plans[i] for i in alike], records.exchanges
-            found = _measure_exchanges(its, stacked, meters, numbers, seed, advance, count_input)
-            costs |= zip(alike, found, strict=True)
+            measured = _measure_exchanges(its, stacked, meters, numbers, seed, advance, count_input)
+            costs |= zip(alike, measured, strict=True)
     return [costs[i] for i in range(len(plans))]
 
 

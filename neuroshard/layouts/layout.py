@@ -129,7 +129,7 @@ class Layout(ABC):
         """
 
     def batch_shares(self, devices: int) -> int:
-        """Count the equal shares of a batch, of which a device of so many looks up one: with `own_samples` as many as devices."""
+        """Count the equal shares of a batch, of which a device looks up one: with `own_samples` as many as devices."""
         return devices if self.own_samples else 1
 
     def num_shards(self, devices: int) -> int:

@@ -187,13 +187,13 @@ def bundle_at(path: Path) -> Path:
     Raises:
         UserError: a run was begun there that has left none.
     """
-    found = next((place for place in (path, path / _OF_A_RUN) if (place / _NAME).exists()), None)
-    if found is None and (path / _BEGUN).exists():
+    directory = next((place for place in (path, path / _OF_A_RUN) if (place / _NAME).exists()), None)
+    if directory is None and (path / _BEGUN).exists():
         raise UserError(
             f"no model bundle in {path}: the run there has left none; if neuroshard refine began it, start that again "
             "with the same settings, and it goes on to its end"
         )
-    return found or path
+    return directory or path
 
 
 def check_place(path: Path) -> None:
@@ -284,12 +284,12 @@ def _weights_file(path: Path, digest: str) -> Path:
 
 
 def _check_format(content: object, path: Path) -> None:
-    given = content.get("format") if isinstance(content, dict) else None
-    if given == _FORMAT:
+    its_format = content.get("format") if isinstance(content, dict) else None
+    if its_format == _FORMAT:
         return
-    if isinstance(given, str) and given.startswith(_FAMILY):
+    if isinstance(its_format, str) and its_format.startswith(_FAMILY):
         raise UserError(
-            f"{path} is a model bundle of the format {given:.40}, of another version of neuroshard; "
+            f"{path} is a model bundle of the format {its_format:.40}, of another version of neuroshard; "
             f"this one's is {_FORMAT}: {_AGAIN}"
         )
     raise UserError(f"{path} is not a model bundle of format {_FORMAT!r}; make one with neuroshard pretrain")

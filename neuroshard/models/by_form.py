@@ -133,12 +133,12 @@ class ComputeByForm(Stored, SumModel):
         return self._of_calls(sets, lambda model, calls: model.spread_ms(calls))
 
     def _of_calls(self, sets: LoadSets, ask: Callable[[SumModel, LoadSets], FloatArray]) -> FloatArray:
-        found, call = np.zeros(len(sets)), sets.calls
+        answers, call = np.zeros(len(sets)), sets.calls
         for known, model in self._models.items():
             which = np.flatnonzero(call == CALLS.index(known))
             if len(which):
-                found[which] = ask(model, sets.take(which))
-        return found
+                answers[which] = ask(model, sets.take(which))
+        return answers
 
     @property
     def _named(self) -> dict[str, Any]:
@@ -227,13 +227,13 @@ class CommByCollective(Stored, CommModel):
         """Predict the exchanges that anything is put into, one after the other."""
         if _of_columns(traffic):
             return self._all_to_all.chain(traffic, start_ms)
-        found: dict[Collective, FloatArray] = {}
+        each_ms: dict[Collective, FloatArray] = {}
         taken = np.zeros_like(start_ms)
         for collective, model in self.exchanges.items():
             if traffic.given(collective).any():
-                found[collective] = _one_ms(model, traffic, collective, start_ms + taken)
-                taken = taken + found[collective]
-        return Chain(np.maximum(taken, waits(start_ms)), found)
+                each_ms[collective] = _one_ms(model, traffic, collective, start_ms + taken)
+                taken = taken + each_ms[collective]
+        return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
         """Outline the all-to-all, and the exchanges behind it as they are where nobody waits."""
@@ -266,12 +266,12 @@ class CommByCollective(Stored, CommModel):
     def restored(cls, settings: object, tensors: Tensors) -> "CommByCollective":
         """Restore the model from the settings and tensors that it gave."""
         plain = parse(settings, ByCollectiveSettings, "settings")
-        found = {
+        models = {
             collective_named(name): one.restored(COMM_KINDS, name, tensors) for name, one in plain.exchanges.items()
         }
-        if Collective.ALL_TO_ALL not in found:
+        if Collective.ALL_TO_ALL not in models:
             raise ValueError("it doesn't know all-to-alls")
-        return cls({collective: found[collective] for collective in sorted(found)}, frozenset(plain.serves))
+        return cls({collective: models[collective] for collective in sorted(models)}, frozenset(plain.serves))
 
 
 def _of_columns(traffic: Traffic) -> bool:

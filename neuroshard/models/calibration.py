@@ -67,12 +67,12 @@ def with_kernels(compute: RooflineCompute, points: Sequence[KernelPoint]) -> Roo
 
 def _by_width(compute: RooflineCompute, points: Sequence[KernelPoint]) -> Widths:
     """Compute how many times as long calls took as the model says, without their fixed time, by the bytes of a row."""
-    found: list[tuple[float, float]] = []
+    factors: list[tuple[float, float]] = []
     for point in points:
         call_ms = compute.backward_call_ms if point.backward else compute.forward_call_ms
         if point.ms > (1 + _LAUNCHED) * call_ms:
-            found.append((point.row_bytes, (point.ms - call_ms) / (compute.point_ms(point) - call_ms)))
-    return Widths.typical(found)
+            factors.append((point.row_bytes, (point.ms - call_ms) / (compute.point_ms(point) - call_ms)))
+    return Widths.typical(factors)
 
 
 def with_exchanges(comm: RooflineComm, points: Sequence[ExchangePoint]) -> RooflineComm:

@@ -145,9 +145,9 @@ class SetComm(Stored, CommModel):
         everything = np.full_like(crossing, np.log2(1 + known.total_bytes))
         return np.concatenate([least, crossing], axis=1), np.concatenate([most, everything], axis=1)
 
-    def _in_ms(self, given: FloatArray) -> FloatArray:
-        """Convert what the network gives into segments, (n, 1 + G) ms."""
-        segments: FloatArray = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
+    def _in_ms(self, outputs: FloatArray) -> FloatArray:
+        """Convert what the network puts out into segments, (n, 1 + G) ms."""
+        segments: FloatArray = np.exp(np.minimum(outputs, _MAX_EXPONENT)) * self.scale_ms
         return segments
 
     def check(self) -> None:

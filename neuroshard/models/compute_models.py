@@ -60,8 +60,8 @@ class AdditiveCompute(Stored, SumModel):
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as its own cost and K amounts, (n, 1 + K); those that add up to a limit are negative."""
         features = self.features(loads)
-        given = np.exp(np.minimum(self.network(self.normaliser(features)), _MAX_EXPONENT))
-        amounts: Float32Array = given + (self.features.amounts(features) @ self.moved).astype(np.float32)
+        outputs = np.exp(np.minimum(self.network(self.normaliser(features)), _MAX_EXPONENT))
+        amounts: Float32Array = outputs + (self.features.amounts(features) @ self.moved).astype(np.float32)
         amounts[:, 1:] *= np.where(self.weight < 0, np.float32(-1), np.float32(1))
         return amounts
 

@@ -64,8 +64,8 @@ class CostModels(ModelSet):
             from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
 
             if is_precision(how):
-                found = narrowed(cls.load(base), how)
-                return replace(found, name=f"{found.name}+{how}")
+                narrow = narrowed(cls.load(base), how)
+                return replace(narrow, name=f"{narrow.name}+{how}")
         if str(path).startswith(ROOFLINE):
             sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")
             models: CostModels = build("roofline", sheet, **({"optimizer": optimizer} if optimizer else {}))

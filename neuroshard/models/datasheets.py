@@ -138,7 +138,7 @@ def _left_out_ms(model: RooflineCompute, point: KernelPoint) -> float:
 
 
 def _of_curves(curves: Curves) -> list[Check]:
-    found = []
+    checks = []
     for collective, by_count in curves.points.items():
         for count, published in by_count.items():
             left = np.full(len(curves.sizes), np.nan)
@@ -147,5 +147,5 @@ def _of_curves(curves: Curves) -> list[Check]:
                 left[i] = Curves(np.delete(curves.sizes, i), without)(collective, count, curves.sizes[i : i + 1])[0]
             what = tuple(f"{size:,.0f} bytes" for size in curves.sizes)
             predicted = curves(collective, count, curves.sizes)
-            found.append(Check(f"{collective}, {count} devices", what, published, predicted, left))
-    return found
+            checks.append(Check(f"{collective}, {count} devices", what, published, predicted, left))
+    return checks

@@ -98,7 +98,7 @@ class ReluHead:
         return ReluHead(bias, weight, self.offset + offset_ms / self.scale_ms, self.scale_ms)
 
     def __call__(self, sums: Float32Array) -> FloatArray:
-        """Compute the ms, (...,), of sets given as sums (..., H); not meaningful for empty sets."""
+        """Compute the ms, (...,), of sets from their sums (..., H); not meaningful for empty sets."""
         return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)
 
     def finish(self, score: FloatArray | Float32Array) -> FloatArray:
@@ -296,11 +296,11 @@ def device_waits(wait_ms: FloatArray) -> FloatArray:
     """
     next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]
     others = np.where(wait_ms > 0, 0, next_to_last)
-    found = np.empty((*wait_ms.shape, NUM_WAITS))
+    stacked = np.empty((*wait_ms.shape, NUM_WAITS))
     columns = (wait_ms, next_to_last, wait_ms.mean(axis=1, keepdims=True), wait_ms.max(axis=1, keepdims=True), others)
     for w, wait in enumerate(columns):
-        found[..., w] = wait
-    return found
+        stacked[..., w] = wait
+    return stacked
 
 
 def waits(start_ms: FloatArray) -> FloatArray:

@@ -122,7 +122,7 @@ def typical(factors: Sequence[float]) -> float:
 class Widths:
     """How much longer something takes than it should, by its bytes: lookups by those of a row, exchanges by theirs.
 
-    Of lookups narrow rows keep few of a kernel's threads busy; wide ones are found in caches less often. Interpolated
+    Of lookups narrow rows keep few of a kernel's threads busy; wide ones are in caches less often. Interpolated
     in logarithms; beyond the points the outermost stands.
 
     Attributes:
@@ -137,33 +137,33 @@ class Widths:
         """Interpolate the factors of rows of so many bytes, (n,)."""
         if not self.row_bytes:
             return np.ones_like(row_bytes)
-        found: FloatArray = np.exp(np.interp(np.log(row_bytes), np.log(self.row_bytes), np.log(self.factor)))
-        return found
+        factor: FloatArray = np.exp(np.interp(np.log(row_bytes), np.log(self.row_bytes), np.log(self.factor)))
+        return factor
 
     def holds(self, dim: FloatArray) -> BoolArray:
         """Tell whether points surround tables of so many columns, (n,)."""
         least, most = (self.row_bytes[0], self.row_bytes[-1]) if self.row_bytes else (0, np.inf)
         row_bytes = in_sectors(dim * ELEMENT_BYTES)
-        found: BoolArray = (row_bytes >= least) & (row_bytes <= most)
-        return found
+        inside: BoolArray = (row_bytes >= least) & (row_bytes <= most)
+        return inside
 
     @classmethod
     def typical(cls, seen: Iterable[tuple[float, float]]) -> "Widths":
         """Group the factors seen, each with its bytes: of as many bytes the `typical` one is taken."""
-        found = grouped(seen, lambda one: one[0])
-        factors = (typical([factor for _, factor in found[row_bytes]]) for row_bytes in sorted(found))
-        return cls(tuple(sorted(found)), tuple(factors))
+        by_bytes = grouped(seen, lambda one: one[0])
+        factors = (typical([factor for _, factor in by_bytes[row_bytes]]) for row_bytes in sorted(by_bytes))
+        return cls(tuple(sorted(by_bytes)), tuple(factors))
 
     @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float) -> "Widths":
         """Compute the widths of Meta's forward points, less a call's fixed time."""
-        found: list[tuple[float, float]] = []
+        factors: list[tuple[float, float]] = []
         for point in points:
             if point.sheet == _SWEPT:
                 looked_up, outputs = (float(its_bytes.sum()) for its_bytes in passes(point.loads)[:2])
                 seen = (point.ms - call_ms) * _SWEPT_BYTES_PER_MS - outputs
-                found.append((point.row_bytes, seen / looked_up))
-        return cls.typical(found)
+                factors.append((point.row_bytes, seen / looked_up))
+        return cls.typical(factors)
 
 
 EVEN = Widths((), ())
@@ -203,8 +203,8 @@ class Curves:
         weights = np.maximum(1 - np.abs(share - np.arange(len(counts))), 0)
         each = [np.interp(log_bytes, log_sizes, curves[count]) for count in counts]
         log_ms = np.tensordot(weights, each, 1) + np.maximum(log_bytes - log_sizes[-1], 0)
-        found: FloatArray = np.exp(log_ms) * _on_the_way(devices)
-        return found
+        ms: FloatArray = np.exp(log_ms) * _on_the_way(devices)
+        return ms
 
 
 def _on_the_way(devices: int) -> float:
@@ -227,8 +227,8 @@ def curves_of(gpu: str) -> Curves:
 def rising(times: FloatArray) -> FloatArray:
     """Make times (S,) fall nowhere: where they do, half-way (of factors) between what is before and after."""
     before, after = np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1]
-    found: FloatArray = np.sqrt(before * after)
-    return found
+    halfway: FloatArray = np.sqrt(before * after)
+    return halfway
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:

@@ -208,10 +208,10 @@ class Simulator:
             return ()
         calls = plan.device_loads.by_call()
         counts = calls.counts.reshape(-1, len(CALLS))[:, CALLS.index(IN_COLUMNS)].tolist()
-        found = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
+        lines = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
         for part, amounts in self._amounts(plan, calls):
-            found += ranges.part_warnings(part, amounts)
-        return found
+            lines += ranges.part_warnings(part, amounts)
+        return lines
 
     def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
         """Yield what each part of a plan's step depends on, by its name; columns and all-to-alls left out."""

@@ -200,23 +200,23 @@ class Stored:
 
     def settings(self) -> dict[str, Any]:
         """Return what isn't a tensor, for JSON."""
-        found: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
         own: Any = type(self)
         for name, (_, held) in _fields(own).items():
             value = getattr(self, name)
             if isinstance(value, FeatureSet):
-                found |= {name: value.name, "columns": value.columns}
+                plain |= {name: value.name, "columns": value.columns}
             elif held is None:
-                found[name] = value
-        return found
+                plain[name] = value
+        return plain
 
     def tensors(self) -> Tensors:
         """Return arrays, and those of networks and normalisers, by name."""
-        found: Tensors = {}
+        by_name: Tensors = {}
         for name, (_, held) in _tensors(type(self)).items():
             value = getattr(self, name)
-            found |= value.tensors(held.name) if isinstance(value, Mlp | Normaliser) else {held.name: value}
-        return found
+            by_name |= value.tensors(held.name) if isinstance(value, Mlp | Normaliser) else {held.name: value}
+        return by_name
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> Self:
@@ -255,12 +255,12 @@ def _restored(field_type: Any, held: Held, tensors: Tensors) -> Any:
 def _fields(model: Any) -> dict[str, tuple[Any, Held | None]]:
     """Return the types of a class's fields, by name, and how tensors hold them; None of those that are settings."""
     hints = get_type_hints(model, include_extras=True)
-    found: dict[str, tuple[Any, Held | None]] = {}
+    types: dict[str, tuple[Any, Held | None]] = {}
     for name in (field.name for field in fields(model)):
         plain, *extras = get_args(hints[name]) or (hints[name],)
         held = next((extra for extra in extras if isinstance(extra, Held)), None)
-        found[name] = (hints[name] if held is None else plain, held)
-    return found
+        types[name] = (hints[name] if held is None else plain, held)
+    return types
 
 
 def _tensors(model: Any) -> dict[str, tuple[Any, Held]]:
@@ -271,8 +271,8 @@ def _tensors(model: Any) -> dict[str, tuple[Any, Held]]:
 @cache
 def _settings(model: Any) -> Any:
     """Make the type of what JSON tells: of features their name and their columns' names."""
-    found: list[tuple[str, Any]] = []
+    types: list[tuple[str, Any]] = []
     for name, (hint, held) in _fields(model).items():
         if held is None:
-            found += [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
-    return make_dataclass("Settings", found, frozen=True)
+            types += [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
+    return make_dataclass("Settings", types, frozen=True)

@@ -166,16 +166,16 @@ class Range:
 
     def warning(self, values: Sequence[float] | FloatArray) -> str | None:
         """Name in a line what lies outside by more than 5%, None if nothing does."""
-        given = np.asarray(values, dtype=np.float64)
-        outside = given[(given < self.least * (1 - _SLACK)) | (given > self.most * (1 + _SLACK))]
+        amounts = np.asarray(values, dtype=np.float64)
+        outside = amounts[(amounts < self.least * (1 - _SLACK)) | (amounts > self.most * (1 + _SLACK))]
         if not outside.size:
             return None
         worst = outside[np.argmax(np.maximum(outside / max(self.most, 1e-9), self.least / np.maximum(outside, 1e-9)))]
         least, most, farthest = map(readable_number, (self.least, self.most, float(worst)))
         fitted = f"what the models were fitted to, {least} to {most}"
-        if given.size == 1:
+        if amounts.size == 1:
             return f"{self.name}: {farthest} is outside {fitted}"
-        return f"{self.name}: {outside.size} of {given.size} outside {fitted}; the farthest is {farthest}"
+        return f"{self.name}: {outside.size} of {amounts.size} outside {fitted}; the farthest is {farthest}"
 
 
 @dataclass(frozen=True)
@@ -203,14 +203,14 @@ class Ranges:
 
     def widened(self, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
         """Widen the ranges by what these samples ranged over besides; either may be none."""
-        found = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
-        return replace(self, **{name: getattr(self, name).joined(one) for name, one in found.items()})
+        ranges = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
+        return replace(self, **{name: getattr(self, name).joined(one) for name, one in ranges.items()})
 
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
         """Add what everything that another part's cost depends on was in the measurements, to what is known."""
         known = {one.name: one for one in self.others.get(part, ())}
-        found = [Range.of(name, values) for name, values in quantities.items()]
-        return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in found)})
+        ranges = [Range.of(name, values) for name, values in quantities.items()]
+        return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in ranges)})
 
     def beyond(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
         """Compute how many times the most that was measured a part's quantity is, (B,), by its values (B,).
@@ -222,13 +222,13 @@ class Ranges:
 
     def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[str, ...]:
         """List what of another part lies outside, one line for each quantity; nothing if the part is unknown."""
-        found = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]
-        return tuple(f"{part}: {warning}" for warning in found if warning is not None)
+        warnings = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]
+        return tuple(f"{part}: {warning}" for warning in warnings if warning is not None)
 
     def warnings(self, task: Task) -> tuple[str, ...]:
         """List what of the task and its pooled tables lies outside, one line for each quantity."""
         tables = [table for table in task.tables if table.pooled]
-        found = (
+        warnings = (
             self.rows.warning([table.rows for table in tables]),
             self.dim.warning([table.dim for table in tables]),
             self.pooling_factor.warning([table.pooling_factor for table in tables]),
@@ -237,7 +237,7 @@ class Ranges:
             self.devices.warning([task.topology.num_devices]),
             self.features.warning([table.features for table in tables]),
         )
-        return tuple(warning for warning in found if warning is not None)
+        return tuple(warning for warning in warnings if warning is not None)
 
     def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[str, ...]:
         """List what of a plan's devices lies outside, from the numbers of tables and columns of each, (D,).
@@ -245,8 +245,8 @@ class Ranges:
         Devices without tables are no trouble.
         """
         counts = [count for count in tables if count]
-        found = (self.tables_on_a_device.warning(counts), self.columns_on_a_device.warning(columns))
-        return tuple(warning for warning in found if warning is not None)
+        warnings = (self.tables_on_a_device.warning(counts), self.columns_on_a_device.warning(columns))
+        return tuple(warning for warning in warnings if warning is not None)
 
 
 def _of_calls(samples: "Sequence[ComputeSample]") -> dict[str, Any]:

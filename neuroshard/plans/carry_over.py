@@ -46,14 +46,14 @@ class Carried:
     @property
     def pinned(self) -> Task:
         """The task, with everything that can stay held where it is; tables that its constraints place are left out."""
-        given, tables = self.task.constraints, self.task.tables
+        constraints, tables = self.task.constraints, self.task.tables
         pins = tuple(PinnedShard(tables[index].name, dim, (device,)) for index, dim, device in self.columns)
-        taken = given.pins.keys() | given.group_of.keys()
+        taken = constraints.pins.keys() | constraints.group_of.keys()
         others = zip(tables, by_table(self.others, len(tables)), strict=True)
         rules = tuple(_rule(table, its) for table, its in others if its)
         rules += tuple(TableRule.keeping(tables[index].name, home) for index, home in self.homes.items())
-        kept = given.pinned + tuple(pin for pin in pins if pin.table not in taken)
-        return replace(self.task, constraints=replace(given, rules=given.rules + rules, pinned=kept))
+        kept = constraints.pinned + tuple(pin for pin in pins if pin.table not in taken)
+        return replace(self.task, constraints=replace(constraints, rules=constraints.rules + rules, pinned=kept))
 
     @property
     def fitting(self) -> "Carried":

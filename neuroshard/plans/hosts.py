@@ -1,4 +1,4 @@
-"""Tables in host memory given to hosts so that none is overfilled: as rules and pinned shards, which searches keep.
+"""Tables in host memory assigned to hosts so that none is overfilled: as rules and pinned shards, which searches keep.
 
 Searches know how much memory each device has, and of hosts only what all of them have together. So where the tables in
 host memory are more than one host holds, a search may be asked again with every such table on one host, or its columns
@@ -30,22 +30,22 @@ def may_overfill(task: Task) -> bool:
     return len(topology.hosts) > 1 and used > topology.host_bytes
 
 
-def given_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
-    """Give the task's tables in host memory to hosts, within their memory; None if no way is found.
+def assigned_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
+    """Assign the task's tables in host memory to hosts, within their memory; None where that fails.
 
     A table lies on one host where one has room for it, else its columns are divided between as few as will do. None
     also where no plan could overfill a host. Tables `in_rows`, by name, lie on all hosts alike.
     """
-    return _given(task, task.topology.host_bytes, in_rows) if may_overfill(task) else None
+    return _assigned(task, task.topology.host_bytes, in_rows) if may_overfill(task) else None
 
 
 def least_host_bytes(task: Task) -> int:
-    """Find the memory of each host that lets tables be given to hosts, within 0.2%; what all take, if no less does."""
+    """Find the memory of each host that lets hosts take all tables, within 0.2%; what all take, if no less does."""
     total: int = sum(task.memory.host_bytes(task.loads).tolist())
     low, high = total // len(task.topology.hosts), total
     while high > max(low, 1) * _PRECISION:
         middle = (low + high) // 2
-        low, high = (low, middle) if _given(task, middle, ()) is not None else (middle, high)
+        low, high = (low, middle) if _assigned(task, middle, ()) is not None else (middle, high)
     return high
 
 
@@ -74,7 +74,7 @@ def kept_on_hosts(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Columns in host memory that may be given to one host, or to several where they may be cut.
+    """Columns in host memory that may be assigned to one host, or to several where they may be cut.
 
     Attributes:
         names: of its tables; several are kept together.
@@ -154,8 +154,8 @@ class _Piece:
         return (PinnedShard(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in shards)
 
 
-def _given(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:
-    """Give the task's tables in host memory to hosts with so much memory each; None if no way is found."""
+def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:
+    """Assign the task's tables in host memory to hosts with so much memory each; None where that fails."""
     constraints, hosts = task.constraints, task.topology.hosts
     pieces, spread_bytes = _pieces(task, in_rows)
     free = np.full(len(hosts), host_bytes - -(-spread_bytes // len(hosts)), dtype=np.int64)
@@ -183,7 +183,7 @@ def _given(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None
 
 
 def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
-    """Collect what is given to hosts, and the bytes of tables that lie in rows only, on all hosts alike."""
+    """Collect what is assigned to hosts, and the bytes of tables that lie in rows only, on all hosts alike."""
     group_of = task.constraints.group_of
     grouped: dict[tuple[str, ...], list[_Piece]] = {}
     pieces, spread_bytes = list[_Piece](), 0

@@ -199,9 +199,9 @@ class Plan:
         Raises:
             UserError: it is malformed, or its shards don't cover its tables exactly once.
         """
-        found = parse(of_format(content, _FORMAT, where), _PlanFile, where)
+        plan_file = parse(of_format(content, _FORMAT, where), _PlanFile, where)
         try:
-            return cls(found.task, tuple(placed.read() for placed in found.placements), found.prediction)
+            return cls(plan_file.task, tuple(placed.read() for placed in plan_file.placements), plan_file.prediction)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 

@@ -20,5 +20,5 @@ def own_places(allowed: BoolArray) -> IntArray | None:
     count, places = allowed.shape
     if count > places or not allowed.any(axis=1).all():
         return None
-    found = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
-    return None if (found < 0).any() else found.astype(np.int64)
+    matched = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
+    return None if (matched < 0).any() else matched.astype(np.int64)

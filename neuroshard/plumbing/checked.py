@@ -1,4 +1,4 @@
-"""Values of the right type by construction: dataclasses and functions that check what they are given."""
+"""Values of the right type by construction: dataclasses and functions that check their arguments."""
 
 import re
 from collections.abc import Callable, Hashable, Sequence
@@ -73,9 +73,9 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters = signature(function)
 
     @wraps(function)
-    def check_arguments(*given: Any, **named: Any) -> Any:
+    def check_arguments(*positional: Any, **named: Any) -> Any:
         """Call the function with its arguments checked."""
-        bound = parameters.bind(*given, **named)
+        bound = parameters.bind(*positional, **named)
         for name, hint in _plain_hints(function):
             if name in bound.arguments:
                 bound.arguments[name] = _checked_value(bound.arguments[name], hint, name)

@@ -35,9 +35,9 @@ def is_group(name: str) -> bool:
     return name.isidentifier() and bool(choices(name))
 
 
-def choices_in(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Pick what is given that chooses in a group."""
-    return {key: value for key, value in given.items() if is_group(key)}
+def choices_in(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick what is asked for that chooses in a group."""
+    return {key: value for key, value in asked.items() if is_group(key)}
 
 
 def experiments_of(command: str) -> list[str]:
@@ -67,7 +67,7 @@ def headline(file: str) -> str:
 @cache
 def comments(file: str) -> Mapping[str, str]:
     """Read what a file in `conf/` says behind its settings, by key with dots."""
-    found: dict[str, str] = {}
+    by_key: dict[str, str] = {}
     path: list[tuple[int, str]] = []
     for line in text_of(file).splitlines():
         match = _LINE.match(line)
@@ -76,8 +76,8 @@ def comments(file: str) -> Mapping[str, str]:
         indent = len(match["indent"])
         path = [(at, key) for at, key in path if at < indent] + [(indent, match["key"])]
         if said := _COMMENT.search(match["rest"]):
-            found[".".join(key for _, key in path)] = said["text"].strip()
-    return found
+            by_key[".".join(key for _, key in path)] = said["text"].strip()
+    return by_key
 
 
 @cache
@@ -98,7 +98,7 @@ def groups_of(command: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Composed:
-    """A command with the choices and values that are given, or that an experiment gives.
+    """A command with the choices and values that are asked for, or that an experiment gives.
 
     Attributes:
         command: its name.
@@ -111,19 +111,19 @@ class Composed:
     settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, command: str, given: Mapping[str, Any]) -> "Composed":
+    def of(cls, command: str, asked: Mapping[str, Any]) -> "Composed":
         """Put a command's files together as Hydra does."""
-        chosen = _chosen_in(command, given)
+        chosen = _chosen_in(command, asked)
         built = {group: filled(group, name) for group, name in chosen.items() if name in choices(group)}
         files = [*({group: own(content)} for group, content in built.items()), own(_command(command))]
-        values = (_nested(key, value) for key, value in given.items() if not is_group(key))
-        settings = reduce(_merged, [*files, own(_built(EXPERIMENT, given.get(EXPERIMENT))), *values])
+        values = (_nested(key, value) for key, value in asked.items() if not is_group(key))
+        settings = reduce(_merged, [*files, own(_built(EXPERIMENT, asked.get(EXPERIMENT))), *values])
         return cls(command, chosen, settings)
 
 
-def _chosen_in(command: str, given: Mapping[str, Any]) -> dict[str, str]:
+def _chosen_in(command: str, asked: Mapping[str, Any]) -> dict[str, str]:
     chosen = groups_of(command)
-    named = _makes(EXPERIMENT, given.get(EXPERIMENT)) | {group: str(given[group]) for group in chosen if group in given}
+    named = _makes(EXPERIMENT, asked.get(EXPERIMENT)) | {group: str(asked[group]) for group in chosen if group in asked}
     made = {group: choice for pair in (chosen | named).items() for group, choice in _makes(*pair).items()}
     chosen |= {group: choice for group, choice in (made | named).items() if group in chosen}
     return {group: chosen.get(choice[2:-1], choice) for group, choice in chosen.items()}  # one may be another's
@@ -156,7 +156,7 @@ def leaves_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def missing(settings: Mapping[str, Any]) -> list[str]:
-    """List the settings that have to be given and aren't, with dots; what only points at them is left out."""
+    """List the settings that have to be set and aren't, with dots; what only points at them is left out."""
     return [key for key, value in leaves_of(settings) if value == NEEDED]
 
 

@@ -82,7 +82,7 @@ def read_bytes(path: Path, what: str) -> bytes:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Read the JSON in `path`: plain values, to be given to `schema.parse`.
+    """Read the JSON in `path`: plain values, for `schema.parse`.
 
     Raises:
         UserError: the file is missing or is not JSON; `what` names it ("plan", "manifest", ...).

@@ -62,22 +62,22 @@ class Journal(Generic[Value]):
         Raises:
             UserError: as `get`.
         """
-        found: list[Value] = []
-        while (value := self.get(len(found))) is not None:
-            found.append(value)
-        return tuple(found)
+        values: list[Value] = []
+        while (value := self.get(len(values))) is not None:
+            values.append(value)
+        return tuple(values)
 
     def filled(self, count: int, make: Callable[[Sequence[Value]], Value]) -> tuple[Value, ...]:
-        """Read all values, and make and keep more up to `count`; `make` is given those before the one that it makes.
+        """Read all values, and make and keep more up to `count`; `make` gets those before the one that it makes.
 
         Raises:
             UserError: as `get`.
         """
-        found = self.read()
-        while len(found) < count:
-            found = (*found, make(found))
-            self.keep(len(found) - 1, found[-1])
-        return found
+        values = self.read()
+        while len(values) < count:
+            values = (*values, make(values))
+            self.keep(len(values) - 1, values[-1])
+        return values
 
     def clear(self) -> None:
         """Forget all values, on disk too."""

@@ -26,7 +26,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_rows(path: Path, what: str) -> list[Row]:
-    """Read the rows of a Parquet file as plain values, to be given to `schema.parse`.
+    """Read the rows of a Parquet file as plain values, for `schema.parse`.
 
     The file alone is read: no partitions are made of its path, and a directory is refused.
 

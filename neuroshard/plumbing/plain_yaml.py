@@ -16,7 +16,7 @@ _PLAIN = tuple(f"tag:yaml.org,2002:{tag}" for tag in ("null", "bool", "int", "fl
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """Read the values in a YAML file, or in a JSON file (`.json`), to be given to `schema.parse`.
+    """Read the values in a YAML file, or in a JSON file (`.json`), for `schema.parse`.
 
     Scalars are those of YAML 1.1, dates are text. Aliases are refused, because they can expand without end, and so is a
     field that stands there twice.

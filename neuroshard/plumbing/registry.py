@@ -77,10 +77,10 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
             )
     objects = {key: value for key, value in settings.items() if not _plain(value)}
     plain = {key: value for key, value in settings.items() if key not in objects}
-    given = OmegaConf.merge({key: value for key, value in config.items() if key not in objects}, plain)
+    merged = OmegaConf.merge({key: value for key, value in config.items() if key not in objects}, plain)
     if not objects:
-        return instantiate_config(given)
-    return instantiate_config(given, _partial_=True)(**objects)  # Hydra would make a config of a dataclass
+        return instantiate_config(merged)
+    return instantiate_config(merged, _partial_=True)(**objects)  # Hydra would make a config of a dataclass
 
 
 def _plain(value: Any) -> bool:
@@ -88,14 +88,14 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
 
 
-def config_of(command: str, given: Mapping[str, Any]) -> DictConfig:
-    """Compose a command's config after the choices and values in `given`.
+def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
+    """Compose a command's config after the choices and values in `asked`.
 
     Raises:
         UserError: a value can't be read.
     """
     try:
-        return OmegaConf.create(dict(Composed.of(command, given).settings))
+        return OmegaConf.create(dict(Composed.of(command, asked).settings))
     except OmegaConfBaseException as error:
         raise UserError(error) from None
 

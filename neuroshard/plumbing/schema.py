@@ -141,10 +141,10 @@ def of_format(content: object, name: str, where: str) -> dict[str, Any]:
     Raises:
         UserError: it is no object of the format `name`.
     """
-    found = content.get("format") if isinstance(content, dict) else None
-    if not isinstance(content, dict) or found != name:
-        other = "" if found is None else f" but {shown(found)}"
-        ours = isinstance(found, str) and found.rpartition("-")[0] == name.rpartition("-")[0]
+    its_format = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or its_format != name:
+        other = "" if its_format is None else f" but {shown(its_format)}"
+        ours = isinstance(its_format, str) and its_format.rpartition("-")[0] == name.rpartition("-")[0]
         anew = ", of another version of neuroshard: make it anew" if ours else ""
         raise UserError(f"{where} is not of format {name!r}{other}{anew}")
     return {key: value for key, value in content.items() if key != "format"}
@@ -205,13 +205,13 @@ def reason(message: str, content: object, name: str = "") -> str:
 
 def _wanted(text: str) -> str:
     """Say what would have been right, from the beginning of msgspec's message."""
-    if found := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
-        return " or ".join(_WORDS.get(name, name) for name in found[1].split(" | "))
-    if found := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):
-        return f"a multiple of {found[2]}"
-    if found := re.fullmatch(r"Expected `([^`]*)` (of length )?([<>]=?) (.*)", text):
-        what = "of a length " if found[2] else ""
-        return f"{_WORDS.get(found[1], found[1])} {what}{_BOUNDS[found[3]]} {found[4]}"
+    if match := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
+        return " or ".join(_WORDS.get(name, name) for name in match[1].split(" | "))
+    if match := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):
+        return f"a multiple of {match[2]}"
+    if match := re.fullmatch(r"Expected `([^`]*)` (of length )?([<>]=?) (.*)", text):
+        what = "of a length " if match[2] else ""
+        return f"{_WORDS.get(match[1], match[1])} {what}{_BOUNDS[match[3]]} {match[4]}"
     if text.endswith("out of range"):
         return "a number that fits 64 bits"
     if text.startswith("Invalid enum value"):
@@ -238,13 +238,13 @@ def shown(value: object) -> str:
 
 def _value_at(content: object, path: str) -> object:
     """Find what stands at a path of msgspec's, such as `.tables[3].rows`; all of `content` where that leads nowhere."""
-    found: Any = content
+    value: Any = content
     for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
         try:
-            found = found[key] if key else found[int(index)]
+            value = value[key] if key else value[int(index)]
         except (KeyError, IndexError, TypeError, ValueError):
             return content
-    return found
+    return value
 
 
 def to_bytes(size: object, name: str) -> int:
@@ -266,11 +266,11 @@ def is_size(text: str) -> bool:
 
 def _named_bytes(text: str) -> float | None:
     """Read the bytes that a text names; None if it is no size."""
-    found = _SIZE.fullmatch(text)
-    if found is None or found[2].lower() not in _UNITS:
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _UNITS:
         return None
-    number = int(found[1]) if found[1].isdigit() else float(found[1])
-    return number * _UNITS[found[2].lower()]
+    number = int(match[1]) if match[1].isdigit() else float(match[1])
+    return number * _UNITS[match[2].lower()]
 
 
 def readable_number(value: float) -> str:

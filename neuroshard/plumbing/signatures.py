@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-NEEDED = "???"  # in place of a value that has to be given, as OmegaConf writes it
+NEEDED = "???"  # in place of a value that has to be set, as OmegaConf writes it
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT.name
 _SECTION = re.compile(r"^(?:Attributes|Args):\n(?P<entries>(?:(?: {4}.*)?(?:\n|\Z))*)", re.MULTILINE)
@@ -53,13 +53,13 @@ def _definitions(module: str) -> Mapping[str, ast.AST | tuple[str, str]]:
     path = _ROOT.joinpath(*module.split(".")[1:])
     source = path.with_suffix(".py") if not path.is_dir() else path / "__init__.py"
     tree = ast.parse(source.read_text(encoding="utf-8"))
-    found: dict[str, ast.AST | tuple[str, str]] = dict(_assigned(tree.body))
+    definitions: dict[str, ast.AST | tuple[str, str]] = dict(_assigned(tree.body))
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found[node.name] = node
+            definitions[node.name] = node
         elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == _PACKAGE:
-            found |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
-    return found
+            definitions |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
+    return definitions
 
 
 def _assigned(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
@@ -73,10 +73,10 @@ def _assigned(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
 
 def _defined(module: str, name: str) -> tuple[str, ast.AST]:
     """Find the module in which a name that another module may import is defined, and what it is there."""
-    found = _definitions(module).get(name)
-    if found is None:
+    definition = _definitions(module).get(name)
+    if definition is None:
         raise _Unreadable
-    return _defined(*found) if isinstance(found, tuple) else (module, found)
+    return _defined(*definition) if isinstance(definition, tuple) else (module, definition)
 
 
 def _parameters(module: str, node: ast.AST) -> Iterator[tuple[str, Any]]:
@@ -143,8 +143,8 @@ def _value(module: str, node: ast.AST) -> Any:
         case ast.Call(func=ast.Name()):
             made = _value(module, node.func)
             names = list(signature_of(made["_target_"]).defaults)
-            given = {key: _value(module, one) for key, one in zip(names, node.args, strict=False)}
-            value = made | given | {str(keyword.arg): _value(module, keyword.value) for keyword in node.keywords}
+            positional = {key: _value(module, one) for key, one in zip(names, node.args, strict=False)}
+            value = made | positional | {str(keyword.arg): _value(module, keyword.value) for keyword in node.keywords}
         case _:
             raise _Unreadable
     return value

@@ -19,17 +19,17 @@ def fastest(chunks: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement
     One that failed counts if all did; references count for nothing but the machine's speed. The others keep the order
     in which samples were measured first.
     """
-    found: list[Measurement[Sample]] = []
+    kept: list[Measurement[Sample]] = []
     places: dict[tuple[int, bool], list[int]] = {}
     for one in (m for chunk in chunks for m in chunk if m.split != REFERENCE):
         of_id = places.setdefault((one.sample_id, one.second_pass), [])
-        same = next((place for place in of_id if as_drawn(found[place].sample) == as_drawn(one.sample)), None)
+        same = next((place for place in of_id if as_drawn(kept[place].sample) == as_drawn(one.sample)), None)
         if same is None:
-            of_id.append(len(found))
-            found.append(one)
-        elif _scalar_ms(one) < _scalar_ms(found[same]):
-            found[same] = one
-    return found
+            of_id.append(len(kept))
+            kept.append(one)
+        elif _scalar_ms(one) < _scalar_ms(kept[same]):
+            kept[same] = one
+    return kept
 
 
 def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:

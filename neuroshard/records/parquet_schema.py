@@ -112,7 +112,7 @@ class _ComputeRow(_Row):
     cached: CacheShare | None
 
     def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
-        """Build the kernel call that this row was measured of, given what makes tables of a name."""
+        """Build the kernel call that this row was measured of, with what makes tables of a name."""
         for name, values in (("dims", self.dims), ("features", self.features)):
             if len(self.tables) != len(values):
                 raise UserError(f"sample {self.sample_id} has {len(self.tables)} tables but {len(values)} {name}")

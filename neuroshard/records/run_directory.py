@@ -127,11 +127,11 @@ class RunDirectory:
         Raises:
             UserError: there is none, it is of another kind, or malformed.
         """
-        found = self.read(f"{kind} run")
-        if found is None or found.kind != kind:
-            holds = "" if found is None else f"; it holds one of the kind {found.kind!r}"
+        run = self.read(f"{kind} run")
+        if run is None or run.kind != kind:
+            holds = "" if run is None else f"; it holds one of the kind {run.kind!r}"
             raise UserError(f"{self.path} holds no {kind} run{holds}")
-        return found.facts
+        return run.facts
 
     def _begun(self) -> dict[str, Any] | None:
         """Read the settings that a run was begun with here, if one was."""
@@ -164,10 +164,10 @@ def begun_otherwise(directory: Path, what: str) -> UserError:
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to names with dots."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flattened
 
 
 def _as_read(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _as_read(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _next_free(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
-    numbers = [int(found[1]) for entry in parent.iterdir() if (found := re.match(r"([0-9]{4})", entry.name))]
+    numbers = [int(match[1]) for entry in parent.iterdir() if (match := re.match(r"([0-9]{4})", entry.name))]
     number = 1 + max(numbers, default=0)
     while True:
         path = parent / f"{number:04d}-{name}"

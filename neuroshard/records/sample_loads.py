@@ -26,7 +26,7 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
-    """Replace the loads of samples in rows, given as those of whole tables, by those of their blocks."""
+    """Replace the loads of samples in rows, which are those of whole tables, by those of their blocks."""
     if not samples:
         return loads
     which = np.flatnonzero(are(loads, lambda layout: layout.blocks))

@@ -68,7 +68,7 @@ class ComputeSample:
         hot_first: share of the rows touched more than once that have the table's lowest numbers, hottest first, as
             where rows are numbered by frequency; all other rows lie anywhere.
         lookups: (n,) what was looked up in each block, once the sample has been measured; else none.
-        home: the memory that all tables lie in. Tables behind a cache share one, which has room for the given share of
+        home: the memory that all tables lie in. Tables behind a cache share one, which has room for that share of
             all their rows.
     """
 

@@ -45,8 +45,8 @@ def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
         return float(huber(1.0, left).sum()), of_logs.T @ np.clip(left, -1.0, 1.0)
 
     fitted = minimize(loss, np.zeros(spells), jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-9})
-    found: FloatArray = np.exp(fitted.x)
-    return found
+    slowness: FloatArray = np.exp(fitted.x)
+    return slowness
 
 
 def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:

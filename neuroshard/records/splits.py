@@ -30,7 +30,7 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
 
 
 def split_of(number: int) -> str:
-    """Choose the split of a sample of plans: of given tables none can be held out, so some samples are."""
+    """Choose the split of a sample of plans: of fixed tables none can be held out, so some samples are."""
     return VALID if number % _VALID_EVERY == _VALID_EVERY - 1 else TRAIN
 
 

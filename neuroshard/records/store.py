@@ -45,7 +45,7 @@ class Manifest:
 
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any], seed: int = 0) -> "Manifest":
-        """Describe a run that measures plans on such hardware; of given tables it holds out samples only."""
+        """Describe a run that measures plans on such hardware; of fixed tables it holds out samples only."""
         return cls(here.to_json(), versions(), {**hardware, "held_out": _SAMPLES}, seed)
 
     @property

@@ -83,16 +83,16 @@ def _ways(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Task]
     Each way once. Tables that are `left` have no rule, and neither have those that are bound to others or to devices,
     and those that two parts suffice for.
     """
-    given = task.constraints
+    constraints = task.constraints
     seen: set[tuple[TableRule, ...]] = {()}
-    bound = {shard.table for shard in given.pinned}.union(*given.together, *given.apart, left)
+    bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart, left)
     tables = [index for index, table in enumerate(task.tables) if table.pooled and table.name not in bound]
     for share in _SHARES:
         each = (_rule(task, table, share_of, share) for table in tables)
         rules = tuple(rule for rule in each if rule is not None)
         if rules not in seen:
             seen.add(rules)
-            yield replace(task, constraints=replace(given, rules=(*given.rules, *rules)))
+            yield replace(task, constraints=replace(constraints, rules=(*constraints.rules, *rules)))
 
 
 def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:

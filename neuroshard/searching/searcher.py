@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from omegaconf import OmegaConf
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.hosts import given_to_hosts
+from neuroshard.plans.hosts import assigned_to_hosts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
@@ -103,14 +103,14 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
-        """Find a plan of the task, or of the task with tables given to hosts."""
+        """Find a plan of the task, or of the task with tables assigned to hosts."""
         return tried_within_hosts(task, lambda tried: find(self, tried, simulator))
 
     return finding
 
 
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
-    """Find a plan of a task, or else of the task with tables in host memory given to hosts beforehand.
+    """Find a plan of a task, or else of the task with tables in host memory assigned to hosts beforehand.
 
     Tables that lie `in_rows`, by name, are on all hosts alike. If nothing is found either way, the first error counts:
     the second is of the hosts that were chosen.
@@ -118,11 +118,11 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
     try:
         return find(task)
     except InfeasibleError as error:
-        given = given_to_hosts(task, in_rows)
-        if given is None:
+        assigned = assigned_to_hosts(task, in_rows)
+        if assigned is None:
             raise
         try:
-            found = find(given)
+            found = find(assigned)
         except InfeasibleError:
             raise error from None
     return found.changed(lambda plan: replace(plan, task=task))
@@ -135,8 +135,8 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
         UserError: no such searcher or setting, or settings for a method that has its own already.
     """
     if isinstance(searcher, str):
-        found: Searcher = build("searcher", searcher, **settings)
-        return found
+        built: Searcher = build("searcher", searcher, **settings)
+        return built
     if not isinstance(searcher, Searcher):
         raise UserError(f"searcher={shown(searcher)} must be the name of a search method, or a Searcher")
     if settings:
@@ -174,9 +174,9 @@ def verifier_of(name: str, model: str, device: str, finalists: int, passes: int,
     """
     if name not in choices("verify"):
         raise unknown_name("verify", name, choices("verify"))
-    given = {"verify": name, "model": model, "hardware": device, "finalists": finalists, "passes": passes}
-    config = config_of("search", given).verify
+    asked = {"verify": name, "model": model, "hardware": device, "finalists": finalists, "passes": passes}
+    config = config_of("search", asked).verify
     if OmegaConf.select(config, "means.protocol") is not None:
         config.means.protocol.pipeline = "sparse_dist" if hides_input else "none"
-    found: Verifier | None = instantiate_config(config)
-    return found
+    verifier: Verifier | None = instantiate_config(config)
+    return verifier

@@ -74,8 +74,8 @@ class Popularity:
             spread = laws[likeliest] * rows[:, None]
             for _ in range(_STEPS):
                 spread = spread * ((touched / np.maximum(spread @ seen, _TINY)) @ seen.T)
-            found = np.maximum(spread @ -np.expm1(-_RATES), _TINY)
-            unique = np.minimum(lookups * found / np.maximum(spread @ _RATES, _TINY), rows)
+            expected_unique = np.maximum(spread @ -np.expm1(-_RATES), _TINY)
+            unique = np.minimum(lookups * expected_unique / np.maximum(spread @ _RATES, _TINY), rows)
         return cls(spread, _RATES)
 
     def take(self, indices: IntArray) -> "Popularity":

@@ -190,8 +190,8 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
     share, size = np.array(table.row_lookups), table.rows / len(table.row_lookups)
     touched = -size * np.expm1(-lookups * share / size)
     unique = touched * (lookups / float(reuse[0] @ MEAN_COUNTS) / touched.sum())
-    found, inside = lookups * lookup_share(table, first, rows), _inside(unique, table.rows, first, rows)
-    return reuse_of_mean(reuse, np.divide(found, inside, out=np.ones(len(first)), where=inside > 0))
+    range_lookups, inside = lookups * lookup_share(table, first, rows), _inside(unique, table.rows, first, rows)
+    return reuse_of_mean(reuse, np.divide(range_lookups, inside, out=np.ones(len(first)), where=inside > 0))
 
 
 def _inside(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:

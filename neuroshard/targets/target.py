@@ -34,7 +34,7 @@ TARGETS = tuple(_MODULES)
 
 @dataclass(frozen=True)
 class Exported:
-    """What another system is given of a plan.
+    """What another system gets of a plan.
 
     Attributes:
         content: JSON-ready.

@@ -217,7 +217,7 @@ def random_form_models(seed: int = 0) -> CostModels:
 
 
 def _monotone_mlp(signs: IntArray, hidden: int, outputs: int, rng: np.random.Generator) -> Mlp:
-    """Make one hidden layer whose outputs go the given way with each input; 0: either way."""
+    """Make one hidden layer whose outputs go the wanted way with each input; 0: either way."""
     plain, turns = _random_mlp((len(signs), hidden, outputs), rng), 1 - 2 * (np.arange(hidden) % 2)
     wanted = signs[:, None] * turns[None, :]
     first = np.where(wanted == 0, plain.weights[0], np.abs(plain.weights[0]) * wanted).astype(np.float32)

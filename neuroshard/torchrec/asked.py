@@ -42,7 +42,7 @@ class Asked:
         batch_size: samples of one device per step.
         reservation: TorchRec's: memory left to the rest of the model.
         constraints: TorchRec's, by name of the table.
-        given: a plan whose parameters are kept as they are.
+        fixed: a plan whose parameters are kept as they are.
         rules: ours, besides TorchRec's constraints.
         memory: what counts besides weights; None counts one batch's buffers and the optimizer of the tables.
         pipeline: TorchRec's training pipeline, as `MemoryUse.pipeline` has it; None leaves `memory` as it is.
@@ -55,7 +55,7 @@ class Asked:
     batch_size: int
     reservation: StorageReservation
     constraints: Mapping[str, ParameterConstraints]
-    given: ShardingPlan
+    fixed: ShardingPlan
     rules: Constraints
     memory: MemoryUse | None
     pipeline: str | None
@@ -150,7 +150,7 @@ def _domain(topology: TorchRecTopology) -> int | None:
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
     """Count each device's bytes of sequence tables before indices are deduplicated, and after they have come back.
 
-    Those are a sample's indices, and where each one's row is found; and an embedding and its gradient of each.
+    Those are a sample's indices, and where each one's row lies; and an embedding and its gradient of each.
     """
     inputs = sum(2 * table.pooling_factor + table.features for table in tables)
     return memory.received_bytes(sum(table.output_columns for table in tables), batch_size, num_devices, inputs)
@@ -165,8 +165,8 @@ def _rules(tables: Mapping[str, Parameter]) -> tuple[TableRule, ...]:
 
 def _optimizer(tables: Iterable[Parameter]) -> str:
     """Find the optimizer that takes the most memory among the tables'."""
-    found = {_optimizer_of(table) for table in tables}
-    return max(found, key=("sgd", "rowwise_adagrad", _LARGEST_OPTIMIZER).index)
+    optimizers = {_optimizer_of(table) for table in tables}
+    return max(optimizers, key=("sgd", "rowwise_adagrad", _LARGEST_OPTIMIZER).index)
 
 
 def _optimizer_of(table: Parameter) -> str:
@@ -174,9 +174,9 @@ def _optimizer_of(table: Parameter) -> str:
     classes: list[Any] = getattr(table.weights, "_optimizer_classes", [])
     fused = getattr(table.module, "optimizer_type", None)
     if classes:
-        given: Any = classes[0].__name__
+        optimizer: Any = classes[0].__name__
     elif fused is not None:
-        given = fused().__name__
+        optimizer = fused().__name__
     else:
-        given = (table.sharder.fused_params or {}).get("optimizer", "sgd")
-    return _OPTIMIZERS.get(str(getattr(given, "value", given)).lower(), _LARGEST_OPTIMIZER)
+        optimizer = (table.sharder.fused_params or {}).get("optimizer", "sgd")
+    return _OPTIMIZERS.get(str(getattr(optimizer, "value", optimizer)).lower(), _LARGEST_OPTIMIZER)

@@ -118,20 +118,20 @@ def _check_offered(parameter: Parameter, device: str) -> None:
     Raises:
         UserError: it hasn't; TorchRec's planner would say so without what to do.
     """
-    given, sharder = parameter.said, parameter.sharder
+    said, sharder = parameter.said, parameter.sharder
     offered = list(dict.fromkeys(sharder.sharding_types(device)))
     types = [
-        sharding_type for sharding_type in offered if not given.sharding_types or sharding_type in given.sharding_types
+        sharding_type for sharding_type in offered if not said.sharding_types or sharding_type in said.sharding_types
     ]
     kernels = {sharding_type: sharder.compute_kernels(sharding_type, device) for sharding_type in types}
     what = f"table {parameter.qualified_name!r} is left to TorchRec's planner by its"
     if not types:
         also = f"; with {WHOLE!r} besides it is planned here" if parameter.forms else ""
         raise UserError(
-            f"{what} sharding_types={given.sharding_types}, and {type(sharder).__name__} has only {', '.join(offered)} "
+            f"{what} sharding_types={said.sharding_types}, and {type(sharder).__name__} has only {', '.join(offered)} "
             f"on {device}; allow one of them{also}"
         )
-    asked = given.compute_kernels
+    asked = said.compute_kernels
     if asked and not any(set(asked).intersection(its) for its in kernels.values()):
         known = ", ".join(dict.fromkeys(kernel for its in kernels.values() for kernel in its))
         raise UserError(
@@ -151,8 +151,8 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
     """Copy a sharder, to shard only what is wanted; not wrapped, because TorchRec asks sharders for their class."""
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        found = sharder.shardable_parameters(module).items()
-        return {name: weights for name, weights in found if (id(module), name) in wanted}
+        parameters = sharder.shardable_parameters(module).items()
+        return {name: weights for name, weights in parameters if (id(module), name) in wanted}
 
     limited = copy(sharder)
     limited.shardable_parameters = shardable_parameters
@@ -161,14 +161,14 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
 
 def joined(*plans: ShardingPlan) -> ShardingPlan:
     """Join plans into one; where several have a module, each has other parameters of it."""
-    found: dict[str, Any] = {}
+    modules: dict[str, Any] = {}
     for plan in plans:
         for path, module_plan in plan.plan.items():
             if isinstance(module_plan, dict):
-                found.setdefault(path, EmbeddingModuleShardingPlan()).update(module_plan)
+                modules.setdefault(path, EmbeddingModuleShardingPlan()).update(module_plan)
             else:  # of something else than tables: kept as it is
-                found[path] = module_plan
-    return ShardingPlan(found)
+                modules[path] = module_plan
+    return ShardingPlan(modules)
 
 
 def without(

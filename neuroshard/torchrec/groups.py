@@ -85,16 +85,16 @@ class Groups:
         """Topology of a group: each device has the least memory of any that holds a copy of its tables."""
         if self.num_groups == 1:
             return self.job
-        found: Any = deepcopy(self.job)
-        found._world_size, found._local_world_size = self.sharding_group_size, self.node_group_size
-        found._intra_group_size = self._among(self.job.intra_group_size)
-        found._pod_size = found._intra_group_size // found._local_world_size if self.job._pod_size else None
-        found._devices = [found._devices[rank] for rank in range(self.sharding_group_size)]
-        for rank, device in enumerate(found._devices):
+        topology: Any = deepcopy(self.job)
+        topology._world_size, topology._local_world_size = self.sharding_group_size, self.node_group_size
+        topology._intra_group_size = self._among(self.job.intra_group_size)
+        topology._pod_size = topology._intra_group_size // topology._local_world_size if self.job._pod_size else None
+        topology._devices = [topology._devices[rank] for rank in range(self.sharding_group_size)]
+        for rank, device in enumerate(topology._devices):
             storages = [self.job.devices[one].storage for one in self.copies_of(rank)]
             for memory in ("hbm", "ddr", "ssd"):
                 setattr(device.storage, memory, min(getattr(storage, memory) for storage in storages))
-        return found
+        return topology
 
     def copies_of(self, rank: int) -> range:
         """List the job's ranks that hold what the rank of that number in each group holds."""
@@ -158,11 +158,11 @@ def groups_of(
     """
     if not isinstance(num_groups, str):
         return (Groups(job, num_groups, sync_steps, use_inter_host_allreduce),)
-    found = []
+    groups = []
     for number in range(1, job.world_size + 1):
         if job.world_size % number == 0:
             try:
-                found.append(Groups(job, number, sync_steps, use_inter_host_allreduce, chosen=True))
+                groups.append(Groups(job, number, sync_steps, use_inter_host_allreduce, chosen=True))
             except UserError:  # unequal shares
                 continue
-    return tuple(found)
+    return tuple(groups)

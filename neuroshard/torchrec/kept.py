@@ -83,8 +83,8 @@ class KeptPlan:
     def differences(self, made_for: Mapping[str, str], device_memory: Sequence[int]) -> tuple[str, ...]:
         """Name what the plan was made for otherwise: digests, and devices whose memory (D,) isn't alike."""
         names = dict.fromkeys([*self.made_for, *made_for])
-        found = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
-        return tuple(found if self._serves(device_memory) else found | {DEVICES: None})
+        differing = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
+        return tuple(differing if self._serves(device_memory) else differing | {DEVICES: None})
 
     def _serves(self, device_memory: Sequence[int]) -> bool:
         """Tell whether devices with so many bytes (D,) are like those that the plan was made for, and still hold it.

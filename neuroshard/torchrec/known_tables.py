@@ -16,7 +16,7 @@ Known = MeasuredTables | Sequence[Table] | str | Path | None
 
 
 def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
-    """Collect tables by name: as `profile` found them, of a file, or as they are.
+    """Collect tables by name: as `profile` counted them, of a file, or as they are.
 
     `batch_size`, global, is what a file without histograms is read for.
 
@@ -26,11 +26,11 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
     if tables is None:
         return {}
     if isinstance(tables, (str, Path)):
-        found = load_tables(str(tables), batch_size=batch_size)
+        all_tables = load_tables(str(tables), batch_size=batch_size)
     else:
-        found = tables.tables if isinstance(tables, MeasuredTables) else tuple(tables)
-    check_unique_names(found)
-    return {table.name: table for table in found}
+        all_tables = tables.tables if isinstance(tables, MeasuredTables) else tuple(tables)
+    check_unique_names(all_tables)
+    return {table.name: table for table in all_tables}
 
 
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:

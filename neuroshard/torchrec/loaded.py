@@ -36,8 +36,8 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         options = loader.load()
         if not options:
             raise UserError("there is none")
-        found = to_sharding_plan(extract_plan(space, options), asked.topology)
-        return _checked(joined(found, asked.given), model, models)
+        loaded = to_sharding_plan(extract_plan(space, options), asked.topology)
+        return _checked(joined(loaded, asked.fixed), model, models)
     except (PlannerError, AssertionError) as error:  # the latter: a reservation that keeps no topology
         raise UserError(str(error).strip().splitlines()[0]) from error
 
@@ -54,7 +54,7 @@ def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[Sha
         raise UserError(f"it lacks {listed(missing)}")
     if not model.tables:
         return whole, None
-    others = (*model.division.delegated, *model.division.given)
+    others = (*model.division.delegated, *model.division.fixed)
     task = model.asked.task(model.tables, without(model.left, whole, others, model.asked))
     plan = from_sharding_plan(task, model.ours_in(whole))
     if plan.violations:

@@ -39,7 +39,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
                 (parameter.qualified_name, why, str(parameter.weights.dtype), list(parameter.weights.shape))
                 for parameter, why in delegated
             ],
-            "given plan": modules_json(asked.given),
+            "given plan": modules_json(asked.fixed),
             "callbacks": [getattr(callback, "__qualname__", type(callback).__qualname__) for callback in callbacks],
         }
     )
@@ -53,23 +53,23 @@ def digests(made_for: Mapping[str, object]) -> dict[str, str]:
 
 def _described(value: Any) -> Any:
     """Describe a value in plain ones, equal for equal settings in other processes too; other objects by their class."""
-    found = value.value if isinstance(value, Enum) else value
-    if found is None or isinstance(found, (bool, int, float, str)):
-        return found
-    if isinstance(found, Mapping):
-        return {str(key): _described(each) for key, each in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_described(each) for each in found]
-    package = type(found).__module__.partition(".")[0]  # not the module: a class that moves stays what it is
-    return {"kind": f"{package}.{type(found).__qualname__}"} | _inside(found)
+    plain = value.value if isinstance(value, Enum) else value
+    if plain is None or isinstance(plain, (bool, int, float, str)):
+        return plain
+    if isinstance(plain, Mapping):
+        return {str(key): _described(each) for key, each in plain.items()}
+    if isinstance(plain, (list, tuple)):
+        return [_described(each) for each in plain]
+    package = type(plain).__module__.partition(".")[0]  # not the module: a class that moves stays what it is
+    return {"kind": f"{package}.{type(plain).__qualname__}"} | _inside(plain)
 
 
-def _inside(found: Any) -> dict[str, Any]:
+def _inside(value: Any) -> dict[str, Any]:
     """Collect what is known to make two objects of a kind differ."""
-    if isinstance(found, np.ndarray):
-        return {"shape": list(found.shape), "digest": hashlib.sha256(found.tobytes()).hexdigest()}
-    if isinstance(found, Path):
-        return {"path": str(found)}
-    if is_dataclass(found):
-        return {field.name: _described(getattr(found, field.name)) for field in fields(found)}
+    if isinstance(value, np.ndarray):
+        return {"shape": list(value.shape), "digest": hashlib.sha256(value.tobytes()).hexdigest()}
+    if isinstance(value, Path):
+        return {"path": str(value)}
+    if is_dataclass(value):
+        return {field.name: _described(getattr(value, field.name)) for field in fields(value)}
     return {}

@@ -58,10 +58,10 @@ class Model:
         Raises:
             InfeasibleError: the reservation leaves no memory.
         """
-        division = divide(module, sharders, asked.constraints, asked.given, served)
+        division = divide(module, sharders, asked.constraints, asked.fixed, served)
         left = asked.left(module, sharders)
         division.warn()
-        for path in sorted(set(asked.given.plan) - {parameter.path for parameter in division.given}):
+        for path in sorted(set(asked.fixed.plan) - {parameter.path for parameter in division.fixed}):
             _log.warning("the given plan holds module %r, none that is sharded here: its memory isn't counted", path)
         division.warn_of_unknown(asked.constraints)
         tables = named(division.planned)
@@ -69,7 +69,7 @@ class Model:
         return cls(module, sharders, division, tables, left, asked)
 
     def on(self, asked: Asked) -> "Model":
-        """Ask something else of plans for the same model; constraints and the given plan must be the same.
+        """Ask something else of plans for the same model; constraints and the fixed plan must be the same.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
@@ -84,10 +84,10 @@ class Model:
             UserError: TorchRec can't plan that.
         """
         asked, division = self.asked, self.division
-        left = without(self.left, asked.given, division.given, asked)
-        found = delegate(division.delegated, self.module, left, asked)
-        left = without(left, found, division.delegated, asked)
-        return joined(asked.given, found), left
+        left = without(self.left, asked.fixed, division.fixed, asked)
+        theirs = delegate(division.delegated, self.module, left, asked)
+        left = without(left, theirs, division.delegated, asked)
+        return joined(asked.fixed, theirs), left
 
     def exported(self, plan: Plan) -> ShardingPlan:
         """Translate our plan into TorchRec's, with what the constraints pass on to kernels."""
@@ -101,9 +101,9 @@ class Model:
         return others if plan is None else joined(others, self.exported(plan))
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Complete a plan out of a file, which holds neither what constraints pass on to kernels nor what is given."""
+        """Complete a plan out of a file, which holds neither what constraints pass on to kernels nor the fixed plan."""
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
-        return joined(sharding_plan, self.asked.given)
+        return joined(sharding_plan, self.asked.fixed)
 
     def ours_in(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """Pick out of a plan of the whole model the tables that are planned here."""

@@ -41,19 +41,19 @@ class Division:
     Attributes:
         planned: here.
         delegated: by TorchRec's planner.
-        given: by the user, who hands over a plan for them.
+        fixed: by the user, who hands over a plan for them.
         reasons: of each delegated one, why it isn't planned here.
     """
 
     planned: tuple[Parameter, ...]
     delegated: tuple[Parameter, ...]
-    given: tuple[Parameter, ...]
+    fixed: tuple[Parameter, ...]
     reasons: tuple[str, ...]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters, those that are planned here first."""
-        return self.planned + self.delegated + self.given
+        return self.planned + self.delegated + self.fixed
 
     def warn(self) -> None:
         """Log what isn't planned here, and by whom it is."""
@@ -61,8 +61,8 @@ class Division:
             pairs = zip(self.delegated, self.reasons, strict=True)
             told = listed([f"{parameter.qualified_name} ({why})" for parameter, why in pairs])
             _log.warning("delegated to TorchRec's EmbeddingShardingPlanner: %s", told)
-        if self.given:
-            _log.warning("kept as the given plan has them: %s", listed([p.qualified_name for p in self.given]))
+        if self.fixed:
+            _log.warning("kept as the given plan has them: %s", listed([p.qualified_name for p in self.fixed]))
 
     def warn_of_unknown(self, constraints: Mapping[str, ParameterConstraints]) -> None:
         """Log which constraints, by name of the table, are of nothing in the model."""
@@ -74,7 +74,7 @@ def divide(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[nn.Module]],
     constraints: Mapping[str, ParameterConstraints],
-    given: ShardingPlan | None = None,
+    fixed: ShardingPlan | None = None,
     served: Served = EVERYTHING,
 ) -> Division:
     """Decide who plans each parameter that the sharders would shard; a module in several places is sharded once.
@@ -83,7 +83,7 @@ def divide(
         module: the model, on any device; nothing is materialised.
         sharders: what they don't shard is left alone.
         constraints: TorchRec's, by name of the table.
-        given: a plan whose parameters are kept as they are.
+        fixed: a plan whose parameters are kept as they are.
         served: what a search with its models can place.
     """
     planned: list[Parameter] = []
@@ -91,7 +91,7 @@ def divide(
     kept: list[Parameter] = []
     reasons: list[str] = []
     for parameter in parameters_of(module, sharders, constraints):
-        if given is not None and parameter.is_in(given):
+        if fixed is not None and parameter.is_in(fixed):
             kept.append(parameter)
         elif (why := why_delegated(parameter, served)) is None:
             planned.append(parameter)
@@ -118,9 +118,9 @@ def find_tables(
         sharders: modules that they shard are looked at; None takes TorchRec's default ones.
         constraints: by name of the table, as TorchRec has them; those that name nothing in the model are warned about.
     """
-    given = constraints or {}
-    division = divide(module, sharders or get_default_sharders(), given)
-    division.warn_of_unknown(given)
+    constraints = constraints or {}
+    division = divide(module, sharders or get_default_sharders(), constraints)
+    division.warn_of_unknown(constraints)
     return division.planned
 
 

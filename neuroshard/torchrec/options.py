@@ -1,4 +1,4 @@
-"""A plan as TorchRec's sharding options, which say what shards take: what its reports and callbacks are given."""
+"""A plan as TorchRec's sharding options, which say what shards take: what its reports and callbacks get."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -123,13 +123,13 @@ class Parameter:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether nobody says how many lookups there are: TorchRec's constraints have one, unless they are given more.
+        """Whether nobody says how many lookups there are: TorchRec's constraints have one, unless they say more.
 
-        Constraints in which all is as TorchRec has it by itself were given for the sake of that one.
+        Constraints in which all is as TorchRec has it by itself are there for the sake of that one.
         """
         unsaid = ParameterConstraints()
-        given = self.constraints
-        return given is None or (given != unsaid and _lookups_of(given) == _lookups_of(unsaid))
+        constraints = self.constraints
+        return constraints is None or (constraints != unsaid and _lookups_of(constraints) == _lookups_of(unsaid))
 
     def _pooling_factor(self, batch_size: int) -> float:
         """Compute the lookups per sample of a device's batch, over all features."""
@@ -212,8 +212,8 @@ class Parameter:
         return TableRule(escape(name), tiers=tiers or None, cached=share)
 
 
-def _lookups_of(given: ParameterConstraints) -> tuple[object, ...]:
-    return given.pooling_factors, given.num_poolings, given.batch_sizes
+def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:
+    return constraints.pooling_factors, constraints.num_poolings, constraints.batch_sizes
 
 
 def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
@@ -242,15 +242,15 @@ def parameters_of(
     `constraints` are TorchRec's, by name of the table.
     """
     by_type: dict[Any, Any] = {sharder.module_type: sharder for sharder in sharders}
-    given = constraints or {}
+    constraints = constraints or {}
     seen: set[int] = set()
-    for path, found in _sharded("", module, by_type):
-        if id(found) in seen:
+    for path, sharded in _sharded("", module, by_type):
+        if id(sharded) in seen:
             continue
-        seen.add(id(found))
-        sharder, configs = by_type[type(found)], _configs(found)
-        for name, weights in sharder.shardable_parameters(found).items():
-            yield Parameter(path, name, found, sharder, weights, configs.get(name), given.get(name))
+        seen.add(id(sharded))
+        sharder, configs = by_type[type(sharded)], _configs(sharded)
+        for name, weights in sharder.shardable_parameters(sharded).items():
+            yield Parameter(path, name, sharded, sharder, weights, configs.get(name), constraints.get(name))
 
 
 def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:

@@ -150,5 +150,5 @@ def register_perf_config(
         "known": known_tables(tables, batch_size or 1),
     }
     config = type("SimulatorPerfConfig", (SimulatorPerfConfig,), said)
-    found: type[HardwarePerfConfig] = EmbeddingPerfEstimatorFactory.register(name)(config)
-    return found
+    registered: type[HardwarePerfConfig] = EmbeddingPerfEstimatorFactory.register(name)(config)
+    return registered

@@ -52,7 +52,7 @@ _BATCH_SIZE = 512  # TorchRec's default
 _RESERVED_SHARE = 0.15  # as TorchRec's default reservation
 _DEFAULT_MODELS = {"cpu": "cpu+torchrec", "cuda": "roofline:h100"}
 
-_Found = TypeVar("_Found")
+_Answer = TypeVar("_Answer")
 
 
 class NeuroShardPlanner(ShardingPlanner):
@@ -76,7 +76,7 @@ class NeuroShardPlanner(ShardingPlanner):
         keep: a file that the plan is kept in, and read from by a job that asks for the same. What isn't a kept plan is
             refused, not overwritten; one that was changed or damaged is searched anew, with a warning.
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
-        callbacks: are given the plan as sharding options, and give back the ones to be used; one after the other.
+        callbacks: get the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
         pipeline: none | sparse_dist | prefetch | semi_sync: the job's, whose batches in flight count as memory; "none"
             hides no exchange of indices, so that costs count it. None counts one batch, and no such exchange.
@@ -154,7 +154,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 batch_size=batch_size,
                 reservation=copy(reservation) if groups.chosen else reservation,  # it knows what it left the last time
                 constraints=dict(constraints or {}),
-                given=given or ShardingPlan({}),
+                fixed=given or ShardingPlan({}),
                 rules=rules or Constraints(),
                 memory=memory,
                 pipeline=pipeline,
@@ -251,25 +251,25 @@ class NeuroShardPlanner(ShardingPlanner):
         """
         return self._collective(partial(self._replanned, module, sharders, previous, max_moved_bytes, settings), pg)
 
-    def _collective(self, find: Callable[[dist.ProcessGroup], _Found], pg: dist.ProcessGroup | None) -> _Found:
+    def _collective(self, find: Callable[[dist.ProcessGroup], _Answer], pg: dist.ProcessGroup | None) -> _Answer:
         group = pg or dist.GroupMember.WORLD
         if group is None:
             raise UserError("no process group; call torch.distributed.init_process_group() first, or use plan()")
-        found = invoke_on_rank_and_broadcast_result(group, 0, self._answer, find, group)
-        if isinstance(found, UserError):
-            raise found
-        answer: _Found
-        answer, self.last_plan, self.last_cost, self.last_groups = found
+        reply = invoke_on_rank_and_broadcast_result(group, 0, self._answer, find, group)
+        if isinstance(reply, UserError):
+            raise reply
+        answer: _Answer
+        answer, self.last_plan, self.last_cost, self.last_groups = reply
         return answer
 
     def _answer(
-        self, find: Callable[[dist.ProcessGroup], _Found], group: dist.ProcessGroup
-    ) -> tuple[_Found, Plan | None, Cost | None, Groups | None] | UserError:
+        self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
+    ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None] | UserError:
         """Find what all ranks are to have; an error is an answer too: they wait for one."""
         try:
-            found, plan = find(group), self.last_plan
+            answer, plan = find(group), self.last_plan
             its = plan and replace(plan)  # without what was worked out of it
-            return found, its, self.last_cost, self.last_groups
+            return answer, its, self.last_cost, self.last_groups
         except UserError as error:
             return error
 

@@ -85,7 +85,7 @@ class Reports:
 
     Attributes:
         stats: TorchRec's reports.
-        callbacks: are given the plan, and give back the one to be used.
+        callbacks: get the plan, and give back the one to be used.
         debug: what reports are told.
     """
 
@@ -185,21 +185,21 @@ def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: 
     columns = loads.dim * loads.outputs / loads.samples
     forward, backward = (_shared(ms, columns, devices) for ms in (cost.forward, cost.backward))
     inputs = next((part.ms for part in cost.parts if part.name == INPUT), np.zeros_like(cost.compute))
-    given = _shared(inputs, loads.lookups.astype(np.float64), devices)
-    found: dict[tuple[int, int, int, int], Perf] = {}
+    input_ms = _shared(inputs, loads.lookups.astype(np.float64), devices)
+    perfs: dict[tuple[int, int, int, int], Perf] = {}
     for number, placed in enumerate(plan.by_device):
         shard, (ahead, back) = placed.shard, of_both_ways(float(compute[number]), multiplier)
-        found[shard.table, placed.device, shard.row, shard.column] = Perf(
+        perfs[shard.table, placed.device, shard.row, shard.column] = Perf(
             fwd_compute=ahead,
             fwd_comms=float(forward[number]),
             bwd_compute=back,
             bwd_comms=float(backward[number]),
-            input_dist_comms=float(given[number]),
+            input_dist_comms=float(input_ms[number]),
         )
     for index, option in enumerate(options):
         for option_shard in option.shards:
             row, column = option_shard.offset
-            option_shard.perf = found[index, int(option_shard.rank or 0), row, column]
+            option_shard.perf = perfs[index, int(option_shard.rank or 0), row, column]
 
 
 def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> FloatArray:

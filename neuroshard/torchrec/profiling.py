@@ -48,7 +48,7 @@ def profile(
         features: takes these out of a batch that is something else, such as `lambda batch: batch.sparse_features`.
         global_batch_size: samples in a step of all devices together; None takes each batch for one device's, and
             `world_size` times the samples of the first one.
-        world_size: devices; None asks the process group. Not used where `global_batch_size` is given.
+        world_size: devices; None asks the process group. Not used where `global_batch_size` is set.
         sharders: tables that they would shard are counted; None takes TorchRec's default ones.
         row_blocks: as in `ns.tables_from_batches`.
         max_bytes: as in `ns.tables_from_batches`.
@@ -68,8 +68,8 @@ def profile(
         first = list(islice(taken, 1))
         size = global_batch_size or _samples(first) * devices
         read = (_read(parameters, shapes, tensors, place) for place, tensors in enumerate(chain(first, taken)))
-        found = count_batches(shapes, read, size, row_blocks, max_bytes)
-    return replace(found, tables=with_statistics(tables, {table.name: table for table in found.tables}))
+        counted = count_batches(shapes, read, size, row_blocks, max_bytes)
+    return replace(counted, tables=with_statistics(tables, {table.name: table for table in counted.tables}))
 
 
 def _devices() -> int:
@@ -88,15 +88,15 @@ def _by_key(batch: object, features: Callable[[Any], Any] | None) -> dict[str, K
         UserError: there are none, or two with one key.
     """
     taken = batch if features is None else features(batch)
-    found: dict[str, KeyedJaggedTensor] = {}
+    tensor_of: dict[str, KeyedJaggedTensor] = {}
     for tensor in _tensors(taken):
         if tensor.variable_stride_per_key():
             raise UserError("batches with another number of samples for each key can't be counted; give whole ones")
         for key in tensor.keys():  # noqa: SIM118  # it is no mapping
-            if key in found:
+            if key in tensor_of:
                 raise UserError(f"two tensors of a batch have the key {key!r}; take one of them by features=...")
-            found[key] = tensor
-    return found
+            tensor_of[key] = tensor
+    return tensor_of
 
 
 def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:

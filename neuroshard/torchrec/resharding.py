@@ -107,11 +107,11 @@ def _check_everywhere(
             _check_gloo(model.plan, changed)
     except UserError as error:
         refused = str(error)
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (refused, hash(_MOVED_STATE)))
-    for reason in [reason for reason, _ in found if reason]:
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, (refused, hash(_MOVED_STATE)))
+    for reason in [reason for reason, _ in answers if reason]:
         raise UserError(reason)
-    if "gloo" in dist.get_backend() and len({number for _, number in found}) > 1:  # numbers messages
+    if "gloo" in dist.get_backend() and len({number for _, number in answers}) > 1:  # numbers messages
         raise UserError("start all processes with PYTHONHASHSEED=0: over gloo TorchRec's messages would miss others")
 
 

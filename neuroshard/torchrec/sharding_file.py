@@ -139,7 +139,7 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 
     Args:
         path: of the file.
-        model: that is to be sharded: tables that the file names no module for, because the export was given none, are
+        model: that is to be sharded: tables that the file names no module for, because the export had none, are
             those of the same names in its collections.
 
     Raises:
@@ -153,9 +153,9 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
     """Assign tables without a module to the one that has them, by their names, alone or behind its path."""
     paths: dict[str, list[tuple[str, str]]] = {}
-    for found in parameters_of(model, get_default_sharders()):
-        for known_as in {found.name, found.qualified_name}:
-            paths.setdefault(known_as, []).append((found.path, found.name))
+    for sharded in parameters_of(model, get_default_sharders()):
+        for known_as in {sharded.name, sharded.qualified_name}:
+            paths.setdefault(known_as, []).append((sharded.path, sharded.name))
     placed = {path: dict(tables) for path, tables in modules.items() if path}
     for table, parameter in modules.get("", {}).items():
         places = paths.get(table, [])

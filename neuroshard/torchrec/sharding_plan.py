@@ -68,10 +68,10 @@ def to_sharding_plan(
         for path, sharding_type in zip(paths, sharding_types, strict=True)
         if sharding_type is ShardingType.COLUMN_WISE
     }
-    found: dict[str, EmbeddingModuleShardingPlan] = {}
+    module_plans: dict[str, EmbeddingModuleShardingPlan] = {}
     shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, (table, path) in enumerate(zip(plan.task.tables, paths, strict=True)):
-        module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
+        module_plan = module_plans.setdefault(path, EmbeddingModuleShardingPlan())
         places = [(placed, placement(compute_device, placed.device, local)) for placed in placements[index]]
         sharding_type = _as_one_group(sharding_types[index], table, path in cut)
         if sharding_type in _BY_HOST and local != topology.host_size:
@@ -84,7 +84,7 @@ def to_sharding_plan(
         )
         shardings.append((path, table, sharding))
     check_sequences(shardings)
-    return ShardingPlan(dict(found))
+    return ShardingPlan(dict(module_plans))
 
 
 def parameter_name(table: str, path: str) -> str:
@@ -145,14 +145,14 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
         UserError: the plan lacks a table of the task, its shards don't make up a table, or they lie such that
             TorchRec would fail with them or train other rows than it should.
     """
-    found: dict[str, list[tuple[str, ParameterSharding]]] = {}
+    by_name: dict[str, list[tuple[str, ParameterSharding]]] = {}
     for path, name, parameter in parameters_in(sharding_plan):
         for known_as in {name, f"{path}.{name}"}:
-            found.setdefault(known_as, []).append((path, parameter))
+            by_name.setdefault(known_as, []).append((path, parameter))
     placed: list[Placement] = []
     shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, table in enumerate(task.tables):
-        parameters = found.get(table.name, [])
+        parameters = by_name.get(table.name, [])
         if len(parameters) != 1:
             raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
         ((path, parameter),) = parameters
@@ -175,13 +175,13 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     ranks, shards = parameter.ranks or [], shards_of(parameter)
     if not ranks or len(ranks) != len(shards):
         raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
-    found = [_rectangle(index, table, shard) for shard in shards]
-    check_cover(table, found)
-    layout = layout_of(table, found)
+    rectangles = [_rectangle(index, table, shard) for shard in shards]
+    check_cover(table, rectangles)
+    layout = layout_of(table, rectangles)
     if layout.free:
-        placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(found, ranks, strict=True)))
+        placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(rectangles, ranks, strict=True)))
     else:
-        placed = sorted(_placed(table, shard, rank) for shard, rank in zip(found, ranks, strict=True))
+        placed = sorted(_placed(table, shard, rank) for shard, rank in zip(rectangles, ranks, strict=True))
         layout.check(table, placed, task.topology)
     if sharding_type.value not in layout.sharding_types(placed, task.topology):
         raise UserError(

@@ -62,9 +62,9 @@ def fingerprint(device_type: str) -> Fingerprint:
     if device_type == "cuda":
         import torch  # needed here only; reading a bundle's card needs none
 
-        found = torch.cuda.is_available()
-        name = torch.cuda.get_device_name(0) if found else "none"
-        return Fingerprint(device_type, name, torch.cuda.device_count() if found else 0, memory)
+        available = torch.cuda.is_available()
+        name = torch.cuda.get_device_name(0) if available else "none"
+        return Fingerprint(device_type, name, torch.cuda.device_count() if available else 0, memory)
     info = _cpu_info()
     revision = "/".join(info[name] for name in _REVISION if name in info)
     name = info.get("model name") or platform.processor() or platform.machine()
@@ -83,13 +83,13 @@ def _cpu_info() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Look up the versions of Python and of the packages that a timing depends on."""
-    found = {"python": platform.python_version(), "neuroshard": __version__}
+    version_of = {"python": platform.python_version(), "neuroshard": __version__}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            version_of[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return version_of
 
 
 def other_kernels(there: Mapping[str, str]) -> tuple[str, str] | None:

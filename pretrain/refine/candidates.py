@@ -103,13 +103,13 @@ class Candidates:
         Raises:
             UserError: two tables have one name.
         """
-        found: dict[str, Table] = {}
+        by_name: dict[str, Table] = {}
         for task in self.tasks:
             for table in task.tables:
-                before = found.setdefault(table.name, table)
+                before = by_name.setdefault(table.name, table)
                 if before.with_dim(DIM_MULTIPLE) != table.with_dim(DIM_MULTIPLE):
                     raise UserError(f"table {table.name!r} is another one in another task; refine for each by itself")
-        return tuple(found.values())
+        return tuple(by_name.values())
 
     @property
     def recorded(self) -> tuple[Table, ...]:
@@ -177,7 +177,7 @@ class Candidates:
 
     @property
     def _shares(self) -> Shares:
-        """The shares as given, without exchanges where no task has any."""
+        """The shares as set, without exchanges where no task has any."""
         return self.shares if self._exchanging else replace(self.shares, exchanges=0.0)
 
 

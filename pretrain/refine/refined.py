@@ -76,8 +76,8 @@ class Refined:
 
     def _draw_part(self, axes: Axes, part: Part) -> None:
         for why in WHYS:
-            found = [(one.number + 1, one.errors(part, why)) for one in self.rounds]
-            points = [(number, float(errors.mean())) for number, errors in found if len(errors)]
+            by_round = [(one.number + 1, one.errors(part, why)) for one in self.rounds]
+            points = [(number, float(errors.mean())) for number, errors in by_round if len(errors)]
             if points:
                 numbers, means = zip(*points, strict=True)
                 axes.plot(numbers, means, marker="o", color=_COLORS[why], label=_PLURAL[why])

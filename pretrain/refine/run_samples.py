@@ -65,13 +65,13 @@ class Series(Generic[Sample]):
             UserError: some are no longer there.
         """
         wanted = {one.sample_id for its in rounds for one in its.of(self.part)}
-        found = [m for m in self.chunks.read() if m.sample_id in wanted and not m.second_pass]
-        if len(found) < len(wanted):
+        measured = [m for m in self.chunks.read() if m.sample_id in wanted and not m.second_pass]
+        if len(measured) < len(wanted):
             raise UserError(
-                f"{self.chunks.directory} lacks {len(wanted) - len(found)} measurements of rounds that are done; put "
-                "them back, or give another out=DIRECTORY"
+                f"{self.chunks.directory} lacks {len(wanted) - len(measured)} measurements of rounds that are done; "
+                "put them back, or give another out=DIRECTORY"
             )
-        return found
+        return measured
 
     def measure(
         self,
@@ -98,29 +98,29 @@ class Series(Generic[Sample]):
         own = [self._due(one.number, one.sample, second=True) for one in _spread(new, again - len(repeated))]
         self._make(own, advance)
         repeated += [(due, len(rounds)) for due in own]
-        found = self._found(new + [due for due, _ in repeated])
+        took = self._took(new + [due for due, _ in repeated])
         foreseen = [
-            Foreseen(self.part, due.number, one.why, ms, found[due])
+            Foreseen(self.part, due.number, one.why, ms, took[due])
             for due, one, ms in zip(new, chosen, predicted, strict=True)
         ]
         return foreseen, [
-            Again(self.part, due.number, before, found[self._due(due.number, due.sample)], found[due])
+            Again(self.part, due.number, before, took[self._due(due.number, due.sample)], took[due])
             for due, before in repeated
         ]
 
-    def _found(self, due: Sequence[Due[Sample]]) -> dict[Due[Sample], float | None]:
+    def _took(self, due: Sequence[Due[Sample]]) -> dict[Due[Sample], float | None]:
         """Read what all samples took, those that are due among them; None where measuring failed."""
-        found = {
+        took = {
             self._due(m.sample_id, m.sample, m.second_pass): None if m.repeats is None else self.amount(m)
             for m in self.chunks.read()
         }
         for one in due:
-            if one not in found:
+            if one not in took:
                 raise UserError(
                     f"{self.chunks.directory} holds another sample {one.number} than this run chooses now; was it "
                     "begun with other versions? Give another out=DIRECTORY"
                 )
-        return found
+        return took
 
     def _count(self, rounds: Sequence[Round]) -> int:
         """Count the samples of these rounds: the number of the next one."""

@@ -81,17 +81,17 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 @kernel
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
     """List what plan `number` holds otherwise than the start, (n, 4), and make its arrays the start's again."""
-    items, devices, found = np.flatnonzero(touched.items), np.flatnonzero(touched.devices), 0
+    items, devices, count = np.flatnonzero(touched.items), np.flatnonzero(touched.devices), 0
     changes = np.empty((len(items) * len(devices), 4), np.int64)
     for d in devices:
         for i in items:
             if plan.held[i, d] != start.held[i, d]:
-                changes[found] = np.array([number, i, d, plan.held[i, d]])
+                changes[count] = np.array([number, i, d, plan.held[i, d]])
                 plan.held[i, d] = start.held[i, d]
-                found += 1
+                count += 1
         plan.sums[d], plan.size_bytes[d] = start.sums[d], start.size_bytes[d]
         plan.units[d], plan.score[d] = start.units[d], start.score[d]
-    return changes[:found]
+    return changes[:count]
 
 
 @kernel

@@ -147,9 +147,9 @@ class LocalSearch:
         """Find the steps (K, 5), as the kernels have them, that are best by estimates, of those that are allowed."""
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
-        found = [self._steps_from(plan, source) for source in sorted(sources)]
-        steps = np.concatenate([steps for steps, _ in found])
-        estimate = np.concatenate([estimate for _, estimate in found])
+        by_source = [self._steps_from(plan, source) for source in sorted(sources)]
+        steps = np.concatenate([steps for steps, _ in by_source])
+        estimate = np.concatenate([estimate for _, estimate in by_source])
         if len(steps) <= _COSTED_STEPS:
             return steps
         likely: IntArray = steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]

@@ -11,7 +11,7 @@ from neuroshard.tasks.task import Task
 
 
 class ModelChange(ABC):
-    """Other cost models in place of the given ones."""
+    """Other cost models in place of the simulator's."""
 
     @abstractmethod
     def of(self, models: CostModels) -> CostModels:

@@ -127,15 +127,15 @@ def _on_hosts(plan: Plan) -> BoolArray:
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) -> IntArray:
     """Count bytes that arrive anywhere where a table changes to a form, at most, (T, F); 0 if it has it or may not."""
-    task, found = start.task, np.zeros(allowed.shape, dtype=np.int64)
+    task, arriving = start.task, np.zeros(allowed.shape, dtype=np.int64)
     in_blocks = np.array([layout.blocks for layout in LAYOUTS.values()])
-    found[:, COLUMNS] = task.memory.state_bytes(task.loads) * in_blocks[now]  # a copy is there already
+    arriving[:, COLUMNS] = task.memory.state_bytes(task.loads) * in_blocks[now]  # a copy is there already
     for form in OTHERS:
         to = allowed[:, form] & (now != form)
         kept = (placed for placed in start.placements if not to[placed.shard.table])
         changed = (placed for table in np.flatnonzero(to).tolist() for placed in spread.placements(table, form))
-        found[:, form] = moved_between(start, Plan(task, (*kept, *changed)))
-    return found
+        arriving[:, form] = moved_between(start, Plan(task, (*kept, *changed)))
+    return arriving
 
 
 def rows_on_hosts(plan: Plan, simulator: Simulator) -> Plan:

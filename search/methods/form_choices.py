@@ -193,10 +193,10 @@ class FormChoices:
         for form in BLOCKS:
             for forms in self._dearest_in(form):
                 ends += [forms, self.descent(forms, self.estimates.costs)[-1]]
-        found = np.array([*self.descent(self.first, self.estimates.costs)[:-3:-1], *ends])
-        _, earliest = np.unique(found, axis=0, return_index=True)
-        found = found[np.sort(earliest)]
-        cheapest_first: IntArray = found[np.argsort(self.estimates.costs(Forms(found))[0], kind="stable")]
+        candidates = np.array([*self.descent(self.first, self.estimates.costs)[:-3:-1], *ends])
+        _, earliest = np.unique(candidates, axis=0, return_index=True)
+        candidates = candidates[np.sort(earliest)]
+        cheapest_first: IntArray = candidates[np.argsort(self.estimates.costs(Forms(candidates))[0], kind="stable")]
         return cheapest_first
 
     def _neighbours(self, forms: IntArray) -> IntArray:

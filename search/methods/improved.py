@@ -178,8 +178,8 @@ class ImprovedSearch(Searcher):
         """Shake the end of local search from a plan (I, D) so many times; yield the plans, the cheapest first."""
         local, best = self._end(held, 0, catalog)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
-        found = local.others(best, max(self.improvement.shake_steps, 1), seeds)
-        yield from (catalog.items.plan(one.held) for one in sorted(found, key=predicted_ms))
+        shaken = local.others(best, max(self.improvement.shake_steps, 1), seeds)
+        yield from (catalog.items.plan(one.held) for one in sorted(shaken, key=predicted_ms))
 
     def _end(self, held: IntArray, number: int, catalog: Catalog) -> tuple[LocalSearch, CostedPlan]:
         """Search locally from a plan (I, D) to an end; numbers stand for other random steps, 0 for those of `find`."""
@@ -194,10 +194,10 @@ def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
     Raises:
         InfeasibleError: no start has a plan.
     """
-    found = [held for start in starts if (held := start.first_held(catalog)) is not None]
-    if not found:
+    plans = [held for start in starts if (held := start.first_held(catalog)) is not None]
+    if not plans:
         raise InfeasibleError("no plan to start from was found; give the devices more memory")
-    return found
+    return plans
 
 
 def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator, count: int) -> tuple[Plan, ...]:
@@ -206,14 +206,14 @@ def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator,
     Those that break their task's limits, or are predicted to cost more than `plan` by more than both margins together,
     are left out.
     """
-    found = {layout_key(plan): plan}
+    by_layout = {layout_key(plan): plan}
     every = (one for turn in zip_longest(*groups) for one in turn if one is not None)
     for one in every:
-        if len(found) >= count:
+        if len(by_layout) >= count:
             break
-        if layout_key(one) not in found and _in_question(plan, one, simulator):
-            found[layout_key(one)] = one
-    return tuple(islice(found.values(), count))
+        if layout_key(one) not in by_layout and _in_question(plan, one, simulator):
+            by_layout[layout_key(one)] = one
+    return tuple(islice(by_layout.values(), count))
 
 
 def _in_question(plan: Plan, other: Plan, simulator: Simulator) -> bool:

@@ -158,8 +158,8 @@ class NeuroShard(Searcher):
         The plan's own forms, columns alone, and the best choices with a form fewer.
         """
         same = settled(plan)
-        found = self._alternatives(same, simulator, count)
-        return (plan, *(replace(one, task=plan.task) for one in found if one is not same))
+        alternatives = self._alternatives(same, simulator, count)
+        return (plan, *(replace(one, task=plan.task) for one in alternatives if one is not same))
 
     def _alternatives(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         choices, spread = self._other_forms(plan, simulator), Spread(plan.task)
@@ -178,14 +178,14 @@ class NeuroShard(Searcher):
         if not _has_choice(plan.task, allowed_forms(plan.task, calls)):
             return []
         own = np.array([FORMS.index(form) for form in plan.forms])
-        found = {own.tobytes(): own}
+        distinct = {own.tobytes(): own}
         for left_out in (None, *(FORMS[form] for form in OTHERS)):
             allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
                 choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
                 for one in (choices.first, *choices.best(self.form_tries)):
-                    found.setdefault(one.tobytes(), one)
-        return list(found.values())[1:]
+                    distinct.setdefault(one.tobytes(), one)
+        return list(distinct.values())[1:]
 
     def _finalists(self, task: Task, others: Sequence[Placement], simulator: Simulator, count: int) -> Iterator[Plan]:
         """Yield finalists with some tables in rows and copies; none where nothing fits."""

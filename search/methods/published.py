@@ -67,8 +67,8 @@ class BeamSearch(Searcher):
 
 def _one_more_split(beam: list[IntArray], catalog: Catalog, num_candidates: int) -> IntArray:
     """List the layouts (P, S + 1) that split one candidate of one layout (S,) of the beam, without repeats."""
-    found = [one_split_each(catalog, layout, _candidates(layout, catalog, num_candidates)) for layout in beam]
-    layouts = np.concatenate(found)
+    per_layout = [one_split_each(catalog, layout, _candidates(layout, catalog, num_candidates)) for layout in beam]
+    layouts = np.concatenate(per_layout)
     fresh = {layout.tobytes(): row for row, layout in reversed(list(enumerate(layouts)))}
     split: IntArray = layouts[sorted(fresh.values())]
     return split

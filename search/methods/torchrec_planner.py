@@ -40,7 +40,7 @@ class TorchRecSearch(Searcher):
         forms: that its planner may choose: columns, rows, copies. Rows are row_wise, on several hosts table_row_wise
             too; copies are data_parallel. Of these, what the models know and the task allows.
         cached: of a table's rows that caches have room for, where hosts have memory for tables. One run for each: its
-            planner takes the share as given.
+            planner takes the share as fixed.
     """
 
     split_factors: Sequence[int] = (1, 2, 4, 8)

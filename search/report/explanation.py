@@ -152,12 +152,12 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
     gone = [Change(placement.shard.table, placement.device, 0) for placement in plan.by_device]
     saved = cost.compute[devices] - changed_compute_ms(plan, gone, model)
     alone = model.predict(LoadSets.alone(loads))
-    found = []
+    shares = []
     for placed, size, alone_ms, saved_ms in zip(plan.by_device, loads.size_bytes, alone, saved, strict=True):
         table = placed.shard.table
         what = placed, plan.task.tables[table], plan.layouts[table]
-        found.append(ShardShare(*what, int(size), float(alone_ms), float(saved_ms)))
-    return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table.name)))
+        shares.append(ShardShare(*what, int(size), float(alone_ms), float(saved_ms)))
+    return tuple(sorted(shares, key=lambda share: (-share.saved_ms, share.table.name)))
 
 
 def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:

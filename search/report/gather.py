@@ -40,7 +40,7 @@ class RunName:
 
 
 def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
-    """Name runs so that they can be told apart, by path; each is given with what its tasks are.
+    """Name runs so that they can be told apart, by path; each comes with what its tasks are.
 
     Runs of one method on the same tasks are told apart by their models, their settings, or else their paths. A method
     named "setting=number" is part of a sweep, and so are runs that differ in one number only, other than a seed.
@@ -52,8 +52,8 @@ def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
 def _of_group(group: Sequence[SearchRun]) -> dict[Path, RunName]:
     """Name the runs of one method on the same tasks so that they can be told apart."""
     settings = {run.path: flat(run.settings) for run in group}
-    keys = dict.fromkeys(key for given in settings.values() for key in given)
-    differing = [key for key in keys if len({repr(given.get(key)) for given in settings.values()}) > 1]
+    keys = dict.fromkeys(key for own in settings.values() for key in own)
+    differing = [key for key in keys if len({repr(own.get(key)) for own in settings.values()}) > 1]
     models = len({run.model for run in group}) > 1
     marks = {
         run.path: (*([run.model] if models else []), *(f"{key}={settings[run.path].get(key)}" for key in differing))
@@ -69,14 +69,14 @@ def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: fl
     suffix = f" ({', '.join(marks)})" if marks else ""
     if value is not None:
         return RunName(method + suffix, f"{differing[0]} of {method}", value)
-    if (found := _SETTING.fullmatch(method)) and _is_number(float(found[2])):
-        return RunName(method + suffix, found[1] + suffix, float(found[2]))
+    if (match := _SETTING.fullmatch(method)) and _is_number(float(match[2])):
+        return RunName(method + suffix, match[1] + suffix, float(match[2]))
     return RunName(method + suffix, None, None)
 
 
 def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, float]:
     """Read the values of a setting by path; none unless all are numbers, each another one, and no seeds."""
-    values = {path: given.get(key) for path, given in settings.items()}
+    values = {path: own.get(key) for path, own in settings.items()}
     numbers = {path: float(value) for path, value in values.items() if value is not None and _is_number(value)}
     if key.rpartition(".")[2] == _SEED or len(set(numbers.values())) < len(values):
         return {}

@@ -96,13 +96,13 @@ def comparisons_shown(
 
 def caveats_of(searched: pd.DataFrame) -> dict[str, str]:
     """Join the caveats of predicted costs, by their tasks; of which methods, where it isn't all of them."""
-    found: dict[str, str] = {}
+    by_tasks: dict[str, str] = {}
     for tasks, subset in searched.groupby("tasks", sort=False):
         methods = set(subset["method"])
         for caveat, its in subset.dropna(subset=["caveat"]).groupby("caveat", sort=False):
             of = "" if set(its["method"]) == methods else f" of {', '.join(its['method'].unique())}"
-            found[str(tasks)] = _joined(found.get(str(tasks), ""), f"Predicted costs{of} are {caveat}.")
-    return found
+            by_tasks[str(tasks)] = _joined(by_tasks.get(str(tasks), ""), f"Predicted costs{of} are {caveat}.")
+    return by_tasks
 
 
 def _joined(*sentences: str | None) -> str:

@@ -126,12 +126,12 @@ def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWor
     variants = [(own, int(there)) for own, some in zip(shards.own, tried, strict=True) for there in some]
     costs = np.concatenate([np.zeros(0), *_costs(plan, cost, shards, variants, simulator)])
     ends = np.cumsum([len(some) for some in tried], dtype=np.int64)[:-1]
-    found = []
+    worths = []
     for (table, numbers), ms in zip(groups.items(), np.split(costs, ends), strict=False):  # of none, one empty piece
         dims, best = tuple(plan.by_device[number].shard.dim for number in numbers), float(ms.min())
         whole_ms = best if np.isfinite(best) else None
-        found.append(SplitWorth(plan.task.tables[table].name, dims, whole_ms, plan.layouts[table]))
-    return tuple(sorted(found, key=lambda worth: (worth.whole_ms is not None, -(worth.whole_ms or 0), worth.table)))
+        worths.append(SplitWorth(plan.task.tables[table].name, dims, whole_ms, plan.layouts[table]))
+    return tuple(sorted(worths, key=lambda worth: (worth.whole_ms is not None, -(worth.whole_ms or 0), worth.table)))
 
 
 def _spread_tables(plan: Plan) -> dict[int, list[int]]:

@@ -106,12 +106,12 @@ class Finalists:
 
     Attributes:
         plans: (K,) with their predictions.
-        found: how.
+        origin: how they were found.
         passes: (P, K) what was measured so far.
     """
 
     plans: tuple[Plan, ...]
-    found: Origin
+    origin: Origin
     passes: tuple[Pass, ...] = ()
 
     @property
@@ -149,12 +149,12 @@ class FinalistFiles:
         """Name the file of a finalist's plan, from the run's directory on."""
         return f"finalists/task-{self.task:04d}/plan-{number:02d}.json"
 
-    def begin(self, plans: Sequence[Plan], found: Origin) -> Finalists:
+    def begin(self, plans: Sequence[Plan], origin: Origin) -> Finalists:
         """Write the finalists down, and how they were found, before they are measured."""
         for number, plan in enumerate(plans):
             plan.save(self.run / self.plan(number))
-        self._origins.keep(self.task, found)
-        return Finalists(tuple(plans), found)
+        self._origins.keep(self.task, origin)
+        return Finalists(tuple(plans), origin)
 
     def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
         """Open the journal of what each pass over these finalists measured."""
@@ -166,10 +166,10 @@ class FinalistFiles:
         Raises:
             UserError: a file is damaged, or of another task.
         """
-        if (found := self._origins.get(self.task)) is None:
+        if (origin := self._origins.get(self.task)) is None:
             return None
-        plans = tuple(self._read_plan(number, task) for number in range(found.count))
-        return Finalists(plans, found, self.passes(plans).read())
+        plans = tuple(self._read_plan(number, task) for number in range(origin.count))
+        return Finalists(plans, origin, self.passes(plans).read())
 
     def rows(self, finalists: Finalists) -> list[dict[str, Any]]:
         """Return the rows of `finalists.parquet`: one for each plan."""

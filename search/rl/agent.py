@@ -104,13 +104,14 @@ class _Description:
     card: dict[str, Any] | None = None
 
 
-def _check_like(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
+def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
     """Raise UserError unless a tensor from a file has the shape and type of `wanted`, and finite numbers."""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+    if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
         raise UserError(
-            f"tensor {name} is {found.dtype} of shape {tuple(found.shape)}, not {wanted.dtype} of {tuple(wanted.shape)}"
+            f"tensor {name} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
+            f"not {wanted.dtype} of {tuple(wanted.shape)}"
         )
-    if not torch.isfinite(found).all():
+    if not torch.isfinite(tensor).all():
         raise UserError(f"tensor {name} holds numbers that are not finite")
 
 

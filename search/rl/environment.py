@@ -20,7 +20,7 @@ class EpisodeState:
         dims, count: (B, D) columns and items on it.
         free_bytes: (B, D).
         held: (B, I, D) whether a device holds an item.
-        alive: (B,) whether every item so far found a device that might hold it.
+        alive: (B,) whether every item so far got a device that might hold it.
     """
 
     step: int

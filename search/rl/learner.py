@@ -188,16 +188,16 @@ class Session:
             return self._round(number, torch.Generator().manual_seed(self._seed * 1_000_003 + number), on_update)
 
     def _round(self, number: int, generator: torch.Generator, on_update: Callable[[], None]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if self.agent.network is not None:
-            found["cost_loss"] = self._fit_costs(self.agent.network, generator)
+            metrics["cost_loss"] = self._fit_costs(self.agent.network, generator)
         for group in self._optimizers["policy"].param_groups:
             group["lr"] = self._learner.learning_rate * (1 - number / self._learner.rounds)
         losses = []
         for _ in range(self._learner.updates):
             losses.append(self._update(generator))
             on_update()
-        return found | {"policy_loss": float(np.mean(losses))}
+        return metrics | {"policy_loss": float(np.mean(losses))}
 
     def _update(self, generator: torch.Generator) -> float:
         learner = self._learner
@@ -245,13 +245,13 @@ class Session:
 
     def tensors(self) -> Tensors:
         """Collect the agent's weights, the optimizers' state and what was measured, as a checkpoint holds them."""
-        found = self.agent.tensors()
+        tensors = self.agent.tensors()
         for name, optimizer in self._optimizers.items():
             for index, state in optimizer.state_dict()["state"].items():
-                found |= {f"optimizer.{name}.{index}.{key}": value for key, value in state.items()}
+                tensors |= {f"optimizer.{name}.{index}.{key}": value for key, value in state.items()}
         if self._measured is not None:
-            found |= {f"measured.{name}": tensor for name, tensor in vars(self._measured).items()}
-        return found
+            tensors |= {f"measured.{name}": tensor for name, tensor in vars(self._measured).items()}
+        return tensors
 
     def restore(self, tensors: Tensors) -> None:
         """Restore the session to where `tensors` were taken.

@@ -34,7 +34,7 @@ class Evaluate:
         seed: fixes the lookups.
         out: None is the next free directory under runs/evaluate.
         count_input: whether the exchange of indices is measured too, and counted. In predictions of plan files too
-            where `model` is given; searched with count_input as well, plans' predictions count it.
+            where `model` is set; searched with count_input as well, plans' predictions count it.
         through: what plans are run in.
     """
 
@@ -70,23 +70,23 @@ class Evaluate:
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
         simulator = None if self.model is None else Simulator(CostModels.load(self.model), self.count_input)
-        found = [(path, self._of_run(path) if path.is_dir() else [self._of_file(path, simulator)]) for path in paths]
-        methods = [entries[0].method for _, entries in found if entries]
+        by_path = [(path, self._of_run(path) if path.is_dir() else [self._of_file(path, simulator)]) for path in paths]
+        methods = [entries[0].method for _, entries in by_path if entries]
         return [
             # Several of one name would be taken for one.
             entry if methods.count(entry.method) == 1 else replace(entry, method=f"{entry.method} ({path})")
-            for path, entries in found
+            for path, entries in by_path
             for entry in entries
         ]
 
     def _of_run(self, path: Path) -> list[Evaluated]:
-        run, found = SearchRun.load(path), []
+        run, entries = SearchRun.load(path), []
         for record in run.records:
             if self.max_tasks is None or record.task < self.max_tasks:
                 plan, file = run.plan_of(record), None if record.plan is None else str(path / record.plan)
                 error = record.error if plan is None else self._error(plan)
-                found.append(Evaluated(run.searcher, record.task, file, plan, record.seconds, error))
-        return found
+                entries.append(Evaluated(run.searcher, record.task, file, plan, record.seconds, error))
+        return entries
 
     def _of_file(self, path: Path, simulator: Simulator | None) -> Evaluated:
         plan = Plan.load(path)

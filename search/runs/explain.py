@@ -67,14 +67,14 @@ class ChosenModels:
         return f"Costs are predicted by the models {self.name}{f' ({self.note})' if self.note else ''}."
 
 
-def models_of(plans: Sequence[Plan], given: str | None) -> ChosenModels:
-    """Choose the models that are given, or else those that the plans were found with: costs of others don't compare.
+def models_of(plans: Sequence[Plan], asked: str | None) -> ChosenModels:
+    """Choose the models asked for, or else those that the plans were found with: costs of others don't compare.
 
     Raises:
         UserError: the plans' own models are not here, or had no name.
     """
-    if given is not None:
-        return ChosenModels(given)
+    if asked is not None:
+        return ChosenModels(asked)
     known = [plan.prediction for plan in plans if plan.prediction is not None]
     if not known:
         return ChosenModels(_DEFAULT, "the plan doesn't say which ones it was found with; model=NAME takes others")
@@ -114,7 +114,7 @@ class ExplainResult:
 
     names: tuple[str, ...]
     model: ChosenModels
-    found: tuple[Explanation, ...]
+    explanations: tuple[Explanation, ...]
     page: Path | None
 
     def save(self) -> None:
@@ -122,15 +122,15 @@ class ExplainResult:
         if self.page is None:
             return
         chapters = [*self._comparison()]
-        for name, one in zip(self._titles(), self.found, strict=True):
+        for name, one in zip(self._titles(), self.explanations, strict=True):
             chapters += [titled(section, name) for section in [*sections(one, (picture(one),)), all_shards(one)]]
-        title = "A plan explained" if len(self.found) == 1 else "Two plans compared"
+        title = "A plan explained" if len(self.explanations) == 1 else "Two plans compared"
         save_page(self.page, render(title, self._intro(), chapters))
 
     def show(self, console: Console) -> None:
         """Print the explanation of every plan, and their comparison."""
         console.print(plain(self._intro(), "dim"), soft_wrap=True)
-        for name, one in zip(self._titles(), self.found, strict=True):
+        for name, one in zip(self._titles(), self.explanations, strict=True):
             show_sections(console, [titled(section, name) for section in sections(one)])
         show_sections(console, list(self._comparison()))
         if self.page is not None:
@@ -141,8 +141,8 @@ class ExplainResult:
         return "\n".join([*named, str(self.model)])
 
     def _titles(self) -> tuple[str, ...]:
-        return ("First plan", "Second plan") if len(self.found) == 2 else ("",)
+        return ("First plan", "Second plan") if len(self.explanations) == 2 else ("",)
 
     def _comparison(self) -> Iterator[Section]:
-        if len(self.found) == 2:
-            yield difference(*self.found)
+        if len(self.explanations) == 2:
+            yield difference(*self.explanations)

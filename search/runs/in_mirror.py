@@ -44,9 +44,9 @@ class RankSteps:
 def ranks_in(run: Path, task: int, jobs: Sequence[RankJob]) -> Journal[RankSteps]:
     """Open the journal of a task's ranks in a run's directory, build after build: `ranks/task-0000/rank-0000.json`."""
 
-    def wrong(number: int, found: RankSteps) -> str | None:
+    def wrong(number: int, done: RankSteps) -> str | None:
         job = jobs[number % len(jobs)]
-        fits = len(found.steps) == len(job.plans) and all(step.rank == job.rank for step in found.steps)
+        fits = len(done.steps) == len(job.plans) and all(step.rank == job.rank for step in done.steps)
         return None if fits else f"is not of {len(job.plans)} plans on rank {job.rank}"
 
     return Journal(run / "ranks" / f"task-{task:04d}", "rank", RankSteps, wrong)
@@ -54,11 +54,11 @@ def ranks_in(run: Path, task: int, jobs: Sequence[RankJob]) -> Journal[RankSteps
 
 def by_plan(jobs: Sequence[RankJob], done: Sequence[RankSteps]) -> list[list[LocalStep]]:
     """Group the ranks of one build by plan, (K,)."""
-    found: dict[int, list[LocalStep]] = {}
+    by_number: dict[int, list[LocalStep]] = {}
     for job, of_rank in zip(jobs, done, strict=True):
         for plan, step in zip(job.plans, of_rank.steps, strict=True):
-            found.setdefault(plan, []).append(step)
-    return [found[plan] for plan in sorted(found)]
+            by_number.setdefault(plan, []).append(step)
+    return [by_number[plan] for plan in sorted(by_number)]
 
 
 def timeline(steps: Sequence[LocalStep], pipeline: str) -> MirroredStep | str:
@@ -103,13 +103,13 @@ class TaskInMirror:
 
     def error(self, plan: int) -> str | None:
         """Say what stopped the first build of a plan that failed; None if none did."""
-        return next((step for step in self._found(plan) if isinstance(step, str)), None)
+        return next((step for step in self._steps(plan) if isinstance(step, str)), None)
 
     def local_ms(self, plan: int) -> FloatArray:
         """Compute the plan's step without its exchanges in each build, (B,) ms; NaN where a build failed."""
-        return np.array([np.nan if isinstance(step, str) else step.step_ms for step in self._found(plan)])
+        return np.array([np.nan if isinstance(step, str) else step.step_ms for step in self._steps(plan)])
 
-    def _found(self, plan: int) -> list[MirroredStep | str]:
+    def _steps(self, plan: int) -> list[MirroredStep | str]:
         """Compute the plan's step in each build, (B,), or the error in its place."""
         return [timeline(build[plan], self.pipeline) for build in self.builds]
 
@@ -125,7 +125,7 @@ class TaskInMirror:
 
     def _figures(self, k: int, first_ms: FloatArray, floor: float) -> dict[str, Any]:
         """Compute what one plan took beside the first one, (B,); phases and exchanges in builds that didn't fail."""
-        local_ms, steps = self.local_ms(k), [step for step in self._found(k) if not isinstance(step, str)]
+        local_ms, steps = self.local_ms(k), [step for step in self._steps(k) if not isinstance(step, str)]
         none = np.full((1, len(LOCAL_PHASES)), np.nan)
         phases = np.mean([step.slowest_ms for step in steps] or none, axis=0)
         return {
@@ -234,14 +234,14 @@ class InMirror:
         """
         by_task, _, facts = begun(entries, "mirrored", asdict(self.protocol), hardware, seed, directory)
         with progress_bar() as progress:
-            found = tuple(
+            measured = tuple(
                 self._of_task(task, its, hardware, seed, directory.path, progress) for task, its in by_task.items()
             )
-        rows = [row for task in found for row in task.rows()]
-        stretches = [row for task in found for row in task.stretch_rows()]
-        told = [*(one for task in found for one in task.told()), *failures(entries)]
+        rows = [row for task in measured for row in task.rows()]
+        stretches = [row for task in measured for row in task.stretch_rows()]
+        told = [*(one for task in measured for one in task.told()), *failures(entries)]
         frames = {"results": rows, "stretches": stretches}
-        result = EvaluateResult(directory.path, tuple(entries), frames, told, found)
+        result = EvaluateResult(directory.path, tuple(entries), frames, told, measured)
         result.save(facts)
         return result
 

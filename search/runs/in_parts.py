@@ -41,8 +41,8 @@ from neuroshard.stages.search.results.finalist_files import MeasuredOnce, Pass
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
 
-# What some plans of one task cost, measured once in the order that they are given in; the number fixes the lookups, and
-# the next is told of what is done; what can be learned from is kept in the run's directory.
+# What some plans of one task cost, measured once in their order; the number fixes the lookups, and the next is told of
+# what is done; what can be learned from is kept in the run's directory.
 Measure = Callable[[Sequence[Plan], int, Advance, Path], list[MeasuredOnce]]
 Drawn = tuple[str, Callable[[], bytes]]  # the file's name, and what draws it
 Kept = TypeVar("Kept")
@@ -200,11 +200,11 @@ class InParts:
                 return once.plans
 
             took = {task: iter(measured(task)) for task in by_task}
-        found = [_with(entry, next(took[entry.task]).outcome) if entry.runnable else entry for entry in entries]
-        result = _result(directory.path, found)
+        done = [_with(entry, next(took[entry.task]).outcome) if entry.runnable else entry for entry in entries]
+        result = _result(directory.path, done)
         result.save(facts)
-        if all(entry.measured is None for entry in found):
-            why = next(entry.error for entry in found if entry.error is not None)
+        if all(entry.measured is None for entry in done):
+            why = next(entry.error for entry in done if entry.error is not None)
             raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")
         return result
 

@@ -171,12 +171,12 @@ class InSteps:
             progress_bar() as progress,
             step_builds(hardware, self.protocol, tasks[0].topology, printer(progress)) as builds,
         ):
-            found = tuple(self._of_task(*one, builds, seed, directory.path, progress) for one in by_task.items())
-        rows = [row for task in found for row in task.rows()]
-        phases = [row for task in found for row in task.phase_rows()]
-        told = [*(one for task in found for one in task.told()), *failures(entries)]
-        frames, picture = {"results": rows, "phases": phases}, ("steps.png", found[0].drawn)
-        result = EvaluateResult(directory.path, tuple(entries), frames, told, found, picture)
+            measured = tuple(self._of_task(*one, builds, seed, directory.path, progress) for one in by_task.items())
+        rows = [row for task in measured for row in task.rows()]
+        phases = [row for task in measured for row in task.phase_rows()]
+        told = [*(one for task in measured for one in task.told()), *failures(entries)]
+        frames, picture = {"results": rows, "phases": phases}, ("steps.png", measured[0].drawn)
+        result = EvaluateResult(directory.path, tuple(entries), frames, told, measured, picture)
         result.save(facts)
         return result
 

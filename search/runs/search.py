@@ -259,20 +259,20 @@ class SearchResult:
 
     def _warnings(self) -> Iterator[str]:
         """Yield a line for each doubtful thing, from the first task where it is; none of what costs say already."""
-        found: dict[str, list[str]] = defaultdict(list)
+        by_subject: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:
             for warning in (record.warnings or "").splitlines():
                 if record.caveat is not None and record.caveat in warning:
                     continue
-                found[warning.split(":")[0]].append(f"task {record.task}: {warning}")
-        for lines in found.values():
+                by_subject[warning.split(":")[0]].append(f"task {record.task}: {warning}")
+        for lines in by_subject.values():
             more = len(lines) - 1
             yield lines[0] + (f" (and in {more} more task{'' if more == 1 else 's'})" if more else "")
 
 
 def _found_nothing(there: RunDirectory) -> bool:
     """Tell whether a whole search is there that found no plan for its only task: another may take its place."""
-    if not there.finished or (found := there.read()) is None or found.kind != "search":
+    if not there.finished or (run := there.read()) is None or run.kind != "search":
         return False
     records = SearchRun.load(there.path).records
     return len(records) == 1 and records[0].error is not None

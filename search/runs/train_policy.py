@@ -171,7 +171,7 @@ def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tupl
 
 def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]:
     """Compute mean costs, ms, of random placement and of every heuristic, over the tasks that each solves."""
-    found = {}
+    mean_ms = {}
     for name, searcher in {"random": Random(), **{f"{score}_greedy": Greedy(score) for score in SCORES}}.items():
         costs = []
         for task in tasks:
@@ -180,8 +180,8 @@ def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]
             except InfeasibleError:
                 continue
         if costs:
-            found[name] = float(np.mean(costs))
-    return found
+            mean_ms[name] = float(np.mean(costs))
+    return mean_ms
 
 
 @dataclass(frozen=True, eq=False)

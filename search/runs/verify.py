@@ -141,13 +141,13 @@ class Verify:
         passes = files.passes(finalists.plans).filled(self.passes, next_pass)
         finalists = replace(finalists, passes=passes)
         progress.remove_task(bar)
-        verdict, found = finalists.verdict, finalists.found
+        verdict, origin = finalists.verdict, finalists.origin
         measured_ms, why = float(verdict.measured_ms[verdict.taken]), finalists.errors[0]
         cost_ms = None if np.isnan(measured_ms) else measured_ms
         judged = f"{verdict}" if why is None else f"{verdict} ({why})"
-        remark = "; ".join(filter(None, (found.remark, judged)))
-        taken = Found(finalists.plans[verdict.taken], found.warning, remark=remark)
-        return Searched(taken, found.seconds, finalists.plans, cost_ms)
+        remark = "; ".join(filter(None, (origin.remark, judged)))
+        taken = Found(finalists.plans[verdict.taken], origin.warning, remark=remark)
+        return Searched(taken, origin.seconds, finalists.plans, cost_ms)
 
     def _pass(
         self, task: int, finalists: Finalists, measured: Callable[[Sequence[Plan], int], list[MeasuredOnce]]
@@ -158,8 +158,8 @@ class Verify:
         errors = {i: finalists.errors[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
         order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
         seed = int(rng.integers(_SEED_RANGE))
-        found = dict(zip(order, measured([plans[i] for i in order], seed), strict=True))
-        return Pass(tuple(found.get(i) or MeasuredOnce(error=error) for i, error in errors.items()))
+        outcomes = dict(zip(order, measured([plans[i] for i in order], seed), strict=True))
+        return Pass(tuple(outcomes.get(i) or MeasuredOnce(error=error) for i, error in errors.items()))
 
 
 def not_verified() -> None:

@@ -170,13 +170,13 @@ class Prices:
 
     def _cheapest(self, items: IntArray, most_ms: float) -> FloatArray:
         """Find the least sum of prices, none above `most_ms`, of shards that make up each of n items, (n,)."""
-        catalog, found = self.catalog, np.zeros(len(items))
+        catalog, least_ms = self.catalog, np.zeros(len(items))
         for width in np.unique(catalog.full_width[items]).tolist():
             same = catalog.full_width[items] == width
             entry = catalog.first[items[same]][:, None] + np.arange(width + 1)
             price_ms = self._shards_ms[entry]
-            found[same] = _cheapest_cuts(np.where(price_ms <= most_ms, price_ms, np.inf))
-        return found
+            least_ms[same] = _cheapest_cuts(np.where(price_ms <= most_ms, price_ms, np.inf))
+        return least_ms
 
 
 def _cheapest_cuts(price_ms: FloatArray) -> FloatArray:
@@ -228,16 +228,16 @@ class Widest:
         of two of its values that gives out the mean device's bytes.
         """
         outline = model.least_outline(self.beside)
-        given = (outline.segments_ms[:, 0] @ outline.share).reshape(_WIDEST, -1)
-        ends = self.beside.most_bytes[: given.shape[1]]
-        given = np.where(ends <= self.itself.most_bytes[:, None], given, np.inf)
-        rising = np.minimum.accumulate(given[:, ::-1], axis=1)[:, ::-1]
+        least_ms = (outline.segments_ms[:, 0] @ outline.share).reshape(_WIDEST, -1)
+        ends = self.beside.most_bytes[: least_ms.shape[1]]
+        least_ms = np.where(ends <= self.itself.most_bytes[:, None], least_ms, np.inf)
+        rising = np.minimum.accumulate(least_ms[:, ::-1], axis=1)[:, ::-1]
         low, high = np.concatenate([[0], ends[:_BELOW]]), ends[_BELOW - 1 :]  # both to and from the mean
         low_ms = np.concatenate([rising[:, :1], rising[:, :_BELOW]], axis=1)[:, :, None]
         high_ms = rising[:, None, _BELOW - 1 :]
         share = _share(low[:, None], high, self.itself.least_bytes[0])
         mixed = low_ms * (1 - share) + np.where(share > 0, high_ms, 0) * share
-        return mixed.min(axis=(1, 2)), given.min(axis=1)
+        return mixed.min(axis=(1, 2)), least_ms.min(axis=1)
 
 
 def _share(low: FloatArray, high: FloatArray, at: float) -> FloatArray:

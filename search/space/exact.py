@@ -74,7 +74,7 @@ def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> Packed:
         held = program.held(values)
         if keeps(sizes, held, memory_bytes):
             return Packed(held, False)
-        # Too large, within the room that rounding was given: with as much less room it isn't.
+        # Too large, within the room that rounding has: with as much less room it isn't.
     return _UNKNOWN
 
 

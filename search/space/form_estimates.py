@@ -112,12 +112,12 @@ class Everywhere:
         loads = dearest(task, tables, LAYOUTS[call.form])
         count, numbers = len(called), len(model.head.bias)
         vectors, given, size_bytes = (np.zeros((count, *each)) for each in ((numbers,), (len(Collective),), ()))
-        found = cls(form, called, model.head, vectors, given, size_bytes, tables, loads)
+        everywhere = cls(form, called, model.head, vectors, given, size_bytes, tables, loads)
         if len(tables):
-            found.vectors[tables] = model.embed(loads)
-        found.given[tables] = given_bytes(loads, task.topology.num_devices)
-        found.size_bytes[tables] = task.memory.device_bytes(loads)
-        return found
+            everywhere.vectors[tables] = model.embed(loads)
+        everywhere.given[tables] = given_bytes(loads, task.topology.num_devices)
+        everywhere.size_bytes[tables] = task.memory.device_bytes(loads)
+        return everywhere
 
 
 def dearest(task: Task, tables: IntArray, layout: Layout) -> Loads:
@@ -183,8 +183,8 @@ class FormEstimates:
         """
         count = max(1, min(_TOGETHER, _DEVICES // self.task.topology.num_devices))
         chunks = (choices.some(slice(first, first + count)) for first in range(0, len(choices), count))
-        found = in_threads(self._costs, list(chunks), useful_threads(len(choices) * len(self.task.tables)))
-        return np.concatenate([costs[0] for costs in found]), np.concatenate([costs[1] for costs in found])
+        estimates = in_threads(self._costs, list(chunks), useful_threads(len(choices) * len(self.task.tables)))
+        return np.concatenate([costs[0] for costs in estimates]), np.concatenate([costs[1] for costs in estimates])
 
     def base(self, forms: IntArray) -> Base:
         """Compute what tables in rows and copies take and cost by a choice of forms (T,), the same on every device."""

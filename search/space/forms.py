@@ -137,8 +137,8 @@ class Members:
         sometimes = self.tables.any(axis=0) & ~always
         chosen, some, least = self.tables[:, sometimes], numbers[sometimes], numbers[always].max(axis=0, initial=0.0)
         each = (np.where(chosen, number, 0.0).max(axis=1, initial=0.0) for number in some.T)
-        found: FloatArray = np.maximum(np.stack(list(each), axis=1), least)
-        return found
+        largest: FloatArray = np.maximum(np.stack(list(each), axis=1), least)
+        return largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +169,8 @@ class MembersAfter:
         its[where, np.arange(len(where))] = 0.0
         leaves = (self.table[:, None] == where) & (self.more < 0)[:, None]
         joins = np.where((self.more > 0)[:, None], numbers[self.table], 0.0)
-        found: FloatArray = np.maximum(np.where(leaves, its.max(axis=0), first), joins)
-        return found
+        largest: FloatArray = np.maximum(np.where(leaves, its.max(axis=0), first), joins)
+        return largest
 
 
 @dataclass(frozen=True, eq=False)

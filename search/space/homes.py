@@ -71,9 +71,9 @@ class HomeOptions:
         low, high, best = 0.0, most, None  # ms for a byte: beyond that no byte is worth it
         for _ in range(_PRICES):
             price = high if low == 0.0 and best is None else float(np.sqrt(max(low, high * 1e-12) * high))
-            found = self._within(device_bytes, price)
-            if found is not None and self._on_hosts(found) <= host_bytes:
-                best, high = found, price
+            choice = self._within(device_bytes, price)
+            if choice is not None and self._on_hosts(choice) <= host_bytes:
+                best, high = choice, price
             elif best is None:
                 return None
             else:

@@ -66,10 +66,10 @@ def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int
 @kernel
 def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
     """Tell which devices may hold a shard of an item beside what `held` (I, D) puts there, (D,)."""
-    found: BoolArray = np.zeros(held.shape[1], np.bool_)
-    for device in range(len(found)):
-        found[device] = may_lie(limits, held, item, device, -1)
-    return found
+    may_hold: BoolArray = np.zeros(held.shape[1], np.bool_)
+    for device in range(len(may_hold)):
+        may_hold[device] = may_lie(limits, held, item, device, -1)
+    return may_hold
 
 
 @leaf

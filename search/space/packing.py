@@ -93,8 +93,8 @@ def nothing_fits(sizes: Sizes, factor: float, outcome: str) -> InfeasibleError:
 def enough(items: Items, factor: float) -> str:
     """Name the `topology.memory_bytes` that leave shards so many times the memory they have: never less, as text."""
     task, shards = items.task, items.free_bytes
-    given = task.topology.memory_bytes
-    each = np.array(given if isinstance(given, tuple) else [given] * task.topology.num_devices, dtype=np.float64)
+    memory = task.topology.memory_bytes
+    each = np.array(memory if isinstance(memory, tuple) else [memory] * task.topology.num_devices, dtype=np.float64)
     needed = each - shards + np.ceil(shards * factor)
     if len(set(each)) == 1:
         return readable_bytes_up(float(needed.max()))
@@ -188,7 +188,7 @@ def shortage(sizes: Sizes, outcome: str) -> InfeasibleError:
 
 
 def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
-    """Pack items within memory_bytes (D,) and their limits, `held` (I, D), with few cuts; None if that isn't found."""
+    """Pack items within memory_bytes (D,) and their limits, `held` (I, D), with few cuts; None if that fails."""
     slice_bytes = sizes.size_bytes[sizes.first + np.where(sizes.items.limits.max_shards > 1, 1, sizes.full_width)]
     return _pack_in_order(sizes, memory_bytes, np.lexsort((-slice_bytes, ~sizes.items.confined)))
 

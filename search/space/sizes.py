@@ -194,10 +194,10 @@ def may_put(room: Room, item: int, width: int, device: int) -> bool:
 @kernel
 def devices_with_room(room: Room, item: int, width: int) -> BoolArray:
     """Tell which devices a shard of an item, `width` units wide, may go to, (D,)."""
-    found: BoolArray = np.zeros(len(room.free_bytes), np.bool_)
-    for device in range(len(found)):
-        found[device] = may_put(room, item, width, device)
-    return found
+    has_room: BoolArray = np.zeros(len(room.free_bytes), np.bool_)
+    for device in range(len(has_room)):
+        has_room[device] = may_put(room, item, width, device)
+    return has_room
 
 
 @leaf

@@ -7,7 +7,7 @@ from typing import Any
 from hydra import compose, initialize
 from omegaconf import DictConfig, OmegaConf
 
-from neuroshard.app.arguments import as_overrides, given_by
+from neuroshard.app.arguments import as_overrides, asked_by
 from neuroshard.plumbing.registry import config_of, store_configs
 
 
@@ -21,7 +21,7 @@ def composed(command: str, overrides: tuple[str, ...]) -> DictConfig:
 
 def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
     """A command's config, after overrides as on the command line; Hydra's own settings aren't in it."""
-    return config_of(command, given_by(as_overrides(command, overrides)))
+    return config_of(command, asked_by(as_overrides(command, overrides)))
 
 
 def settings_by_hydra(command: str, overrides: Sequence[str]) -> dict[str, Any]:

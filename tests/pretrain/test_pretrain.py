@@ -343,7 +343,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run():
     assert len(seen) < 300
     assert int(np.argmin(seen)) == len(seen) - 6
     with torch.no_grad():
-        loss = ((network(*examples.given) - examples.targets) ** 2).mean()
+        loss = ((network(*examples.all_inputs) - examples.targets) ** 2).mean()
     assert float(loss) == pytest.approx(min(seen))
 
 

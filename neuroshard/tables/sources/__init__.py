@@ -14,7 +14,7 @@ def load_tables(source: str, **settings: Any) -> tuple[Table, ...]:
     """Load the tables of a source in `conf/tables/` ("criteo", "dlrm_like", "dlrm"), or of the user's own file.
 
     `settings` override the source's, such as `dim`, or `batch_size`: the task's, for which reuse histograms are
-    computed (65,536 if not given). Tables carry it as `reuse_batch_size`; a task of another one warns.
+    computed (65,536 if not set). Tables carry it as `reuse_batch_size`; a task of another one warns.
 
     Raises:
         UserError: no such source, setting or file.

@@ -77,10 +77,10 @@ def user_file(
         raise UserError(f"{path} holds no table")
     for row in rows:
         _check_columns(row.cells, path)
-    found = [_read(row, batch_size, zipf_exponent, pad_dims) for row in rows]
-    tables = tuple(table for table in found if isinstance(table, Table))
+    outcomes = [_read(row, batch_size, zipf_exponent, pad_dims) for row in rows]
+    tables = tuple(table for table in outcomes if isinstance(table, Table))
     if len(tables) < len(rows):
-        raise _together([error for error in found if isinstance(error, UserError)], path)
+        raise _together([error for error in outcomes if isinstance(error, UserError)], path)
     check_unique_names(tables, path)
     return tables
 
@@ -108,22 +108,22 @@ def _together(errors: list[UserError], path: str) -> UserError:
     return UserError(f"{path}: {len(errors)} tables can't be read: {'; '.join([*lines, *more])}")
 
 
-def _check_columns(found: Iterable[str], path: str) -> None:
-    names = list(found)
+def _check_columns(columns: Iterable[str], path: str) -> None:
+    names = list(columns)
     for name in names:
         if name not in _COLUMNS and name not in _REUSE:
             raise UserError(f"{path}: {unknown_name('column', name, _COLUMNS, first=_REQUIRED)}")
     for name in _REQUIRED:
         if name not in names:
             raise UserError(f"{path}: no column {name!r}; needed: {', '.join(_REQUIRED)} (found: {', '.join(names)})")
-    given = sum(name in names for name in _REUSE)
-    if 0 < given < NUM_REUSE_BINS:
-        raise UserError(f"{path}: {given} of the {NUM_REUSE_BINS} columns reuse_0 ... reuse_16; give all or none")
+    num_bins = sum(name in names for name in _REUSE)
+    if 0 < num_bins < NUM_REUSE_BINS:
+        raise UserError(f"{path}: {num_bins} of the {NUM_REUSE_BINS} columns reuse_0 ... reuse_16; give all or none")
     if "dtype" in names and "bytes_per_element" in names:
         raise UserError(f"{path}: both dtype and bytes_per_element; give one of them")
-    if given and "reuse" in names:
+    if num_bins and "reuse" in names:
         raise UserError(f"{path}: both reuse and reuse_0 ... reuse_16; give one of them")
-    if "reuse_batch_size" in names and not given and "reuse" not in names:
+    if "reuse_batch_size" in names and not num_bins and "reuse" not in names:
         raise UserError(f"{path}: reuse_batch_size without the histogram that was made for it; give both or none")
 
 
@@ -162,14 +162,14 @@ def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
 
 
 def _table(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Table:
-    given = parse(_cells(row, batch_size, pad_dims), _UserTable, row.where)
-    reuse, made_for = given.reuse, given.reuse_batch_size
+    parsed = parse(_cells(row, batch_size, pad_dims), _UserTable, row.where)
+    reuse, made_for = parsed.reuse, parsed.reuse_batch_size
     try:
         if reuse is None:
-            reuse, made_for = zipf_reuse(given.rows, batch_size * given.pooling_factor, zipf_exponent), batch_size
+            reuse, made_for = zipf_reuse(parsed.rows, batch_size * parsed.pooling_factor, zipf_exponent), batch_size
         return Table(
-            given.name, given.rows, given.dim, given.pooling_factor, reuse, given.bytes_per_element, made_for,
-            given.row_lookups or (), given.features, given.pooled,
+            parsed.name, parsed.rows, parsed.dim, parsed.pooling_factor, reuse, parsed.bytes_per_element, made_for,
+            parsed.row_lookups or (), parsed.features, parsed.pooled,
         )  # fmt: skip
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from None

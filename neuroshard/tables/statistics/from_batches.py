@@ -65,14 +65,14 @@ def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Spli
     """Read the lookups of each table, (T,), which has one feature of its own name."""
     if not isinstance(batch, Mapping):
         raise UserError(f"batch {number}: {shown(batch)} must map each table's name to (indices, {splits})")
-    found: list[Features] = []
+    features: list[Features] = []
     for shape in shapes:
         where, pair = f"batch {number}, table {shape.name!r}", batch.get(shape.name)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise UserError(f"{where}: {shown(pair)} must be (indices, {splits})")
         indices, ends = pair
-        found.append({shape.name: Lookups.of(indices, ends, splits, shape.rows, where)})
-    return found
+        features.append({shape.name: Lookups.of(indices, ends, splits, shape.rows, where)})
+    return features
 
 
 @contextmanager
@@ -109,8 +109,8 @@ def count_batches(
         if whole and its.samples < global_batch_size:
             left_out = its.samples  # only the last global batch may have fewer
         else:
-            found = its.tallies()
-            tallies = [one + other for one, other in zip(tallies, found, strict=True)] if whole else found
+            latest = its.tallies()
+            tallies = [one + other for one, other in zip(tallies, latest, strict=True)] if whole else latest
             batch_size, whole = its.samples, whole + 1
     if not whole:
         raise UserError("no tables from no samples: give at least one batch with at least one sample")
@@ -152,13 +152,13 @@ def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int
     Raises:
         UserError: of some tables or features it has more than of others.
     """
-    found = [
+    counts = [
         (shape.name, name, its.samples)
         for shape, features in zip(shapes, batch, strict=True)
         for name, its in features.items()
     ]
-    first = found[0]
-    for table, feature, samples in found:
+    first = counts[0]
+    for table, feature, samples in counts:
         if samples != first[2]:
             of = "" if feature == table else f", feature {feature!r}"
             raise UserError(

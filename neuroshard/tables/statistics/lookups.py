@@ -35,20 +35,20 @@ class Lookups:
             UserError: they are no whole numbers or contradict each other, or an index lies outside 0..rows-1;
                 `where` is what its line begins with.
         """
-        found, numbers = _whole_numbers(indices, "indices", where), _whole_numbers(splits, which, where)
+        looked_up, numbers = _whole_numbers(indices, "indices", where), _whole_numbers(splits, which, where)
         possible = not len(numbers) or (
-            numbers.min() >= 0 and numbers.max() <= len(found)
+            numbers.min() >= 0 and numbers.max() <= len(looked_up)
         )  # or their sum might overflow
         plain = numbers.astype(np.int64)
         offsets = plain if which == "offsets" else np.concatenate([np.zeros(1, dtype=np.int64), plain.cumsum()])
-        rise = len(offsets) and offsets[0] == 0 and offsets[-1] == len(found) and (np.diff(offsets) >= 0).all()
+        rise = len(offsets) and offsets[0] == 0 and offsets[-1] == len(looked_up) and (np.diff(offsets) >= 0).all()
         if not possible or not rise:
             wanted = "rise from 0 to" if which == "offsets" else "be 0 or more and sum to"
-            raise UserError(f"{where}: {which} must {wanted} the number of indices, {len(found)}")
-        for index in (int(found.min()), int(found.max())) if len(found) else ():
+            raise UserError(f"{where}: {which} must {wanted} the number of indices, {len(looked_up)}")
+        for index in (int(looked_up.min()), int(looked_up.max())) if len(looked_up) else ():
             if not 0 <= index < rows:
                 raise UserError(f"{where}: index {index} must lie in 0..{rows - 1}")
-        return cls(found, offsets)
+        return cls(looked_up, offsets)
 
     @property
     def samples(self) -> int:

@@ -65,17 +65,17 @@ class RowCounts:
     def _count(self) -> None:
         if not self._num_waiting:
             return
-        found, counts = np.unique(np.concatenate(self._waiting), return_counts=True)
+        rows, counts = np.unique(np.concatenate(self._waiting), return_counts=True)
         self._waiting, self._num_waiting = [], 0
         if not len(self._rows):
-            self._rows, self._counts = found, counts
+            self._rows, self._counts = rows, counts
             return
-        places = np.searchsorted(self._rows, found)
-        known = self._rows.take(places, mode="clip") == found
+        places = np.searchsorted(self._rows, rows)
+        known = self._rows.take(places, mode="clip") == rows
         self._counts[places[known]] += counts[known]
         new = places[~known]
         self._rows, self._counts = (
-            np.insert(self._rows, new, found[~known]),
+            np.insert(self._rows, new, rows[~known]),
             np.insert(self._counts, new, counts[~known]),
         )
 

@@ -40,8 +40,8 @@ def table_from_trace(
     lookups = Lookups.of(indices, offsets, "offsets", rows, where)
     if not lookups.samples or not len(lookups.indices):
         raise UserError(f"{where}: indices must be at least one, in at least one sample")
-    found = lookups.indices.astype(np.int64)
-    pooling_factor, reuse = len(found) / lookups.samples, histogram(np.unique(found, return_counts=True)[1])
-    in_blocks = block_counts(found, rows, min(row_blocks, rows)) if row_blocks else np.zeros(0)
-    spread = tuple((in_blocks / len(found)).tolist())
+    looked_up = lookups.indices.astype(np.int64)
+    pooling_factor, reuse = len(looked_up) / lookups.samples, histogram(np.unique(looked_up, return_counts=True)[1])
+    in_blocks = block_counts(looked_up, rows, min(row_blocks, rows)) if row_blocks else np.zeros(0)
+    spread = tuple((in_blocks / len(looked_up)).tolist())
     return Table(name, rows, dim, pooling_factor, reuse, bytes_per_element, lookups.samples, spread)

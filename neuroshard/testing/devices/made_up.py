@@ -182,5 +182,5 @@ class SlowerBy(Meter[Any]):
     def measure(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[Outcome]:
         """Measure as the meter does, times the next factor."""
         factor = next(self.factors)
-        found = self.meter.measure(samples, seeds)
-        return [replace(one, repeats=None if one.repeats is None else one.repeats.times(factor)) for one in found]
+        outcomes = self.meter.measure(samples, seeds)
+        return [replace(one, repeats=None if one.repeats is None else one.repeats.times(factor)) for one in outcomes]

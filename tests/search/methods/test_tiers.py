@@ -9,7 +9,7 @@ import pytest
 import neuroshard as ns
 from neuroshard import Constraints, Found, InfeasibleError, PinnedShard, Searcher, Simulator, TableRule, Task, Topology
 from neuroshard.layouts import in_columns, in_rows
-from neuroshard.plans.hosts import given_to_hosts, least_host_bytes
+from neuroshard.plans.hosts import assigned_to_hosts, least_host_bytes
 from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.schema import to_bytes
@@ -212,9 +212,9 @@ def test_what_is_given_to_hosts_fits_and_keeps_the_rules():
     rules = (TableRule("*", tiers=("host",)), TableRule("t1", devices=(0, 1, 2)), TableRule("t2", equal_widths=True))
     found(Greedy("size"), _in_gib([20, 30, 50], 62, rules, pinned=pinned))
     found(Greedy("size"), _in_gib([20, 30, 50], 51, together=(("t0", "t1"),)))
-    assert given_to_hosts(_in_gib([20, 30, 50], 101)) is None  # one host holds all
-    assert given_to_hosts(_in_gib([20, 30, 50], 40)) is None  # both together don't
-    assert given_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # nothing lies there
+    assert assigned_to_hosts(_in_gib([20, 30, 50], 101)) is None  # one host holds all
+    assert assigned_to_hosts(_in_gib([20, 30, 50], 40)) is None  # both together don't
+    assert assigned_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # nothing lies there
 
 
 def test_the_host_memory_that_is_named_suffices():

@@ -240,7 +240,7 @@ def test_one_plan_as_a_page(files):
     assert '<td class="words">t2</td><td>1</td><td>8</td>' in text
     for title in ("Summary", "Devices", "What slows device", "Best single step", "Heuristics compared", "All shards"):
         assert f"<h2>{title}" in text
-    assert len(result.found) == 1
+    assert len(result.explanations) == 1
 
 
 def test_two_plans_compared(files, capsys):
@@ -334,7 +334,7 @@ def test_costs_explained_are_those_that_were_promised(tmp_path):
     plan = search(task, simulator, searcher="dim_greedy")
     plan.save(tmp_path / "plan.json")
     result = Explain(str(tmp_path / "plan.json"), None, None).run()
-    assert result.found[0].cost.total_ms == pytest.approx(plan.prediction.cost_ms)
+    assert result.explanations[0].cost.total_ms == pytest.approx(plan.prediction.cost_ms)
 
 
 def _summary_of(found):

@@ -250,7 +250,7 @@ def test_what_a_search_remarks_stands_before_the_verdict_and_is_kept(bundle, tmp
     )
     assert plain.startswith("moves ")
     assert verified.startswith(f"{plain}; ")
-    assert FinalistFiles(tmp_path / "verified", 0).read(task).found.remark == plain
+    assert FinalistFiles(tmp_path / "verified", 0).read(task).origin.remark == plain
 
 
 def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
