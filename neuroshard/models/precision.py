@@ -11,29 +11,13 @@ from neuroshard.models.bundle import ModelSet
 from neuroshard.models.interface import Chain, CommModel, Coverage, OneDevice, Outline, PartModel
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.collective import ELEMENT_BYTES, Collective, Precision
 from neuroshard.words.form import Forms
-from neuroshard.words.placement import Word
 
 _MS = 1e-6  # of a byte at 1 GB/s
 _AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of copies stay in fp32, indices are integers
 
 Models = TypeVar("Models", bound=ModelSet)
-
-
-class Precision(Word):
-    """How an element of an exchange is stored on its way."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP8 = "fp8"
-    INT8 = "int8"
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of an element; scales of rows, which 8 bits need, are left out."""
-        return {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2}.get(self, 1)
 
 
 def is_precision(name: str) -> bool:

@@ -7,14 +7,14 @@ from rich.console import Console
 from neuroshard.app.listing import show_models
 from neuroshard.cost.loads import Traffic
 from neuroshard.models import CostModels
-from neuroshard.models.precision import Precision, narrowed
+from neuroshard.models.precision import narrowed
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.words.collective import Collective
+from neuroshard.words.collective import Collective, Precision
 
 TASK = Task(criteo(4096, dim=32), Topology(4, 16 << 30), 4096)
 
