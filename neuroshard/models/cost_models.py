@@ -63,6 +63,10 @@ class CostModels(ModelSet):
         if base:
             from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
 
+            if is_precision(how) and base.endswith(
+                IN_TORCHREC
+            ):  # goes last: what was learned of it tells of precisions
+                return cls.load(f"{base.removesuffix(IN_TORCHREC)}+{how}{IN_TORCHREC}")
             if is_precision(how):
                 found = narrowed(cls.load(base), how)
                 return replace(found, name=f"{found.name}+{how}")
