@@ -10,12 +10,13 @@ from msgspec import Meta
 from neuroshard.layouts import COLUMNS, COPIES, LAYOUTS, Layout, in_columns
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, ByteSize, Devices, Dim, Features, Share, TableCount
 from neuroshard.records.samples import LocalSample
 from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.words.collective import ELEMENT_BYTES
+from neuroshard.words.collective import ELEMENT_BYTES, Precision
 from neuroshard.words.form import CALLS, Call
 from neuroshard.words.placement import Placement
 
@@ -41,6 +42,8 @@ class PlanAugmentation:
         max_output_bytes: of what comes of a device's own samples; tables that would give more are left out.
         features: that read a table, one of these.
         sequences: share of the plans in which a third of the tables aren't pooled.
+        precisions: in which outputs and gradients are exchanged, one of these (fp32, fp16, bf16); null: fp32. Fp32 and
+            another, of the same plans, tell what turning them into fewer bits and back takes.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 2, 2, 4, 4, 8, 16, 32, 64, 128)
@@ -53,6 +56,12 @@ class PlanAugmentation:
     max_output_bytes: ByteSize = 64 << 20
     features: Annotated[tuple[Features, ...], Meta(min_length=1)] = (1, 1, 1, 2, 3)
     sequences: Share = 0.25
+    precisions: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        for one in self.precisions or ():
+            if Precision(one).element_bytes < 2:
+                raise UserError(f"local.precisions={one}: TorchRec can't exchange tables in rows so; take fp16 or bf16")
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:
         """Draw one rank of a plan of tables of one split, with the split's name."""
@@ -62,7 +71,8 @@ class PlanAugmentation:
         host = _HOST if devices > _HOST and rng.random() < 0.4 else None
         topology = Topology(devices, _MEMORY, devices_per_host=host)
         task = Task(self._tables(split[name], each, rng), topology, each * devices)
-        return LocalSample(self.placed(task, rng), int(rng.integers(devices))), name
+        plan, rank = self.placed(task, rng), int(rng.integers(devices))
+        return LocalSample(plan, rank, Precision(rng.choice(self.precisions or [Precision.FP32]))), name
 
     def _tables(self, group: Sequence[Table], samples: int, rng: np.random.Generator) -> tuple[Table, ...]:
         """Draw tables of random widths, for so many samples of a device: any, or narrow ones, or small ones only."""

@@ -7,14 +7,16 @@ import numpy as np
 from scipy.optimize import nnls
 
 from neuroshard.models import CostModels
-from neuroshard.models.parts import FRAMEWORK, TERMS, Framework, counts_of_sets, terms_of
+from neuroshard.models.parts import CONVERTED, FRAMEWORK, TERMS, Framework, counts_of_sets, terms_of
+from neuroshard.models.precision import converted_mb
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Measurement
 from neuroshard.stages.pretrain.result import Predicted
+from neuroshard.words.collective import Precision
 
 _ALONE = "kernels by themselves"
-_AMOUNTS = (*TERMS, _ALONE)  # what work is a sum of, and what the models say of its kernels
+_AMOUNTS = (*TERMS, _ALONE, CONVERTED)  # what work is a sum of, and what the models say of its kernels
 _OF_KERNELS = (  # with more terms, ranks of steps hardly tell what each costs, and so what one plan saves on another
     *("step", "calls", "own shards", "own copies", "own lookups", "own lookups of copies", "own lookups in rows"),
     *("own MB of sequences out of columns", "own MB of sequences out of rows", "own million weights of copies", _ALONE),
@@ -45,7 +47,7 @@ class _Fitted(NamedTuple):
 _PARTS = {  # of the framework; the dense network isn't one
     "input": _Fitted(("input",)),
     "kernels": _Fitted(("lookups", "backward", "reducing copies", "optimizer of copies"), _OF_KERNELS),
-    "outputs": _Fitted(("outputs", "gradients")),
+    "outputs": _Fitted(("outputs", "gradients"), (*TERMS, CONVERTED)),
 }
 
 
@@ -77,8 +79,9 @@ def _of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]
     """Compute the amounts of a rank for each part, (F,)."""
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
     called = simulator.called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
-    alone_ms = called.ms[0, sample.rank].sum()
-    return {name: np.append(terms_of(called, f"{FRAMEWORK}.{name}")[0, sample.rank], alone_ms) for name in _PARTS}
+    both_ways = 2 * (sample.precision is not Precision.FP32)
+    more = called.ms[0, sample.rank].sum(), both_ways * converted_mb(sample.plan.traffic)[0, sample.rank]
+    return {name: np.append(terms_of(called, f"{FRAMEWORK}.{name}")[0, sample.rank], more) for name in _PARTS}
 
 
 def fit_framework(
@@ -96,16 +99,17 @@ def fit_framework(
         for name, part in _PARTS.items()
     }
     named = {
-        name: {term: ms for term, ms in zip(TERMS, its[:-1].tolist(), strict=True) if ms > 0}
+        name: {term: ms for term, ms in zip(_AMOUNTS, its.tolist(), strict=True) if ms > 0}
         for name, its in slopes.items()
     }
-    return Framework(float(slopes["kernels"][-1]), **named)
+    return Framework(named["kernels"].pop(_ALONE, 0.0), **named)
 
 
 def _known(framework: Framework) -> dict[str, FloatArray]:
     """Collect a framework's ms for one of each of `_AMOUNTS` by part, (F,); of kernels by themselves their factor."""
+    more = {"kernels": (framework.factor, 0.0), "outputs": (0.0, framework.outputs.get(CONVERTED, 0.0))}
     return {
-        name: np.append(part.slopes, framework.factor * (name == "kernels"))
+        name: np.append(part.slopes, more.get(name, (0.0, 0.0)))
         for name, part in zip(_PARTS, framework.parts, strict=True)
     }
 
@@ -125,13 +129,15 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 def _solved(amounts: FloatArray, took_ms: FloatArray, before: FloatArray | None) -> FloatArray:
     """Solve for non-negative ms, (F,), of one of each amount (n, F) that miss the measured (n,) least, relative to it.
 
-    Those of `before` (F,), times the factor that tells most, count as so many samples of each amount by itself.
+    Those of `before` (F,), times the factor that tells most, count as so many samples of each amount by itself; they
+    alone tell of amounts that no sample has.
     """
-    scale = np.maximum(amounts.max(axis=0), np.finfo(np.float64).tiny)
+    scale = np.where((most := amounts.max(axis=0)) > 0, most, 1.0)
     weight = 1 / np.maximum(took_ms, _LEAST_MS)
     asked, wanted = amounts / scale * weight[:, None], took_ms * weight
     if before is not None:
-        drawn = np.eye(len(scale)) * np.sqrt(_START_COUNTS) * np.median(weight)
+        told = (before > 0) | (np.array(_AMOUNTS) != CONVERTED)  # of which 0 says that nobody measured it
+        drawn = np.diag(told * np.sqrt(_START_COUNTS) * np.median(weight))
         known = before * _typical_ratio(amounts, took_ms, before) * scale
         asked, wanted = np.concatenate([asked, drawn]), np.concatenate([wanted, drawn @ known])
     largest_ms = nnls(asked, wanted)[0]  # of each term, where there is most of it

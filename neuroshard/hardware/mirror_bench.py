@@ -44,8 +44,9 @@ class MirrorBench:
 
             def build(number: int) -> Run:
                 """Build a sample's model on this rank; what is returned trains it for a turn."""
-                plan, own = samples[number].plan, [its[rank] for its in shares]
-                trained = Trained(plan, self._protocol, clock, self._device, own, self._settings, seeds[0])
+                sample, own = samples[number], [its[rank] for its in shares]
+                settings = self._settings, seeds[0], sample.precision
+                trained = Trained(sample.plan, self._protocol, clock, self._device, own, *settings)
                 live[number] = _Live(trained, world, [_told(trained, world, its) for its in shares])
                 return partial(live[number].turn, self._protocol.steps)
 

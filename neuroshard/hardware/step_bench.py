@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.types import ModuleSharder, ShardedModule
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -40,6 +41,7 @@ from neuroshard.hardware.stand_in import Batch, StandIn, batches, modules_of, re
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.sharding_plan import to_sharding_plan
+from neuroshard.words.collective import Precision
 
 _OF_COPIES = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}
 
@@ -113,6 +115,7 @@ class Trained:
         its: Sequence[Batch],
         settings: EmbeddingSettings,
         seed: int,
+        precision: Precision = Precision.FP32,
     ) -> None:
         plan = renamed(plan)
         task = plan.task
@@ -123,7 +126,7 @@ class Trained:
             StandIn(task.tables, protocol.dense),
             device=where,
             plan=to_sharding_plan(plan, modules_of(task.tables), compute_device=where.type),
-            sharders=_sharders(settings),
+            sharders=_sharders(settings, precision, where),
         )
         copied, dense = _parted(self._model, set(plan.names_where(lambda layout: layout.dense)))
         groups = ((DENSE, torch.optim.SGD, dense), (OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
@@ -158,9 +161,12 @@ class Trained:
         return loss, loss.detach()
 
 
-def _sharders(settings: EmbeddingSettings) -> list[ModuleSharder[nn.Module]]:
+def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.device) -> list[ModuleSharder[nn.Module]]:
     fused = {"optimizer": FUSED[settings.optimizer], "learning_rate": LEARNING_RATE}
-    return [EmbeddingBagCollectionSharder(fused_params=fused), EmbeddingCollectionSharder(fused_params=fused)]
+    way = CommType(precision.value)
+    codecs = get_qcomm_codecs_registry(QCommsConfig(way, way), device=where)  # none of fp32
+    sharders = EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+    return [sharder(fused_params=fused, qcomm_codecs_registry=codecs) for sharder in sharders]
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -64,8 +64,10 @@ class CostModels(ModelSet):
             from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
 
             if is_precision(how):
-                narrow = narrowed(cls.load(base), how)
-                return replace(narrow, name=f"{narrow.name}+{how}")
+                plain = base.removesuffix(IN_TORCHREC)  # which is known of models in fp32 first, and counted last
+                narrow = narrowed(cls.load(plain), how)
+                narrow = replace(narrow, name=f"{narrow.name}+{how}")
+                return narrow if plain == base else narrow.in_torchrec()
         if str(path).startswith(ROOFLINE):
             sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")
             models: CostModels = build("roofline", sheet, **({"optimizer": optimizer} if optimizer else {}))

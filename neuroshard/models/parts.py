@@ -48,6 +48,7 @@ _OF_ALL = (
 # What work is a sum of: of the plan, of a device, and of the mean device.
 _OF_PLAN = "step", *_IN_USE, *_COPIED
 TERMS = (*_OF_PLAN, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
+CONVERTED = "MB converted"  # by a device from fp32 into fewer bits or back: a term only where exchanges have fewer
 _ABOUT = {  # the parts of a step that it adds, in its order
     "input": "lookups put in order for the devices that look them up",
     "kernels": "what kernels take longer in a step",
@@ -257,7 +258,7 @@ class Framework(Stored):
         factor: of kernels' costs.
         input: ms of splits and indices that are permuted and bucketized, for one of each of `TERMS`.
         kernels: of what kernels take besides their own cost, the optimizer of copies with them.
-        outputs: of outputs and their gradients that are put in order.
+        outputs: of outputs and their gradients that are put in order; and of each of `CONVERTED`, if that was measured.
     """
 
     kind: ClassVar[str] = "framework"
@@ -268,7 +269,7 @@ class Framework(Stored):
     outputs: Slopes
 
     def __post_init__(self) -> None:
-        for name in (*self.input, *self.kernels, *self.outputs):
+        for name in (*self.input, *self.kernels, *(self.outputs.keys() - {CONVERTED})):
             if name not in TERMS:
                 raise unknown_name("term of TorchRec's work", name, TERMS)
 

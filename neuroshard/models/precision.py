@@ -9,31 +9,16 @@ from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Traffic
 from neuroshard.models.bundle import ModelSet
 from neuroshard.models.interface import Chain, CommModel, Coverage, OneDevice, Outline, PartModel
+from neuroshard.models.parts import CONVERTED
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.collective import ADDED_UP, ELEMENT_BYTES, Collective, Precision
 from neuroshard.words.form import Forms
-from neuroshard.words.placement import Word
 
-_MS = 1e-6  # of a byte at 1 GB/s
+_MB = 1e6
 _AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of copies stay in fp32, indices are integers
 
 Models = TypeVar("Models", bound=ModelSet)
-
-
-class Precision(Word):
-    """How an element of an exchange is stored on its way."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP8 = "fp8"
-    INT8 = "int8"
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of an element; scales of rows, which 8 bits need, are left out."""
-        return {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2}.get(self, 1)
 
 
 def is_precision(name: str) -> bool:
@@ -44,8 +29,8 @@ def is_precision(name: str) -> bool:
 def narrowed(models: Models, name: str) -> Models:
     """Give the models' exchanges another precision: "fp16", or "fp16/bf16" with another one for gradients.
 
-    With a datasheet, what turning elements from fp32 and back takes is a part of the step: a pass over memory on
-    either side of each exchange. Models that were measured don't know it.
+    What turning elements from fp32 and back takes is a part of the step: with a datasheet a pass over memory on either
+    side of each exchange; by models that were measured what they know of it, or nothing.
 
     Raises:
         UserError: there is no such precision.
@@ -56,12 +41,26 @@ def narrowed(models: Models, name: str) -> Models:
         model if one is Precision.FP32 else Narrowed(model, one.element_bytes / ELEMENT_BYTES)
         for model, one in zip((models.forward, models.backward), each, strict=True)
     )
-    its = [one.element_bytes for one in each if one is not Precision.FP32]
-    more = models.more
-    if its and isinstance(models.compute, RooflineCompute):
-        passed_bytes = sum(ELEMENT_BYTES + one for one in its)
-        more = (*more, Conversion(passed_bytes * _MS / models.compute.memory_gb_per_s))
+    ms_per_mb = sum(_ms_per_mb(models, one) for one in each if one is not Precision.FP32)
+    more = (*models.more, Conversion(ms_per_mb)) if ms_per_mb else models.more
     return replace(models, forward=forward, backward=backward, more=more)
+
+
+def _ms_per_mb(models: ModelSet, to: Precision) -> float:
+    """Predict what turning a MB of fp32 into a precision takes, or back; 0 where nobody measured it."""
+    if isinstance(models.compute, RooflineCompute):
+        return (1 + to.element_bytes / ELEMENT_BYTES) / models.compute.memory_gb_per_s
+    return 0.0 if models.framework is None else models.framework.outputs.get(CONVERTED, 0.0)
+
+
+def converted_mb(traffic: Traffic) -> FloatArray:
+    """Count MB of fp32 that each device turns in one direction, (B, D): its own, and all that comes to its samples."""
+    total_mb = np.zeros(traffic.size_bytes.shape[:2])
+    for which in (one for one in traffic.held if one not in _AS_THEY_ARE):
+        given = traffic.given(which)
+        got = given / traffic.groups(which).shape[1] if which in ADDED_UP else given.mean(axis=1, keepdims=True)
+        total_mb += (given + got) / _MB
+    return total_mb
 
 
 @dataclass(frozen=True)
@@ -126,15 +125,14 @@ class Conversion(PartModel):
     """Turning what is exchanged from fp32 into fewer bits, and back where it arrives.
 
     Attributes:
-        ms_per_element: of one that a device gives or gets, in all directions that have fewer bits.
+        ms_per_mb: of fp32 that a device gives or gets, in all directions that have fewer bits.
     """
 
     name, when, about = "conversion", When.COMPUTE, "embeddings and gradients turned from fp32 and back"
 
-    ms_per_element: float
+    ms_per_mb: float
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict ms, (B, D): of a device's own elements, and of the share of all that comes to its samples."""
-        given = np.sum([traffic.given(one) for one in traffic.held if one not in _AS_THEY_ARE], axis=0) / ELEMENT_BYTES
-        ms: FloatArray = (given + given.mean(axis=1, keepdims=True)) * self.ms_per_element
+        """Predict ms, (B, D), of all that each device turns."""
+        ms: FloatArray = converted_mb(traffic) * self.ms_per_mb
         return ms

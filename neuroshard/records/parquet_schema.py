@@ -51,7 +51,7 @@ from neuroshard.records.samples import (
 )
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tables.table import Reuse
-from neuroshard.words.collective import collective_named, name_of
+from neuroshard.words.collective import Precision, collective_named, name_of
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
@@ -147,6 +147,7 @@ class _CommRow(_Row):
 class _LocalRow(_Row):
     plan: str
     rank: Device
+    precision: str = Precision.FP32  # of data from before there were others
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,7 +156,7 @@ class _LocalRow(_Row):
 
     def sample(self) -> LocalSample:
         """Build the rank's step that this row was measured of."""
-        return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank)
+        return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank, Precision(self.precision))
 
 
 def _schema(row: type) -> pa.Schema:
@@ -251,7 +252,7 @@ COMM_CODEC = RowCodec(
 )
 LOCAL_CODEC = RowCodec(
     _LocalRow,  # plans as plan files hold them
-    lambda sample: {"plan": json.dumps(sample.plan.to_json()), "rank": sample.rank},
+    lambda sample: vars(sample) | {"plan": json.dumps(sample.plan.to_json())},
     _LocalRow.sample,
 )
 

@@ -12,7 +12,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.tables import Table
-from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective, name_of
+from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective, Precision, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Home
 
@@ -184,10 +184,15 @@ class CommSample:
 @final
 @dataclass(frozen=True)
 class LocalSample:
-    """One rank's local work in TorchRec's training step of a plan: mirrored, without any exchange."""
+    """One rank's local work in TorchRec's training step of a plan: mirrored, without any exchange.
+
+    Attributes:
+        precision: of embeddings and gradients on their way between ranks.
+    """
 
     plan: Plan
     rank: int
+    precision: Precision = Precision.FP32
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < (devices := self.plan.task.topology.num_devices):

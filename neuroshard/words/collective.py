@@ -3,6 +3,7 @@
 from enum import IntEnum
 
 from neuroshard.plumbing.errors import unknown_name
+from neuroshard.words.placement import Word
 
 ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
 INDEX_BYTES = 8  # so do indices, and the number of them for each sample and feature, as 64 bits
@@ -35,6 +36,22 @@ class Collective(IntEnum):
 IN_STEP = frozenset(Collective) - {Collective.INPUT}  # that embeddings and gradients go by
 BACK_ONLY = (Collective.ALL_REDUCE,)
 BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
+ADDED_UP = (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER)  # what devices give is added up where it goes
+
+
+class Precision(Word):
+    """How an element of an exchange is stored on its way."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT8 = "int8"
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element; scales of rows, which 8 bits need, are left out."""
+        return {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2}.get(self, 1)
 
 
 def name_of(collective: Collective) -> str:

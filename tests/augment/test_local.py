@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.tables.sources.dlrm_like import dlrm_like
+from neuroshard.words.collective import Precision
 from neuroshard.words.form import FORMS
 
 TABLES = tuple(dlrm_like(num_tables=120, batch_size=1024))
@@ -26,6 +28,21 @@ def test_the_same_seed_draws_the_same_plan(drawn):
     assert [(sample.plan, sample.rank, split) for sample, split in again] == [
         (sample.plan, sample.rank, split) for sample, split in drawn[:5]
     ]
+
+
+def test_the_same_plans_are_drawn_in_several_precisions(drawn):
+    again = _drawn(PlanAugmentation(precisions=("fp32", "fp16")), 20)
+    assert [(sample.plan, sample.rank) for sample, _ in again] == [
+        (sample.plan, sample.rank) for sample, _ in drawn[:20]
+    ]
+    assert {sample.precision for sample, _ in drawn} == {Precision.FP32}
+    assert {sample.precision for sample, _ in again} == {Precision.FP32, Precision.FP16}
+
+
+@pytest.mark.parametrize(("name", "error"), [("int8", "local.precisions=int8"), ("fp17", "unknown precision 'fp17'")])
+def test_precisions_that_not_all_exchanges_have_are_refused(name, error):
+    with pytest.raises(UserError, match=error):
+        PlanAugmentation(precisions=("fp32", name))
 
 
 def test_plans_are_of_all_forms_and_many_sizes(drawn):

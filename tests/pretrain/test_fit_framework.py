@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from neuroshard.models import load_bundle
-from neuroshard.models.parts import Framework, counts_of_sets, terms_of
+from neuroshard.models.parts import CONVERTED, Framework, counts_of_sets, terms_of
+from neuroshard.models.precision import converted_mb
 from neuroshard.models.simulator import Simulator
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.records.splits import split_tables
@@ -18,6 +19,7 @@ from neuroshard.stages.pretrain.fit_framework import fit_framework, predicted_fr
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import linear_models, random_form_models
+from neuroshard.words.collective import Precision
 from tests.kit.made_up import BRIEF_SETS, collected, measured
 
 TRUTH = Framework(
@@ -32,21 +34,26 @@ TRUTH = Framework(
         "MB out of columns if some are cut": 0.3,
     },
 )
+CONVERTED_MS = 0.3  # for a MB in each direction
+CONVERTING = replace(TRUTH, outputs=TRUTH.outputs | {CONVERTED: CONVERTED_MS})
 MODELS = random_form_models()
 TABLES = tuple(dlrm_like(num_tables=80, batch_size=1024))
 SPLIT = split_tables(TABLES, 0)
 AUGMENTATION = PlanAugmentation(num_devices=(2, 4, 8), max_tables=20)
+IN_BOTH = replace(AUGMENTATION, precisions=("fp32", "fp16"))
 
 
-def _measured(count, first=0, models=MODELS):
+def _measured(count, first=0, models=MODELS, drawn=AUGMENTATION):
     """What ranks of random plans truly take: the dense network and pauses of other phases are none of it."""
     found = []
     for number in range(first, first + count):
-        sample, split = AUGMENTATION.draw(SPLIT, np.random.default_rng(number))
+        sample, split = drawn.draw(SPLIT, np.random.default_rng(number))
         loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
         called = Simulator(models).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
         kernels_ms = TRUTH.factor * called.ms[0, sample.rank].sum()
         took = [float(terms_of(called, part.name)[0, sample.rank] @ part.slopes) for part in TRUTH.parts]
+        if sample.precision is not Precision.FP32:
+            took[2] += 2 * CONVERTED_MS * converted_mb(sample.plan.traffic)[0, sample.rank]
         by_phase = {"input": took[0], "optimizer of copies": took[1], "outputs": took[2] / 2, "gradients": took[2] / 2}
         by_phase |= {"lookups": kernels_ms / 3, "backward": kernels_ms * 2 / 3, "dense": 100.0}
         times_ms = [by_phase.get(phase, 0.0) for phase in LOCAL_PHASES]
@@ -88,6 +95,24 @@ def test_few_samples_are_learned_from_beside_another_machines_figures():
     ]
     assert np.mean(errors[0]) < 0.8 * np.mean(errors[1])
     assert np.mean(errors[0]) < 0.5 * np.mean(errors[2])
+
+
+@pytest.mark.parametrize("start", [None, TRUTH.scaled(1.5), CONVERTING.scaled(1.5)])
+def test_what_fewer_bits_take_is_learned_from_samples_with_and_without(start):
+    rng = np.random.default_rng(0)
+    some = _measured(80, drawn=IN_BOTH)
+    noisy = [replace(m, repeats=m.repeats.times(float(np.exp(rng.normal(0, 0.02))))) for m in some]
+    learned, fresh = fit_framework(MODELS, noisy, start), _measured(40, first=1000, drawn=IN_BOTH)
+    assert {m.sample.precision for m in fresh} == {Precision.FP32, Precision.FP16}
+    assert learned.outputs[CONVERTED] == pytest.approx(CONVERTED_MS, rel=0.1)
+    assert CONVERTED not in learned.input | learned.kernels
+    assert _missed(predicted_framework(replace(MODELS, framework=learned), fresh)["framework.outputs"]) < 0.05
+
+
+def test_what_fewer_bits_take_is_another_machines_where_nothing_tells_it():
+    some = _measured(20)
+    assert CONVERTED not in fit_framework(MODELS, some).outputs | fit_framework(MODELS, some, TRUTH).outputs
+    assert fit_framework(MODELS, some, CONVERTING).outputs[CONVERTED] == pytest.approx(CONVERTED_MS, rel=0.1)
 
 
 def test_parts_are_named_as_those_of_the_step():

@@ -23,6 +23,7 @@ from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol,
 from neuroshard.lab.recorder import meters_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Repeats
+from neuroshard.words.collective import Precision
 from tests.kit.processes import as_if_under_torchrun
 from tests.kit.relay import join_relay
 from tests.kit.step_plans import mixed_plan
@@ -66,6 +67,22 @@ def test_exchanges_are_those_of_real_ranks(tmp_path, pipeline):
         np.testing.assert_array_equal(amounts[1:], real.amounts[1:])  # bytes sent and received
         assert amounts[0].min() >= 0
         assert {"all_to_all", "all_reduce", "reduce_scatter", "all_gather"} < {one.until for one in mirrored.seen}
+
+
+def test_fewer_bits_are_exchanged_where_a_sample_says_so():
+    full, half = (
+        LocalStep.of(
+            0, MirrorBench(CpuDevice(pin=False), EmbeddingSettings(), PROTOCOL).measure([its], [SEED], print)[0]
+        )
+        for its in (LocalSample(mixed_plan(4), 0), LocalSample(mixed_plan(4), 0, Precision.FP16))
+    )
+    assert (full.error, half.error) == (None, None) and full.stretches == half.stretches
+    pooled = {("outputs", "all_to_all"), ("outputs", "reduce_scatter"), ("gradients", "all_gather")}
+    assert pooled <= {(its.phase, its.until) for its in full.stretches}
+    for number, its in enumerate(full.stretches):
+        share = 0.5 if its.phase in ("outputs", "gradients") else 1.0
+        sizes = [(one.sent_bytes[number], one.received_bytes[number]) for one in (full, half)]
+        assert tuple(share * size for size in sizes[0]) == sizes[1], its
 
 
 def test_ranks_of_many_take_their_steps():

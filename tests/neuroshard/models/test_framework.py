@@ -9,7 +9,7 @@ from neuroshard import Task, Topology, load_tables, search
 from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
-from neuroshard.models.parts import COUNTS, TERMS, Framework, counts_of
+from neuroshard.models.parts import CONVERTED, COUNTS, TERMS, Framework, counts_of
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -184,11 +184,16 @@ def test_their_name_says_what_counts(tmp_path):
 def test_bundles_keep_it_exactly(tmp_path):
     save_bundle(tmp_path, PLAIN, Card())
     assert load_bundle(tmp_path)[0].framework == FRAMEWORK
+    converting = replace(FRAMEWORK, outputs=FRAMEWORK.outputs | {CONVERTED: 1 / 3})
+    save_bundle(tmp_path, replace(PLAIN, framework=converting), Card())
+    assert load_bundle(tmp_path)[0].framework == converting
 
 
 def test_terms_that_nobody_knows_are_refused():
     with pytest.raises(UserError, match="unknown term of TorchRec's work 'own moons'"):
         Framework(1.0, {"own moons": 1.0}, {}, {})
+    with pytest.raises(UserError, match=f"unknown term of TorchRec's work '{CONVERTED}'"):
+        Framework(1.0, {}, {CONVERTED: 1.0}, {})
     assert len(set(TERMS)) == len(TERMS)
 
 

@@ -1,20 +1,27 @@
 """Exchanges in fewer bits cost what so many fewer bytes cost, and move shards."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rich.console import Console
 
 from neuroshard.app.listing import show_models
 from neuroshard.cost.loads import Traffic
-from neuroshard.models import CostModels
-from neuroshard.models.precision import Precision, narrowed
+from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models.parts import CONVERTED, Framework
+from neuroshard.models.precision import converted_mb, narrowed
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.words.collective import Collective
+from neuroshard.testing import random_form_models, toy_task
+from neuroshard.words.collective import Collective, Precision
+from tests.kit.step_plans import mixed_plan
 
 TASK = Task(criteo(4096, dim=32), Topology(4, 16 << 30), 4096)
 
@@ -48,6 +55,39 @@ def test_conversion_is_a_part_of_datasheets_steps():
     assert part.ms == pytest.approx((elements + elements.mean()) * 2 * (4 + 2) / 3350e6)
     assert (cost.forward < before.forward).all()
     assert cost.compute == pytest.approx(before.compute)
+
+
+@pytest.mark.parametrize(("name", "directions"), [("fp16", 2), ("fp32/bf16", 1), ("fp16/fp32", 1), ("fp32", 0)])
+@pytest.mark.parametrize("order", ["{0}+torchrec+{1}", "{0}+{1}+torchrec"])
+def test_conversion_counts_in_steps_of_models_that_learned_it(tmp_path, name, directions, order):
+    framework = Framework(0.5, {}, {"calls": 0.1}, {"mean MB out of columns": 0.2, CONVERTED: 0.25})
+    save_bundle(tmp_path, replace(random_form_models(), framework=framework), Card())
+    plan = mixed_plan(4, devices_per_host=2)
+    less, full = (
+        Simulator(CostModels.load(its)).cost(plan.task, plan)
+        for its in (order.format(tmp_path, name), f"{tmp_path}+torchrec")
+    )
+    taken_ms = 0.25 * directions * converted_mb(plan.traffic)[0]
+    assert sum(its.ms for its in less.parts if its.name == "conversion") == pytest.approx(taken_ms)
+    assert less.ms("framework.outputs") == pytest.approx(full.ms("framework.outputs"))
+    assert "conversion" not in {its.name for its in full.parts}
+
+
+def test_what_is_converted_is_what_a_device_gives_and_what_it_gets():
+    task = toy_task(2, num_devices=4)
+    outputs = [4e-6 * task.batch_size * table.dim for table in task.tables]
+    columns = Plan(task, tuple(in_columns(task, [(0, task.tables[0].dim, 0), (1, task.tables[1].dim, 3)])))
+    got = sum(outputs) / 4
+    np.testing.assert_allclose(converted_mb(columns.traffic), [[outputs[0] + got, got, got, outputs[1] + got]])
+    rows = Plan(task, (*in_rows(task, 0, range(4)), *in_rows(task, 1, range(4))))
+    np.testing.assert_allclose(converted_mb(rows.traffic), [[sum(outputs) * (1 + 1 / 4)] * 4])
+    copies = Plan(task, (*in_copies(task, 0), *in_copies(task, 1)))
+    assert not converted_mb(copies.traffic).any()
+
+
+def test_models_that_did_not_learn_it_count_nothing():
+    assert not CostModels.load("cpu+fp16").more
+    assert "conversion" not in {part.name for part in CostModels.load("cpu+torchrec+fp16").more}
 
 
 @pytest.mark.parametrize("name", ["cpu+fp16", "roofline:h100+adam+bf16/fp8"])

@@ -11,7 +11,7 @@ from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.parquet_schema import read_tables, tables_rows
+from neuroshard.records.parquet_schema import LOCAL_KIND, read_tables, tables_rows
 from neuroshard.records.samples import (
     BlockLookups,
     CommSample,
@@ -22,7 +22,7 @@ from neuroshard.records.samples import (
     RowBlock,
 )
 from neuroshard.testing import ONCE, toy_tables, toy_task
-from neuroshard.words.collective import Collective
+from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
@@ -59,6 +59,11 @@ def _compute():
     ]
 
 
+def test_steps_from_before_are_in_full_precision():
+    rows = LOCAL_KIND.table(_local()).drop_columns("precision").to_pylist()
+    assert {LOCAL_KIND.measurement(row).sample.precision for row in rows} == {Precision.FP32}
+
+
 def _comm():
     repeats = Repeats(np.arange(12.0).reshape(3, 2, 2), np.array([1.0, 2.0, 3.0]))
     samples = [
@@ -77,6 +82,7 @@ def _local():
     return [
         Measurement(LocalSample(plan, 1), 3, "test", 5, repeats),
         Measurement(LocalSample(plan, 0), 4, "train", 5, None, "RuntimeError: too much", second_pass=True),
+        Measurement(LocalSample(plan, 0, Precision.BF16), 5, "train", 5, repeats),
     ]
 
 
@@ -120,6 +126,7 @@ CONTRADICTORY = [
     ("compute", 2, {"reuse": [[1.0]] * 2}, "of a length of at least 17"),
     ("compute", 2, {"lookups": [-1, 0]}, "lookups"),
     ("local", 3, {"rank": 2}, "sample 3: rank 2 of a plan for 2 devices"),
+    ("local", 3, {"precision": "fp17"}, "unknown precision 'fp17'"),
     ("local", 3, {"plan": "{}"}, "sample 3: plan"),
     ("local", 3, {"plan": "no JSON"}, "sample 3: plan"),
     ("comm", 7, {"collective": "gossip"}, "unknown collective 'gossip'"),
