@@ -11,7 +11,7 @@ from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.parquet_schema import LOCAL_KIND, read_tables, tables_rows
+from neuroshard.records.parquet_schema import LOCAL_CODEC, read_tables, tables_rows
 from neuroshard.records.samples import (
     BlockLookups,
     CommSample,
@@ -60,8 +60,8 @@ def _compute():
 
 
 def test_steps_from_before_are_in_full_precision():
-    rows = LOCAL_KIND.table(_local()).drop_columns("precision").to_pylist()
-    assert {LOCAL_KIND.measurement(row).sample.precision for row in rows} == {Precision.FP32}
+    rows = LOCAL_CODEC.table(_local()).drop_columns("precision").to_pylist()
+    assert {LOCAL_CODEC.measurement(row).sample.precision for row in rows} == {Precision.FP32}
 
 
 def _comm():
