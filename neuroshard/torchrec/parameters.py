@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, data_type_to_sparse_type
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -82,6 +82,14 @@ class Parameter:
     def is_virtual(self) -> bool:
         """Whether it is a table of more rows than there is memory for, which are kept in buckets as they come up."""
         return bool(getattr(self.config, "use_virtual_table", False))
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of an element that lookups put out, by the constraints, or else by the sharder's `fused_params`."""
+        asked = self.said.output_dtype or (getattr(self.sharder, "fused_params", None) or {}).get("output_dtype")
+        known = data_type_to_sparse_type(asked or DataType.FP32) if isinstance(asked, DataType | None) else asked
+        bits: int = known.bit_rate()
+        return bits // 8
 
     @property
     def said(self) -> ParameterConstraints:

@@ -384,10 +384,10 @@ class NeuroShardPlanner(ShardingPlanner):
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
         """List the model on each of the groups that there may be."""
         sharders = sharders or get_default_sharders()
-        if remark := precision_remark(sharders, self._finder.simulator.models):
-            _log.warning(remark)
         first = self._asked[0]
         model = Model.read(module, sharders, first, self._finder.served(first.topology.compute_device))
+        if remark := precision_remark(model, self._finder.simulator.models):
+            _log.warning(remark)
         return [model, *(model.on(asked) for asked in self._asked[1:])]
 
     def _finder_of(self, model: Model) -> Finder:

@@ -49,19 +49,22 @@ def late_remark(took_s: float, limit_s: int | None) -> str | None:
     )
 
 
-def precision_remark(sharders: Sharders, models: CostModels) -> str | None:
-    """Say where sharders' codecs (`QCommsConfig`) take other bytes of an element than the models; None elsewhere."""
-    codecs = [
-        codec for sharder in sharders for codec in (getattr(sharder, "qcomm_codecs_registry", None) or {}).values()
-    ]
+def precision_remark(model: Model, models: CostModels) -> str | None:
+    """Say where an element of a model's exchanges takes other bytes than the models count; None elsewhere.
+
+    Codecs of sharders (`QCommsConfig`) decide that; without any, what lookups put out (`output_dtype`).
+    """
+    registries = [getattr(sharder, "qcomm_codecs_registry", None) or {} for sharder in model.sharders]
+    codecs = [codec for registry in registries for codec in registry.values()]
+    outputs = {parameter.output_bytes for parameter in model.tables.values()} or {ELEMENT_BYTES}
     for way in ("forward", "backward"):
         model = getattr(models, way)
         counted = round(ELEMENT_BYTES * model.share) if isinstance(model, Narrowed) else ELEMENT_BYTES
-        used = {getattr(codec, way).quantized_dtype.itemsize for codec in codecs} or {ELEMENT_BYTES}
+        used = {getattr(codec, way).quantized_dtype.itemsize for codec in codecs} or outputs
         if used != {counted}:
             told = " or ".join(map(str, sorted(used)))
             return (
-                f"the sharders exchange {told} byte(s) of an element {way}, and costs count {counted}; give "
+                f"the model exchanges {told} byte(s) of an element {way}, and costs count {counted}; give "
                 "models=NAME+fp16, or the precisions of both ways, such as NAME+fp16/bf16"
             )
     return None

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import BoundsCheckMode, ShardingPlanner
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.types import DataType
 
 from neuroshard.plumbing.errors import InfeasibleError, MissingPackageError, UserError
 from neuroshard.tasks.constraints import Constraints, TableRule
@@ -65,6 +67,16 @@ def test_other_precisions_of_exchanges_than_the_models_count_are_said_once(model
     planner(device="cuda", models=models).plan(bags("a"), [sharder])
     assert caplog.text.count("byte(s) of an element forward, and costs count 4; give models=NAME+fp16") == warned
     assert "full precision" not in caplog.text
+
+
+@pytest.mark.parametrize("asked", ["of a table", "of a sharder"])
+@pytest.mark.parametrize(("models", "warned"), [("roofline:h100", 1), ("roofline:h100+fp16", 0)])
+def test_outputs_of_fewer_bits_are_exchanged_as_they_are(models, warned, asked, caplog):
+    of_table = {"a": ParameterConstraints(output_dtype=DataType.FP16)} if asked == "of a table" else None
+    fused = {"output_dtype": SparseType.FP16} if asked == "of a sharder" else None
+    sharder = EmbeddingBagCollectionSharder(fused_params=fused)
+    planner(device="cuda", models=models, constraints=of_table).plan(bags("a"), [sharder])
+    assert caplog.text.count("exchanges 2 byte(s) of an element forward, and costs count 4") == warned
 
 
 @pytest.mark.parametrize(
