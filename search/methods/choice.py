@@ -9,7 +9,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.schema import NonNegative
+from neuroshard.plumbing.schema import NonNegative, Share
 from neuroshard.tasks.task import Task
 
 _WORTH_SAYING = 0.01  # of a step: nobody changes a setting for less
@@ -38,11 +38,14 @@ class Choice:
         form_doubt: doubt where tables are in rows or copies, and the models know kernels and exchanges only: using a
             form takes more in training. At 1 the two intervals must not overlap, which is right wherever steps were
             measured (docs/steps.md). Models that know what TorchRec adds (cpu+torchrec) need none.
+        least_gain: share of the first plan's cost that a gain must exceed, where margins are known: on average smaller
+            ones don't come true (docs/results.md).
     """
 
     doubt: NonNegative = 0.0
     blind_doubt: NonNegative = 1.0
     form_doubt: NonNegative = 1.0
+    least_gain: Share = 0.003
 
     def of_forms(self, models: CostModels) -> "Choice":
         """Raise the doubt for plans in other forms than columns; models of whole steps know what a form takes."""
@@ -56,7 +59,8 @@ class Choice:
         """
         first = costs[0]
         known = [number for number, cost in enumerate(costs) if cost.beyond <= first.beyond]
-        believed = [number for number in known if costs[number].total_ms < first.total_ms]
+        most_ms = first.total_ms if first.margin is None else first.total_ms * (1 - self.least_gain)
+        believed = [number for number in known if costs[number].total_ms < most_ms]
         if first.margin is not None:
             believes = self._believes if _have_members(simulator, task) else self._believes_blindly
             believed = [number for number in believed if believes(first, costs[number])]

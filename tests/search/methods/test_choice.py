@@ -108,6 +108,17 @@ def test_models_that_know_no_margins_are_believed():
     assert _chosen(Choice(1e6, 1e6), first, other, Simulator(linear_models())) is other
 
 
+def test_gains_below_a_share_of_the_first_plans_cost_are_left_where_margins_are_known():
+    first, other = _two_plans()
+    unknown, known = Simulator(linear_models()), _simulator(Disagreeing(), 1e-6)
+    of_first, of_other = known.costs(first.task, [first, other])
+    gain = 1 - of_other.total_ms / of_first.total_ms
+    for factor, chosen in ((0.99, other), (1.01, first)):
+        choice = Choice(0.0, 0.0, least_gain=gain * factor)
+        assert _chosen(choice, first, other, known) is chosen
+        assert _chosen(choice, first, other, unknown) is other
+
+
 def test_plans_with_exchanges_more_lopsided_than_any_measured_are_left_unless_the_first_is_as_lopsided():
     first, other = _two_plans()
     simulator, task = Simulator(linear_models()), first.task
