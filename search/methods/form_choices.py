@@ -41,6 +41,7 @@ from neuroshard.words.placement import Placement
 
 _BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
 _NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order
+_ESTIMATED = 1.1  # times that cost: what is estimated to cost less may have a cheaper quick plan
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
 
@@ -135,11 +136,12 @@ class FormChoices:
         return bound_ms is not None and cost_ms < bound_ms
 
     def best(self, tries: int) -> list[IntArray]:
-        """Choose, of the choices (T,) that are estimated to be cheap, the one of the cheapest quick plan, or two.
+        """List, of the choices that are estimated to be cheap, some whose quick plans are nearly the cheapest, (T,).
 
-        So many are tried: the ends of descents, the cheapest first, until the next is estimated to cost more than one
-        that has its place; then changes of the best one, as long as they help. Quick plans place badly what later steps
-        would mend: of those that cost nearly the same, another one comes first if its estimate is lower besides.
+        So many are tried: the ends of descents, the cheapest first, until the next is estimated to cost more, beyond
+        what estimates are off, than one that has its place; then changes of the best one, as long as they help. Quick
+        plans place badly what later steps would mend, in tight memory most: so of those that cost nearly the same, one
+        comes first if its estimate is lower besides, and the best one with a form fewer is listed too.
         """
         if not tries:
             return [self.first]
@@ -154,7 +156,7 @@ class FormChoices:
         candidates = self._candidates()
         best: IntArray = candidates[0]
         for forms, estimate_ms in zip(candidates, self.estimates.costs(Forms(candidates))[0].tolist(), strict=True):
-            if len(tried) == tries or (tried and estimate_ms >= tried_ms(best)):
+            if len(tried) == tries or (tried and estimate_ms >= tried_ms(best) * _ESTIMATED):
                 break
             best = min(best, forms, key=tried_ms)
         while len(tried) < tries:
@@ -167,8 +169,10 @@ class FormChoices:
         if not near:
             return [best]  # nothing finds a place
         cost_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in near])))[0] + [ms for _, ms in near]
-        likely = near[int(np.argmin(cost_ms))][0]
-        return [likely] if (likely == best).all() else [likely, best]
+        ordered = [near[number][0] for number in np.argsort(cost_ms, kind="stable").tolist()]
+        simpler = [forms for forms in ordered if len(np.unique(forms)) < len(np.unique(ordered[0]))]
+        chosen = {forms.tobytes(): forms for forms in (ordered[0], best, *simpler[:1])}
+        return list(chosen.values())
 
     def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
         """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one."""
