@@ -1,4 +1,4 @@
-"""Which of the plans at hand to believe: a table of `results.py`. The truth of made-up devices judges rules of choice.
+"""Which of the plans at hand to believe: two tables of `results.py`, of tasks on devices whose true costs are known.
 
 Samples are drawn as `neuroshard collect` draws them and "measured" on two made-up devices; models are fitted to them as
 by `neuroshard pretrain`, for 2, 4 and 8 devices each. Tasks are of kinds that nothing was tuned to, of tables that no
@@ -9,7 +9,8 @@ local search are costed by the models and in truth; a rule chooses by what the m
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import cache
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.threads import torch_threads
@@ -43,6 +45,7 @@ from neuroshard.testing.devices import MADE_UP, MadeUpDevice, measured_comm, mea
 from tests.kit.kinds import task_of
 
 _EVEN = ImprovedSearch((EvenLayouts(),), Improvement(shakes=0), max_moved_bytes=0)
+_SIZES = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 1.0)  # of gains, relative
 _EPOCHS = "compute_model.member.training.epochs", "comm_model.training.epochs"
 _AT_HAND: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(choice=None), _EVEN, *map(Greedy, SCORES))
 
@@ -113,9 +116,7 @@ class Setting:
 
 def judged_rules(_work: Path, small: bool) -> Made:
     """Judge every rule by its true costs on tasks of all kinds."""
-    devices, counts, tasks = (("cpu",), (2,), 2) if small else (("gpu", "cpu"), (2, 4, 8), 56)
-    judged = [its for each in product(devices, counts) for its in _judged(Setting(*each), tasks)]
-    rows = []
+    rows, judged = [], _on_all(small)
     for name, rule in RULES.items():
         taken = [rule(plans) for plans in judged]
         over = np.array([its.true_ms[plan] / its.true_ms[0] - 1 for plan, its in zip(taken, judged, strict=True)])
@@ -130,8 +131,46 @@ def judged_rules(_work: Path, small: bool) -> Made:
                 "better by > 1%": f"{(over < -0.01).mean():.1%}",
             }
         )
-    noise = f"Standard errors are over {len(judged)} tasks; models are fitted to 400 samples with 5% noise."
-    return Made(pd.DataFrame(rows), noise)
+    return Made(pd.DataFrame(rows), _noise(judged))
+
+
+def gains_by_size(_work: Path, small: bool) -> Made:
+    """Compare what plans at hand gain over the published search's with what they are predicted to, by that."""
+    rows, judged = [], _on_all(small)
+    gains = np.concatenate([_gains(plans) for plans in judged])
+    for least, most in pairwise(_SIZES):
+        predicted, expected, true = gains[(gains[:, 0] > least) & (gains[:, 0] <= most)].T
+        if len(true):
+            rows.append(
+                {
+                    "gain predicted": f"{least:.1%} to {most:.1%}" if most < 1 else f"more than {least:.1%}",
+                    "plans": str(len(true)),
+                    "predicted on average": f"{predicted.mean():.2%}",
+                    "expected": f"{expected.mean():.2%}",
+                    "true": f"{true.mean():.2%} ± {true.std() / len(true) ** 0.5:.2%}",
+                }
+            )
+    return Made(pd.DataFrame(rows), _noise(judged))
+
+
+def _gains(plans: AtHand) -> FloatArray:
+    """Compute the gains of plans over the first, predicted, expected and true, (K - 1, 3), relative."""
+    ms = np.array(
+        [[*(cost.total_ms for cost in plans.costs)], [*(cost.expected_ms for cost in plans.costs)], plans.true_ms]
+    )
+    gains: FloatArray = (1 - ms[:, 1:] / ms[:, :1]).T
+    return gains
+
+
+def _noise(judged: Sequence[AtHand]) -> str:
+    return f"Standard errors are over {len(judged)} tasks; models are fitted to 400 samples with 5% noise."
+
+
+@cache
+def _on_all(small: bool) -> tuple[AtHand, ...]:
+    """Cost the plans at hand of tasks of all kinds, on all made-up devices."""
+    devices, counts, tasks = (("cpu",), (2,), 2) if small else (("gpu", "cpu"), (2, 4, 8), 112)
+    return tuple(its for each in product(devices, counts) for its in _judged(Setting(*each), tasks))
 
 
 def _judged(setting: Setting, count: int) -> list[AtHand]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pictures
-from choices import judged_rules
+from choices import gains_by_size, judged_rules
 from form_gains import form_gains
 from h100 import memory_shares
 from ranks import beside_mirrors
@@ -79,7 +79,7 @@ def facts(path: Path) -> dict[str, str]:
 
 def models_of(name: str) -> str:
     """Name what a table is made with, and the first digits of its digest."""
-    if name == "choices":
+    if name in ("choices", "gains"):
         return "fitted to made-up devices"
     if name in ("scaling", "tiers"):
         points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
@@ -200,6 +200,7 @@ MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "tiers": memory_shares,
     "hardware": hardware,
     "choices": judged_rules,
+    "gains": gains_by_size,
     "form_gains": form_gains,
     "mirrored": beside_mirrors,
     "steps": beside_torchrec,

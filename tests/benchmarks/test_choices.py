@@ -35,6 +35,19 @@ def test_every_plan_at_hand_is_judged_and_the_same_again():
         assert one.true_ms == same.true_ms
 
 
+def test_gains_are_told_by_what_was_predicted(monkeypatch):
+    said = [(10.0, 12.0, 1.0), (9.94, 11.7, 1.0), (9.2, 11.4, 1.0), (9.91, 12.0, 1.0), (10.0, 12.0, 1.0)]
+    plans = choices.AtHand(
+        toy_task(2), Simulator(linear_models()), [_Said(*numbers) for numbers in said], [4.0, 3.9, 3.6, 4.1, 4.0]
+    )
+    monkeypatch.setattr(choices, "_on_all", lambda small: (plans,))
+    rows = choices.gains_by_size(Path(), small=True).frame
+    assert rows["gain predicted"].tolist() == ["0.5% to 1.0%", "more than 5.0%"]
+    assert rows["plans"].tolist() == ["2", "1"]
+    assert [text.split(" ")[0] for text in rows["true"]] == ["0.00%", "10.00%"]
+    assert rows["expected"].tolist() == ["1.25%", "5.00%"]
+
+
 def test_the_default_takes_the_least_expected_of_those_predicted_no_dearer_than_the_published_and_known():
     said = [(10.0, 12.0, 1.0), (9.0, 11.7, 1.0), (11.0, 11.0, 1.0), (9.5, 11.2, 1.1), (9.6, 11.5, 1.0)]
     costs = [_Said(*numbers) for numbers in said]
