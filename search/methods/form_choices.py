@@ -41,7 +41,7 @@ from neuroshard.words.placement import Placement
 
 _BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
 _NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order
-_ESTIMATED = 1.1  # times that cost: what is estimated to cost less may have a cheaper quick plan
+_ESTIMATED = 1.1  # times that cost: a choice that is estimated to cost less may have a cheaper quick plan
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
 
@@ -138,14 +138,32 @@ class FormChoices:
     def best(self, tries: int) -> list[IntArray]:
         """List, of the choices that are estimated to be cheap, some whose quick plans are nearly the cheapest, (T,).
 
-        So many are tried: the ends of descents, the cheapest first, until the next is estimated to cost more, beyond
-        what estimates are off, than one that has its place; then changes of the best one, as long as they help. Quick
-        plans place badly what later steps would mend, in tight memory most: so of those that cost nearly the same, one
-        comes first if its estimate is lower besides, and the best one with a form fewer is listed too.
+        Quick plans place badly what later steps would mend, in tight memory most: so of those that cost nearly as
+        little, one comes first if its estimate is lower besides, and the best one with a form fewer is listed too.
         """
         if not tries:
             return [self.first]
-        tried = dict[bytes, tuple[IntArray, float]]()  # choices, and ms of their quick plans
+        tried = self._tried(tries)
+        best, best_ms = min(tried, key=lambda one: one[1])
+        near = [(forms, ms) for forms, ms in tried if ms <= best_ms * _NEARLY]
+        if not near:
+            return [best]  # nothing finds a place
+        cost_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in near])))[0] + [ms for _, ms in near]
+        ordered = [near[number][0] for number in np.argsort(cost_ms, kind="stable").tolist()]
+        simpler = [forms for forms in ordered if len(np.unique(forms)) < len(np.unique(ordered[0]))]
+        listed = {forms.tobytes(): forms for forms in (ordered[0], best, *simpler[:1])}
+        return list(listed.values())
+
+    def _tried(self, tries: int) -> list[tuple[IntArray, float]]:
+        """Try so many choices; list them, (T,), with ms of their quick plans.
+
+        The ends of descents, the cheapest first, until the next is estimated to cost more than one that has its place;
+        then changes of the best one, as long as they help. A quarter of the tries is left for ends that are estimated
+        to cost little more: estimates are off by as much.
+        """
+        tried = dict[bytes, tuple[IntArray, float]]()
+        candidates, most = self._candidates(), -(-3 * tries // 4)
+        estimated = list(zip(candidates, self.estimates.costs(Forms(candidates))[0].tolist(), strict=True))
 
         def tried_ms(forms: IntArray) -> float:
             """Cost a choice's quick plan, unless it was tried before."""
@@ -153,26 +171,21 @@ class FormChoices:
                 tried[key] = (forms, self.quick_ms(forms))
             return tried[key][1]
 
-        candidates = self._candidates()
         best: IntArray = candidates[0]
-        for forms, estimate_ms in zip(candidates, self.estimates.costs(Forms(candidates))[0].tolist(), strict=True):
-            if len(tried) == tries or (tried and estimate_ms >= tried_ms(best) * _ESTIMATED):
+        for forms, estimate_ms in estimated:
+            if len(tried) == most or (tried and estimate_ms >= tried_ms(best)):
                 break
             best = min(best, forms, key=tried_ms)
-        while len(tried) < tries:
+        while len(tried) < most:
             others = [forms for forms in self._neighbours(best) if forms.tobytes() not in tried]
-            better = min(others[: tries - len(tried)], key=tried_ms, default=best)
+            better = min(others[: most - len(tried)], key=tried_ms, default=best)
             if not tried_ms(better) < tried_ms(best):
                 break
             best = better
-        near = [(forms, ms) for forms, ms in tried.values() if ms <= tried_ms(best) * _NEARLY]
-        if not near:
-            return [best]  # nothing finds a place
-        cost_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in near])))[0] + [ms for _, ms in near]
-        ordered = [near[number][0] for number in np.argsort(cost_ms, kind="stable").tolist()]
-        simpler = [forms for forms in ordered if len(np.unique(forms)) < len(np.unique(ordered[0]))]
-        chosen = {forms.tobytes(): forms for forms in (ordered[0], best, *simpler[:1])}
-        return list(chosen.values())
+        for forms, estimate_ms in estimated:
+            if len(tried) < tries and estimate_ms < tried_ms(best) * _ESTIMATED:
+                tried_ms(forms)
+        return list(tried.values())
 
     def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
         """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one."""

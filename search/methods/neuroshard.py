@@ -78,7 +78,7 @@ class NeuroShard(Searcher):
     improvement: Improvement = field(default_factory=Improvement)
     choice: Choice | None = field(default_factory=Choice)
     forms: tuple[str, ...] = FORMS
-    form_tries: Count = 6
+    form_tries: Count = 8
     rows_over: RowsOver = "all"
     tolerance: NonNegative = 0.005
 

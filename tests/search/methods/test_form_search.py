@@ -196,10 +196,6 @@ TOGETHER = Constraints(together=(("criteo_8", "criteo_12"),))
             {"criteo_13": Form.COLUMNS, "criteo_15": Form.COLUMNS},
         ),
         (TOGETHER, {"criteo_8": Form.COPIES, "criteo_12": Form.COPIES}),
-        (
-            replace(TOGETHER, rules=(TableRule("criteo_8", forms=("columns",)),)),
-            {"criteo_8": Form.COLUMNS, "criteo_12": Form.COLUMNS},
-        ),
         *((Constraints((TableRule("criteo_1", forms=(form,)),)), {"criteo_1": form}) for form in Form),
     ],
 )
@@ -208,6 +204,12 @@ def test_constraints_say_in_which_forms_tables_lie(constraints, forms):
     chosen = _forms(_criteo(constraints=constraints))
     assert {name: chosen[name] for name in forms} == forms
     assert Form.COPIES in chosen.values()
+
+
+def test_tables_that_are_kept_together_lie_in_columns_where_one_of_them_must():
+    rules = replace(TOGETHER, rules=(TableRule("criteo_8", forms=("columns",)),))
+    chosen = _forms(_criteo(constraints=rules))
+    assert (chosen["criteo_8"], chosen["criteo_12"]) == (Form.COLUMNS, Form.COLUMNS)
 
 
 def _tight(memory_bytes, num_devices, shapes, together=()):
