@@ -58,8 +58,8 @@ def precision_remark(model: Model, models: CostModels) -> str | None:
     codecs = [codec for registry in registries for codec in registry.values()]
     outputs = {parameter.output_bytes for parameter in model.tables.values()} or {ELEMENT_BYTES}
     for way in ("forward", "backward"):
-        model = getattr(models, way)
-        counted = round(ELEMENT_BYTES * model.share) if isinstance(model, Narrowed) else ELEMENT_BYTES
+        exchange = getattr(models, way)
+        counted = round(ELEMENT_BYTES * exchange.share) if isinstance(exchange, Narrowed) else ELEMENT_BYTES
         used = {getattr(codec, way).quantized_dtype.itemsize for codec in codecs} or outputs
         if used != {counted}:
             told = " or ".join(map(str, sorted(used)))

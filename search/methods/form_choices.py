@@ -150,8 +150,8 @@ class FormChoices:
             return [best]  # nothing finds a place
         cost_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in near])))[0] + [ms for _, ms in near]
         ordered = [near[number][0] for number in np.argsort(cost_ms, kind="stable").tolist()]
-        simpler = [forms for forms in ordered if len(np.unique(forms)) < len(np.unique(ordered[0]))]
-        listed = {forms.tobytes(): forms for forms in (ordered[0], best, *simpler[:1])}
+        of_fewer = [forms for forms in ordered if len(np.unique(forms)) < len(np.unique(ordered[0]))]
+        listed = {forms.tobytes(): forms for forms in (ordered[0], best, *of_fewer[:1])}
         return list(listed.values())
 
     def _tried(self, tries: int) -> list[tuple[IntArray, float]]:
