@@ -41,7 +41,7 @@ from neuroshard.words.placement import Placement
 
 _BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
 _NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order
-_ESTIMATED = 1.1  # times that cost: a choice that is estimated to cost less may have a cheaper quick plan
+_ESTIMATED = 1.2  # times that cost: a choice that is estimated to cost less may have a cheaper quick plan
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
 
@@ -139,7 +139,7 @@ class FormChoices:
         """List, of the choices that are estimated to be cheap, some whose quick plans are nearly the cheapest, (T,).
 
         Quick plans place badly what later steps would mend, in tight memory most: so of those that cost nearly as
-        little, one comes first if its estimate is lower besides, and the best one with a form fewer is listed too.
+        little, one comes first if its estimate is lower besides, and then the best one that lacks a form of it.
         """
         if not tries:
             return [self.first]
@@ -150,8 +150,8 @@ class FormChoices:
             return [best]  # nothing finds a place
         cost_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in near])))[0] + [ms for _, ms in near]
         ordered = [near[number][0] for number in np.argsort(cost_ms, kind="stable").tolist()]
-        of_fewer = [forms for forms in ordered if len(np.unique(forms)) < len(np.unique(ordered[0]))]
-        listed = {forms.tobytes(): forms for forms in (ordered[0], best, *of_fewer[:1])}
+        without = [forms for forms in ordered if not np.isin(ordered[0], forms).all()]
+        listed = {forms.tobytes(): forms for forms in (ordered[0], best, *without[:1])}
         return list(listed.values())
 
     def _tried(self, tries: int) -> list[tuple[IntArray, float]]:
