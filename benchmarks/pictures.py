@@ -68,7 +68,7 @@ def _mirrored(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 # Of labels that would cover another one or its dot: points right of and above the method's dot.
-_PLACES = {"size_greedy": (6, -8), "autoshard": (6, -11), "neuroshard_published": (6, -22), "neuroshard": (-3, 8)}
+_PLACES = {"size_greedy": (6, -8), "dim_greedy": (6, -8), "autoshard": (6, -11), "neuroshard_published": (2, 14)}
 
 
 def _methods(frame: pd.DataFrame, figure: Figure) -> None:
@@ -80,8 +80,7 @@ def _methods(frame: pd.DataFrame, figure: Figure) -> None:
         seconds, cost = row["search, s, median"], row["relative to the default"]
         axes.plot(seconds, cost, "o", color=OURS if ours else OTHERS)
         place = _PLACES.get(name, (6, 3))
-        side = "right" if place[0] < 0 else "left"
-        axes.annotate(name, (seconds, cost), xytext=place, textcoords="offset points", fontsize=10, ha=side)
+        axes.annotate(name, (seconds, cost), xytext=place, textcoords="offset points", fontsize=10)
     axes.set(xscale="log", xlabel="search, s (median)", ylabel="predicted cost / the default's")
     axes.set_xticks([0.01, 0.1, 1, 10], ["0.01", "0.1", "1", "10"])
     axes.set_xlim(0.006, 40)
