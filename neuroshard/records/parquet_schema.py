@@ -80,7 +80,7 @@ class _Row:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one repeat."""
+        """Shape of one repeat's times."""
         return ()
 
     @property

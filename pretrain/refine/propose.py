@@ -143,7 +143,7 @@ class PlanSamples:
         return cls([call for call in asked.calls if call.call in known], asked.exchanges)
 
     def shuffled(self, rng: np.random.Generator) -> "PlanSamples":
-        """Shuffle the samples."""
+        """Shuffle the samples at random."""
         calls, exchanges = (rng.permutation(len(its)).tolist() for its in (self.calls, self.exchanges))
         return PlanSamples([self.calls[i] for i in calls], [self.exchanges[i] for i in exchanges])
 

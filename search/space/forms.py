@@ -180,7 +180,7 @@ class Forms:
     forms: IntArray
 
     def __len__(self) -> int:
-        """Count the choices."""
+        """Count the choices of forms."""
         return len(self.forms)
 
     def some(self, which: slice) -> "Forms":
@@ -200,7 +200,7 @@ class Changes:
     changes: IntArray
 
     def __len__(self) -> int:
-        """Count the choices."""
+        """Count the choices of forms."""
         return len(self.changes)
 
     @property
