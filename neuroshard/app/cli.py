@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from neuroshard import __version__
 from neuroshard.app.arguments import HELP_FLAGS, as_overrides, quoted, split_flags
-from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, said_of, usage
+from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, purpose_of, usage
 from neuroshard.app.completion import bash_script, completions
 from neuroshard.app.guard import complain, exit_code, one_line
 from neuroshard.app.overrides import check_overrides, check_settings
@@ -71,7 +71,7 @@ def _run_command(command: str, arguments: list[str]) -> None:
     overrides = as_overrides(command, texts)
     if any(flag in HELP_FLAGS for flag in flags):
         check_settings(command, overrides)
-        print(command_help(command, said_of(command), overrides), end="")
+        print(command_help(command, purpose_of(command), overrides), end="")
         return
     from neuroshard.app.makers import check_made  # slow to import: not for --help
 

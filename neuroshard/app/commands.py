@@ -25,14 +25,14 @@ setting=value changes a setting; `neuroshard COMMAND --help` lists them, with th
 """
 
 
-def said_of(command: str) -> str:
+def purpose_of(command: str) -> str:
     """Say what a command does, in a line: the first one of its config."""
     return headline(f"{command}.yaml").partition(": ")[2]
 
 
 def usage() -> str:
     """Write the text of `neuroshard --help`."""
-    said = {name: said_of(name) for name in COMMANDS} | {name: what for name, (_, what) in LISTINGS.items()}
+    said = {name: purpose_of(name) for name in COMMANDS} | {name: what for name, (_, what) in LISTINGS.items()}
     return _USAGE.format(commands="\n".join(f"  {name:<12} {what}" for name, what in said.items()))
 
 

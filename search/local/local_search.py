@@ -1,7 +1,7 @@
 """Local search: a plan is a matrix of widths; a step moves columns of an item to another device, or swaps two shards.
 
-Moving all of a shard is a move, half of it a split, onto a device that holds the table already a merge: one type of
-step covers them all. Steps start at the devices that make the plan expensive.
+Moving all of a shard is a move, half of it a split, onto a device that holds the table already a merge: one step
+covers them all. Steps start at the devices that make the plan expensive.
 """
 
 from collections.abc import Sequence
