@@ -1,7 +1,7 @@
 """Fitting a model to every kernel call and every collective that was measured, with or without models to start from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CostModels
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.parts import EXCHANGES, compute_part, lopsidedness
-from neuroshard.models.trust import Margins, ModelTest, Ranges
+from neuroshard.models.roofline import RooflineComm
+from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.records.samples import CommSample, Measurement
@@ -49,18 +50,21 @@ class Fit:
         compute, comm: to samples of one kernel call, to exchanges of one collective.
         seed: of initial weights and the order of samples.
         least_calls: training samples of a kernel call, from which more than its factor is learned from them.
+        exchanges: a datasheet's models of exchanges, by their parts, where none are measured.
     """
 
     compute: ComputeFitter
     comm: CommFitter
     seed: int = 0
     least_calls: int = _LEAST_TRAIN
+    exchanges: dict[str, RooflineComm] = field(default_factory=dict)
 
     def check(self, start: CostModels) -> None:
         """Raise UserError unless the start's models of columns and all-to-alls are of kinds that are gone on from."""
         pieces = pieces_of(start)
         for name, fitter in ((COMPUTE, self.compute), (FORWARD, self.comm), (BACKWARD, self.comm)):
-            check_start(pieces[name], fitter, f"the {name} model of {start.name or 'the start'}")
+            if not isinstance(pieces[name], RooflineComm):
+                check_start(pieces[name], fitter, f"the {name} model of {start.name or 'the start'}")
 
     def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:
         """Fit the models; without margins, which `margins_of` sets.
@@ -77,7 +81,7 @@ class Fit:
             host = start.compute.host if isinstance(start.compute, ComputeByForm) else None
             batch_sizes.add(start.batch_size)
         only = batch_sizes.pop() if len(batch_sizes) == 1 else None
-        return replace(assembled(pieces, only, host), ranges=_ranges(measured, start))
+        return replace(assembled(pieces | self.exchanges, only, host), ranges=_ranges(measured, start))
 
     def _from_nothing(self, measured: Measured, bars: Progress | None) -> Pieces:
         """Fit a model of each part; the fused kernel of row blocks is that of columns, whose model it goes on from."""
@@ -94,7 +98,7 @@ class Fit:
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
             known, its = pieces.get(part.name), part.measured
-            if known is None:
+            if known is None or isinstance(known, RooflineComm):
                 pieces |= {part.name: self._fitted(part, None, bars)}
             elif len(its.train) >= self._least(part) and its.valid:
                 judges = its.valid if len(its.valid) >= _LEAST_VALID else its.known
@@ -121,13 +125,19 @@ def _in_fused_blocks(call: Call) -> bool:
     return LAYOUTS[call.form].blocks and not LAYOUTS[call.form].dense
 
 
-def margins_of(models: CostModels, measured: Measured, start: CostModels | None = None) -> Margins | None:
-    """Fit margins of every part to validation samples; where these are few, take the start's.
+def margins_of(
+    models: CostModels,
+    measured: Measured,
+    start: CostModels | None = None,
+    of_exchanges: Mapping[str, Margin] | None = None,
+) -> Margins | None:
+    """Fit margins of every part to validation samples; where these are few, take the start's, or a datasheet's.
 
     None where margins of columns or of all-to-alls are unknown.
     """
     before = None if start is None else start.margins
     known = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
+    known |= of_exchanges or {}
     for name, predicted in _predicted(models, measured, lambda its: its.valid):
         if len(predicted.measured_ms) >= (_LEAST_VALID if name in known else 1):
             known[name] = predicted.margin()

@@ -187,24 +187,30 @@ class Measured:
         )
 
     @classmethod
-    def of(cls, directories: Sequence[DataDirectory], calls: Collection[Call] | None) -> "Measured":
+    def of(
+        cls,
+        directories: Sequence[DataDirectory],
+        calls: Collection[Call] | None,
+        exchanges: Collection[Collective] = (Collective.ALL_TO_ALL,),
+    ) -> "Measured":
         """Read what there is of columns and other kernel calls in all directories together; of all calls where None.
 
         Raises:
-            UserError: there is nothing of columns, of all-to-alls, or of a call that is named; or a split is empty; or
+            UserError: there is nothing of columns, of a call that is named, or of `exchanges`; or a split is empty; or
                 a table is in different splits.
         """
         needed = {IN_COLUMNS, *(calls or ())}
         where = " and ".join(str(directory.path) for directory in directories)
         called, exchanged, drawn = zip(*map(_read, directories), strict=True)
         local = SplitMeasurements.of(_numbered([directory.local().read() for directory in directories]))
-        samples, exchanges = _numbered(called), _numbered(exchanged)
+        samples = _numbered(called)
         _check_splits([*chain(*drawn)], where)
-        measured = cls.split([m for m in samples if calls is None or m.sample.call in needed], exchanges)
+        its = [m for m in samples if calls is None or m.sample.call in needed]
+        measured = cls.split(its, _numbered(exchanged))
         nothing = SplitMeasurements.of(())
         for call in sorted({*measured.compute, *needed}, key=CALLS.index):
             measured.compute.get(call, nothing).check(_of_call(call), where)
-        for one in sorted({*measured.comm, Collective.ALL_TO_ALL}):
+        for one in sorted({*measured.comm, *exchanges}):
             measured.comm.get(one, nothing).check(_of_collective(one), where)
         if local.everything:
             local.check("samples of local work", where)

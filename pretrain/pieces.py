@@ -11,6 +11,7 @@ from neuroshard.models.by_form import CommByCollective, ComputeByForm
 from neuroshard.models.compute_models import ComputeEnsemble, RegressionCompute
 from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.parts import FRAMEWORK, Framework, compute_part, exchange_part
+from neuroshard.models.roofline import RooflineComm
 from neuroshard.stages.pretrain.measurements import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS
@@ -49,7 +50,12 @@ def assembled(pieces: Pieces, batch_size: int | None, host: HostLink | None) -> 
 
 
 def _in_direction(direction: str, pieces: Pieces) -> CommModel:
-    """Join the models of all collectives, which serve the forms whose exchanges, but those between hosts, are known."""
+    """Join the models of all collectives, which serve the forms whose exchanges, but those between hosts, are known.
+
+    A datasheet's is one for all of them.
+    """
+    if isinstance(datasheet := pieces[direction], RooflineComm):
+        return datasheet
     named = {one: exchange_part(direction, one) for one in Collective if one is not Collective.INPUT}
     exchanges: dict[Collective, CommModel] = {one: pieces[name] for one, name in named.items() if name in pieces}
     known = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}

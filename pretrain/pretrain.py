@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
-from neuroshard.models.datasheets import with_host_tiers
+from neuroshard.models.datasheets import exchanges_of, with_host_tiers
 from neuroshard.models.trust import DataSummary, ModelTest, ModelTests
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
@@ -26,6 +26,7 @@ from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import nearest
 from neuroshard.stages.pretrain.result import Predicted, PretrainResult
+from neuroshard.words.collective import Collective
 from neuroshard.words.fingerprint import Fingerprint, versions
 from neuroshard.words.form import call_named
 
@@ -49,6 +50,8 @@ class Pretrain:
         max_tables: in a compute sample for training; None takes all, 1 leaves combinations out.
         calls: kernel calls that models are fitted to, besides columns: rows, copies, sequence_columns, sequence_rows;
             None takes all that were measured.
+        exchanges: a datasheet whose exchanges the models take, such as roofline:h100, where a machine has one device,
+            and none are measured; None: they are fitted to what was measured.
         host_tiers: a datasheet whose link to the host is added for tables in host memory, such as roofline:h100; None:
             only what was measured.
         seed: of the initial weights and the order of samples.
@@ -64,6 +67,7 @@ class Pretrain:
     max_samples: PositiveCount | None = None
     max_tables: PositiveCount | None = None
     calls: tuple[str, ...] | None = None
+    exchanges: PathName | None = None
     host_tiers: PathName | None = None
     seed: Seed = 0
     keep_worse: bool = False
@@ -82,13 +86,17 @@ class Pretrain:
         check_place(Path(self.out))
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1), progress_bar() as bars:
             starts = [CostModels.load(path) for path in _several(self.init)]
-            fit = Fit(self.compute_model, self.comm_model, self.seed, self.least_calls)
+            given, margin = ({}, None) if self.exchanges is None else exchanges_of(self.exchanges)
+            fit = Fit(self.compute_model, self.comm_model, self.seed, self.least_calls, given)
             for one in starts:
                 fit.check(one)
             directories = [DataDirectory.at(Path(path)) for path in _several(self.data)]
             manifest = _common(directories)
             calls = None if self.calls is None else [call_named(name) for name in self.calls]
-            measured = Measured.of(directories, calls).limited(self.max_samples, self.max_tables)
+            needed = () if given else (Collective.ALL_TO_ALL,)
+            measured = Measured.of(directories, calls, needed).limited(self.max_samples, self.max_tables)
+            if given and measured.comm:
+                raise UserError(f"exchanges={self.exchanges}, but data holds measured exchanges; leave the setting out")
             level = measured.level
             start = nearest(starts, level.parts)
             fitted = fit(level, start, bars)
@@ -97,7 +105,8 @@ class Pretrain:
             if measured.local.train:
                 known = None if start is None else start.framework
                 fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train, known))
-            fitted = replace(fitted, margins=margins_of(fitted, measured, start))
+            of_given = {} if margin is None else dict.fromkeys(given, margin)
+            fitted = replace(fitted, margins=margins_of(fitted, measured, start, of_given))
             after = predicted_tests(fitted, measured)
             metrics = tests_of(fitted, after, measured)
             before = {} if start is None else predicted_tests(start, measured)

@@ -13,6 +13,7 @@ from neuroshard.models.bundle import bundle_at, load_bundle
 from neuroshard.models.calibration import Calibration, is_calibration
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.datasheets import checks
+from neuroshard.models.trust import ModelTest, Range
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import described
@@ -62,7 +63,7 @@ def _shipped_bundles() -> Grid:
         models, card = load_bundle(path)
         ranges, tests = models.ranges, card.metrics
         spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
-        errors = ("" if tests is None else f"{getattr(tests, part).test.mape:.1%}" for part in PARTS)
+        errors = (_error(None if tests is None else getattr(tests, part)) for part in PARTS)
         forms = ", ".join(call.name for call in CALLS if call in models.compute.calls and call.form in models.forms)
         grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, forms, *errors)
     return grid
@@ -79,5 +80,11 @@ def _datasheets() -> Grid:
     return grid
 
 
-def _span(span: Any) -> str:
+def _error(test: ModelTest | None) -> str:
+    return "" if test is None else f"{test.test.mape:.1%}"
+
+
+def _span(span: Range | None) -> str:
+    if span is None:
+        return "any"
     return f"{span.least:g} to {span.most:g}" if span.least < span.most else f"{span.most:g}"

@@ -48,6 +48,7 @@ _ON_CUDA = {
     Tier.HOST: EmbeddingLocation.MANAGED,
 }
 _EPSILON = 1e-8
+_SPREAD = 0.1  # of weights around 0
 _LIVE_BYTES = 2  # times the weights: gradients are as large
 DENSE_WARNING = "fbgemm::dense_embedding"  # how what torch says of the CPU kernel begins, at every call
 Update = Callable[[torch.Tensor], object]
@@ -108,7 +109,7 @@ def build_operator(
     weights = (
         {"preallocated_host_buffers": {"weights": arenas[bytes_per_element].view(elements, rng)}} if on_cpu else {}
     )
-    return SplitTableBatchedEmbeddingBagsCodegen(
+    operator = SplitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=[(table.rows, table.dim, *place) for table in sample.held],
         feature_table_map=table_of_feature(sample),
         pooling_mode=PoolingMode.SUM if sample.call.pooled else PoolingMode.NONE,
@@ -119,6 +120,9 @@ def build_operator(
         **weights,
         **_cache(sample.home),
     )
+    if not on_cpu and sample.home.tier is Tier.DEVICE:
+        operator.init_embedding_weights_uniform(-_SPREAD, _SPREAD)
+    return operator
 
 
 def _cache(home: Home) -> dict[str, Any]:

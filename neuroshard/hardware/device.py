@@ -11,6 +11,8 @@ import torch
 
 from neuroshard.hardware.specs import DeviceSpec, no_device
 
+_LEAD_CYCLES = 2_000_000  # of a GPU's clock, near 2 GHz
+
 
 class Device(ABC):
     """Place where kernels run and are timed, prepared once, in the process that measures.
@@ -42,9 +44,14 @@ class Device(ABC):
     def ms_between(self, first: Any, second: Any) -> float:
         """Return the ms from one moment to another, once the device is synchronized."""
 
+    @abstractmethod
+    def occupy(self) -> None:
+        """Keep the device busy for as long as the host takes to launch what is timed."""
+
     def time_ms(self, run: Callable[[], object]) -> float:
-        """Time one `run`, in ms, starting from a flushed cache."""
+        """Time one `run`, in ms, starting from a flushed cache; launches take no time, as in steps that keep up."""
         self._flush.add_(1)
+        self.occupy()
         start = self.moment()
         run()
         end = self.moment()
@@ -69,6 +76,9 @@ class CpuDevice(Device):
             cores = sorted(os.sched_getaffinity(0), reverse=True)  # core 0 is where everything else runs
             os.sched_setaffinity(0, {cores[rank % len(cores)]})
         self._flush = torch.zeros(flush_bytes // 4)
+
+    def occupy(self) -> None:
+        """Return at once: CPU kernels are launched when they are called."""
 
     def synchronize(self) -> None:
         """Return at once: CPU kernels have ended when their call returns."""
@@ -99,6 +109,10 @@ class CudaDevice(Device):
         torch.cuda.set_device(self.torch_device)
         l2_bytes = torch.cuda.get_device_properties(self.torch_device).L2_cache_size
         self._flush = torch.zeros(max(flush_bytes, 2 * l2_bytes) // 4, device=self.torch_device)
+
+    def occupy(self) -> None:
+        """Let the GPU wait for a ms or so: the host launches a fused call and its backward pass in half of that."""
+        torch.cuda._sleep(_LEAD_CYCLES)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         """Wait until the GPU has done everything it had to do."""

@@ -20,6 +20,7 @@ from neuroshard.models.by_form import COMM_KINDS, COMPUTE_KINDS, CommByCollectiv
 from neuroshard.models.composed import WithParts
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
 from neuroshard.models.parts import Framework, InputExchange
+from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.stored import Stored, Tensors, tensors_of
 from neuroshard.models.trust import Card, Margins, Ranges
 from neuroshard.plans.plan import Plan
@@ -40,9 +41,9 @@ _LEFT_BEHIND = re.compile(
 )
 _AGAIN = "make it again with neuroshard pretrain"
 _COMPUTE_KINDS = COMPUTE_KINDS | {ComputeByForm.kind: ComputeByForm}
-_COMM_KINDS = COMM_KINDS | {CommByCollective.kind: CommByCollective}
+_COMM_KINDS = COMM_KINDS | {CommByCollective.kind: CommByCollective, RooflineComm.kind: RooflineComm}
 _KINDS: dict[str, dict[str, Any]] = {
-    "compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS, INPUT: COMM_KINDS,
+    "compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS, INPUT: _COMM_KINDS,
     "framework": {Framework.kind: Framework},
 }  # fmt: skip
 

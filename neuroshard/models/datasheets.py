@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from neuroshard.cost.cost import BACKWARD, FORWARD, INPUT
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.calibration import Calibration, with_exchanges, with_kernels
 from neuroshard.models.cost_models import CostModels
@@ -13,6 +14,7 @@ from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import PartModel, SumModel
 from neuroshard.models.published_points import Curves, KernelPoint, Widths, curves_of, kernel_points, rising
 from neuroshard.models.roofline import FORWARD_CALL_MS, RooflineComm, RooflineCompute
+from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.grouping import grouped
@@ -82,6 +84,26 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
         raise UserError("tables in host memory can be added to compute models only that are sums over tables")
     by_call = known.by_call if isinstance(known, ComputeByForm) else {call: known.of_call(call) for call in known.calls}
     return replace(models, compute=ComputeByForm(by_call, figures.host))
+
+
+def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
+    """Return a datasheet's models of exchanges by their parts, and how far they are off where a point is left out.
+
+    Args:
+        sheet: its name, such as "roofline:h100"; or the directory of a calibration.
+
+    Raises:
+        UserError: there is no such datasheet.
+    """
+    models = CostModels.load(sheet)
+    known = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
+    exchanges = {part: model for part, model in known.items() if isinstance(model, RooflineComm)}
+    if len(exchanges) < len(known):
+        raise UserError(f"exchanges={sheet} is no datasheet; take one, such as roofline:h100")
+    curves = exchanges[FORWARD].curves
+    published, left_out = np.hstack([(one.published, one.left_out) for one in _of_curves(curves)])
+    seen = np.isfinite(left_out)
+    return exchanges, Margin.fitted(left_out[seen], np.zeros(seen.sum()), published[seen])
 
 
 @dataclass(frozen=True, eq=False)

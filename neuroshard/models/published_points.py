@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from neuroshard.cost.loads import Loads
 from neuroshard.models.host_tiers import in_sectors, moved_row_bytes, passes
+from neuroshard.models.stored import Tensors, checked_tensor, within
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.grouping import grouped
@@ -25,7 +26,8 @@ _POINTS = Path(__file__).resolve().parent / "points"
 _MS = 1e-3  # of a microsecond
 AtLeastOne = Annotated[float, Meta(ge=1, le=1e15)]
 Optimizer = Annotated[str, Meta(pattern="^(sgd|rowwise_adagrad|adam)$")]
-CollectiveName = Annotated[str, Meta(pattern="^(alltoall|all_reduce|reduce_scatter|all_gather)$")]
+_COLLECTIVES = ("alltoall", "all_reduce", "reduce_scatter", "all_gather")  # by NCCL's names
+CollectiveName = Annotated[str, Meta(pattern=f"^({'|'.join(_COLLECTIVES)})$")]
 _SWEPT, _SWEPT_BYTES_PER_MS = "h100_meta", 2.4e9  # whose forward points are of many widths, and its memory
 
 
@@ -205,6 +207,31 @@ class Curves:
         log_ms = np.tensordot(weights, each, 1) + np.maximum(log_bytes - log_sizes[-1], 0)
         ms: FloatArray = np.exp(log_ms) * _on_the_way(devices)
         return ms
+
+    def tensors(self, name: str) -> dict[str, FloatArray]:
+        """Return sizes and points, `name` before their own names."""
+        each = ((f"{collective}.{count}", ms) for collective, its in self.points.items() for count, ms in its.items())
+        return {f"{name}.{own}": values for own, values in (("sizes", self.sizes), *each)}
+
+    @classmethod
+    def restored(cls, name: str, tensors: Tensors) -> "Curves":
+        """Restore the curves whose `tensors(name)` are among the tensors.
+
+        Raises:
+            ValueError: they aren't curves of positive times over rising sizes.
+        """
+        own = within(tensors, name)
+        held = {key: checked_tensor(own, key, np.float64, 1) for key in own}
+        sizes = held.pop("sizes", np.zeros(1))
+        points: dict[str, dict[int, FloatArray]] = {collective: {} for collective in _COLLECTIVES}
+        for key, ms in held.items():
+            collective, _, count = key.partition(".")
+            if collective not in points or not count.isdecimal() or ms.shape != sizes.shape or not (ms > 0).all():
+                raise ValueError(f"curve {key!r} isn't positive times of a collective, one for each size")
+            points[collective][int(count)] = ms
+        if not all(points.values()) or not (np.diff(sizes, prepend=0.0) > 0).all():
+            raise ValueError("curves need rising sizes, and times of every collective")
+        return cls(sizes, points)
 
 
 def _on_the_way(devices: int) -> float:

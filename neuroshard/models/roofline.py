@@ -6,6 +6,7 @@ near that comes to what is published: docs/datasheets.md.
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from neuroshard.models.host_tiers import (
 )
 from neuroshard.models.interface import NUM_WAITS, CommModel, Coverage, OneDevice, Outline, ReluHead, SumModel
 from neuroshard.models.published_points import EVEN, Curves, ExchangePoint, KernelPoint, Widths
+from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.tables.misses import touched_rows
 from neuroshard.tasks.memory import STATE_FLOATS
@@ -182,7 +184,7 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 
 
 @dataclass(frozen=True)
-class RooflineComm(CommModel):
+class RooflineComm(Stored, CommModel):
     """What was published for as many bytes and devices, once the straggler has started; all wait for the busiest one.
 
     Fast links join the devices of a domain, as the topology says, else `devices_per_host`. The share of the bytes that
@@ -199,7 +201,9 @@ class RooflineComm(CommModel):
         speed: of the links, beside those that the curves are of.
     """
 
-    curves: Curves
+    kind: ClassVar[str] = "published"
+
+    curves: Annotated[Curves, Held("curves")]
     network_gb_per_s: float
     devices_per_host: int
     gathers: bool = False

@@ -211,11 +211,11 @@ class Stored:
         return plain
 
     def tensors(self) -> Tensors:
-        """Return arrays, and those of networks and normalisers, by name."""
+        """Return arrays, and those of networks, normalisers and curves, by name."""
         by_name: Tensors = {}
         for name, (_, held) in _tensors(type(self)).items():
             value = getattr(self, name)
-            by_name |= value.tensors(held.name) if isinstance(value, Mlp | Normaliser) else {held.name: value}
+            by_name |= {held.name: value} if isinstance(value, np.ndarray) else value.tensors(held.name)
         return by_name
 
     @classmethod
@@ -245,8 +245,8 @@ def tensors_of(models: dict[str, Stored]) -> Tensors:
 
 
 def _restored(field_type: Any, held: Held, tensors: Tensors) -> Any:
-    """Restore the network, normaliser or array that tensors hold so."""
-    if field_type in (Mlp, Normaliser):
+    """Restore the network, normaliser, curves or array that tensors hold so."""
+    if hasattr(field_type, "restored"):
         return field_type.restored(held.name, tensors)
     return checked_tensor(tensors, held.name, held.dtype, held.dimensions)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _SLACK = 0.05
 _LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all
 _MOST = 1e6
+_NO_EXCHANGES = {"devices": None, "columns_on_a_device": None}
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
 DATASHEET = "from a datasheet and published points, not measured here"  # how good they are: docs/datasheets.md
 ELSEWHERE = "measured on other hardware: may be off by 30% and more"
@@ -65,16 +66,19 @@ class ModelTest:
 def _fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
     """Group what is known of each part, by name: those of every step by themselves, all others in one."""
     others = {part: known for part, known in by_part.items() if part not in PARTS}
-    return {part: by_part[part] for part in PARTS} | {"others": others}
+    return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
 
 
 @dataclass(frozen=True)
 class ModelTests:
-    """How each model did on its test samples: of columns and all-to-alls, and (`others`) of other parts by name."""
+    """How each model did on its test samples: of columns and all-to-alls, and (`others`) of other parts by name.
+
+    None of exchanges that nobody measured: they are a datasheet's.
+    """
 
     compute: ModelTest
-    forward: ModelTest
-    backward: ModelTest
+    forward: ModelTest | None = None
+    backward: ModelTest | None = None
     others: dict[str, ModelTest] = field(default_factory=dict)
 
     @classmethod
@@ -182,7 +186,8 @@ class Range:
 class Ranges:
     """What everything that a cost depends on ranged over in the measurements.
 
-    All but `others`, which are of other forms and collectives by the names of their parts, are of columns.
+    All but `others`, which are of other forms and collectives by the names of their parts, are of columns. Devices, and
+    columns on one, are None where nobody measured exchanges: a datasheet tells how near its points are.
     """
 
     rows: Range
@@ -191,20 +196,21 @@ class Ranges:
     bytes_per_element: Range
     batch_size: Range
     tables_on_a_device: Range
-    devices: Range
-    columns_on_a_device: Range
+    devices: Range | None
+    columns_on_a_device: Range | None
     features: Range
     others: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
         """Compute the ranges of the samples that models of columns and all-to-alls are fitted to."""
-        return cls(**_of_calls(compute), **_of_exchanges(comm))
+        return cls(**_of_calls(compute), **(_of_exchanges(comm) if comm else _NO_EXCHANGES))
 
     def widened(self, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
         """Widen the ranges by what these samples ranged over besides; either may be none."""
         ranges = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
-        return replace(self, **{name: getattr(self, name).joined(one) for name, one in ranges.items()})
+        known = {name: getattr(self, name) or one for name, one in ranges.items()}
+        return replace(self, **{name: known[name].joined(one) for name, one in ranges.items()})
 
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
         """Add what everything that another part's cost depends on was in the measurements, to what is known."""
@@ -234,7 +240,7 @@ class Ranges:
             self.pooling_factor.warning([table.pooling_factor for table in tables]),
             self.bytes_per_element.warning([table.bytes_per_element for table in tables]),
             self.batch_size.warning([task.batch_size]),
-            self.devices.warning([task.topology.num_devices]),
+            None if self.devices is None else self.devices.warning([task.topology.num_devices]),
             self.features.warning([table.features for table in tables]),
         )
         return tuple(warning for warning in warnings if warning is not None)
@@ -245,7 +251,10 @@ class Ranges:
         Devices without tables are no trouble.
         """
         counts = [count for count in tables if count]
-        warnings = (self.tables_on_a_device.warning(counts), self.columns_on_a_device.warning(columns))
+        warnings = (
+            self.tables_on_a_device.warning(counts),
+            None if self.columns_on_a_device is None else self.columns_on_a_device.warning(columns),
+        )
         return tuple(warning for warning in warnings if warning is not None)
 
 
