@@ -1,260 +1,229 @@
-"""Everything that can be measured on one device in a few minutes: the data of a compute model, and what it is worth.
+"""Check the kernels of one device, and time what others have published of them, in less than a minute.
 
-usage: measure_device.py OUT [--hardware cuda|cpu] [--seconds 420] [--batch-sizes 65536,16384,4096]
-                         [--max-samples 20000] [--swept-tables 100] [--large-combinations 200]
+usage: measure_device.py OUT [--hardware cuda|cpu]    (cpu: a dry run of itself, of calls a thousandth as large)
 
-Seconds and counts both limit; with --seconds inf only counts do. Whatever is left of the time, a batch of each type
-is measured.
+OUT/summary.json    versions, the device, the largest error of each kernel beside plain torch, the copy bandwidth
+OUT/points.jsonl    a call a line, as soon as it is timed: a small one, which is all launching; calls that others have
+                    published, and their neighbours in width, pooling, precision and optimizer
 
-In this order: the fused operator against plain torch (both optimizers, fp32 and fp16); the copy bandwidth; single
-tables at every width, which shows what halving a dim costs; combinations of up to 60 tables; random combinations until
-the time is up; and some of those a second time, which gives the noise. Everything is written as it is measured:
-
-OUT/summary.json                    what came of it, figures for a model card
-OUT/data/                           a data directory, as `neuroshard collect` writes it, without exchanges
-OUT/data/sweeps/, OUT/data/large/   the single tables and the large combinations, in the same form
-
-With --hardware cpu it is a dry run of itself.
+Forward, backward and both are timed, each way in turn; of each way 10% quantile, median and 90% quantile:
+    flushed_ms    as the product times, starting from a flushed cache
+    warm_ms       by the device's clock, kept busy until all is launched; nothing is flushed, as in the publishers' own
+                  benchmarks, so `ratio` is of this and `published_ms`
+    hidden        1 where all was launched before the device came to it; else `warm_ms` holds launches too
+    host_ms, wall_ms    by the host's clock: until the call returns (launching alone), until the device has done it
+`gb_per_s` counts the least bytes (rows in sectors of 32) over the median of `warm_ms`. `sheet` names the published GPU:
+h100_meta has 2.4 TB/s, h100 3.35. A call that fails leaves its error. Wrong kernels end in status 1, after all else.
 """
 
 import argparse
+import gc
 import json
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import islice, pairwise, product
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from neuroshard.cost.loads import Loads
-from neuroshard.hardware import Hardware
-from neuroshard.hardware.compute_bench import Arenas, fused_run
+from neuroshard.hardware.compute_bench import Arenas, build_operator, dense_run, fused_run
 from neuroshard.hardware.device import Device, make_device
-from neuroshard.hardware.specs import EmbeddingSettings
-from neuroshard.lab.recorder import Due, Recorder
+from neuroshard.hardware.inputs import LEARNING_RATE
+from neuroshard.hardware.specs import OPTIMIZERS, DeviceSpec, EmbeddingSettings
+from neuroshard.models.published_points import KernelPoint, kernel_points
 from neuroshard.plumbing.files import write_json
-from neuroshard.plumbing.registry import config_of, instantiate_config
-from neuroshard.plumbing.timing import typical_ms
-from neuroshard.records import Chunks, DataDirectory, Manifest
-from neuroshard.records.noise import pass_drift, pass_repeatability
-from neuroshard.records.samples import ComputeSample, Measurement
-from neuroshard.records.splits import TRAIN, split_tables
-from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.tables import Table, halvings
-from neuroshard.tables.reuse import MEAN_COUNTS
-from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.testing import toy_tables
-from neuroshard.words.fingerprint import versions
+from neuroshard.records.samples import ComputeSample
+from neuroshard.tables import Table
+from neuroshard.testing import ONCE, toy_tables
+from neuroshard.words.fingerprint import fingerprint, versions
+from neuroshard.words.form import Call, Form
+from neuroshard.words.placement import Tier
 
-MOST_TABLES, MAX_DIM = 60, 128
-SECOND_PASS_SHARE, COPY_BYTES = 0.05, 1 << 30
-RATE, SEED = 1e-3, 0
+CHECKED = Call(Form.COLUMNS), Call(Form.COLUMNS, pooled=False), Call(Form.COPIES)
+SMALL, LIMITS = 1 / 64, {4: 1e-5, 2: 3e-4}  # weights so small that fp16 resolves a step; errors, by bytes per element
+COPY_BYTES, DRY_FLUSH_BYTES, BUSY_CYCLES = 1 << 30, 1 << 20, 4_000_000  # of the device's clock: about 2 ms
+WARMUP, REPEATS, BATCH, SEED, PHASES = 3, 20, 64, 0, ("forward", "backward", "both")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A fused call over tables alike: each has `batch_size` bags of `bag` lookups, of even rows where `zipf` is 0."""
+
+    tables: int
+    rows: int
+    dim: int
+    batch_size: int
+    bag: int
+    zipf: float = 0.0
+    pooled: bool = True
+    element_bytes: int = 4
+    optimizer: str = "sgd"
+
+    def published(self, phase: str) -> KernelPoint | None:
+        """Find the published time of this phase of the same call, if there is one."""
+        for known in kernel_points():
+            call = known.tables, known.rows, known.dim, known.lookups / known.tables, known.pooled, known.home.tier
+            ours = self.tables, self.rows, self.dim, self.batch_size * self.bag, self.pooled, Tier.DEVICE
+            optimizer = known.optimizer if known.backward else self.optimizer
+            if (*call, optimizer, 4) == (*ours, self.optimizer, self.element_bytes) and PHASES[known.backward] == phase:
+                return known
+        return None
+
+    def least_bytes(self, unique: int) -> tuple[int, int, int]:
+        """Count bytes: indices and rows looked up, outputs; indices and gradients, unique rows read and written."""
+        row_bytes, lookups = max(self.dim * self.element_bytes, 32), self.tables * self.batch_size * self.bag
+        outputs = 4 * self.dim * (lookups // self.bag if self.pooled else lookups)
+        forward, backward = lookups * (8 + row_bytes) + outputs, lookups * 8 + outputs + 2 * unique * row_bytes
+        return forward, backward, forward + backward
+
+
+def points() -> list[Point]:
+    """List the calls to time: launches; NVIDIA's sequence tables; TorchRec's widths; those of FBGEMM's own tests."""
+    small, nvidia = Point(2, 1_000, 64, 32, 10), Point(10, 1_677_721, 128, 104_857, 1, 1.05)
+    alike = replace(nvidia, pooled=False), nvidia, replace(nvidia, batch_size=10_485, bag=10)
+    fbgemm = Point(1, 10_000_000, 256, 13_107, 55), Point(1, 10_000_000, 256, 13_107, 55, 1.15)
+    single = [replace(point, optimizer=optimizer) for point in (small, *alike, *fbgemm) for optimizer in OPTIMIZERS]
+    widths = [Point(4, 100_000, dim, 65_536, 10) for dim in (4, 8, 16, 32, 64, 128, 256, 512, 1_024)]
+    return [*single, *widths, *(replace(point, element_bytes=2) for point in single)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--hardware", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--seconds", type=float, default=420.0)
-    parser.add_argument("--batch-sizes", default="65536,16384,4096")
-    parser.add_argument("--max-samples", type=int, default=20_000)
-    parser.add_argument("--swept-tables", type=int, default=100)
-    parser.add_argument("--large-combinations", type=int, default=200)
     options = parser.parse_args(arguments)
-    begun = time.monotonic()
-    hardware: Hardware = instantiate_config(config_of("collect", {"hardware": options.hardware}).hardware)
-    batch_sizes = [int(size) for size in options.batch_sizes.split(",")]
-    summary = {"versions": versions(), "hardware": hardware.fingerprint.to_json(), "batch_sizes": batch_sizes}
-    device = make_device(hardware.device)
-    device.prepare(0, hardware.compute_timing.flush_bytes)
-    summary["errors_beside_plain_torch"] = _checked(device)
-    summary["copy_gb_per_s"] = _copy_gb_per_s(device)
-    _say(summary)
-    campaign = Campaign(hardware, options.out / "data", batch_sizes)
-    summary |= campaign.run(begun + options.seconds, options, float(summary["copy_gb_per_s"]))
+    divisor = 1_000 if options.hardware == "cpu" else 1
+    device = make_device(DeviceSpec(options.hardware))
+    device.prepare(0, DRY_FLUSH_BYTES)  # of a GPU twice its L2 cache
+    errors, bytes_moved = _checked(device), 2 * COPY_BYTES // divisor
+    source, target = torch.rand(2, bytes_moved // 8, device=device.torch_device)
+    copy_ms = min(device.time_ms(partial(target.copy_, source)) for _ in range(REPEATS))
+    summary = {"versions": versions(), "hardware": fingerprint(options.hardware).to_json()}
+    summary |= {"errors_beside_plain_torch": errors, "copy_gb_per_s": bytes_moved / copy_ms / 1e6}
+    options.out.mkdir(parents=True, exist_ok=True)
     write_json(options.out / "summary.json", summary)
-    _say(summary)
-
-
-def _say(summary: dict) -> None:
     print(json.dumps(summary), flush=True)
+    time_points(points(), device, options.out / "points.jsonl", divisor)
+    if wrong := [f"{name}: {error}" for name, error in errors.items() if isinstance(error, str)]:
+        sys.exit("\n".join(["beside plain torch:", *wrong]))
 
 
-def _checked(device: Device) -> dict[str, float]:
-    """Compute the largest error of output and updated weights by optimizer and precision; raise if one is wrong."""
-    errors = {}
-    for optimizer in ("sgd", "rowwise_adagrad"):
-        for element_bytes in (4, 2):
-            error = _error(device, optimizer, element_bytes)
-            errors[f"{optimizer}, {8 * element_bytes} bits"] = error
-            limit = 1e-4 if element_bytes == 4 else 2e-2
-            assert error < limit, f"{optimizer}, {element_bytes} bytes: off by {error}, more than {limit}"
+def _checked(device: Device) -> dict[str, float | str]:
+    """Compute the largest error of outputs and updated weights by kernel; a text where it is too large or it fails."""
+    errors: dict[str, float | str] = {}
+    for call, optimizer, element_bytes in product(CHECKED, OPTIMIZERS, LIMITS):
+        try:
+            error = _error(device, call, optimizer, element_bytes)
+            said = error if error < LIMITS[element_bytes] else f"wrong by {error:.2g}"
+        except Exception as failure:
+            said = repr(failure)
+        errors[f"{call.name}, {optimizer}, {8 * element_bytes} bits"] = said
     return errors
 
 
-def _error(device: Device, optimizer: str, element_bytes: int) -> float:
-    tables = tuple(replace(table, bytes_per_element=element_bytes) for table in toy_tables(3))
-    sample, rng = ComputeSample(tables, 64), np.random.default_rng(0)
-    prepared = fused_run(sample, EmbeddingSettings(optimizer), device.torch_device, Arenas(), rng)
-    operator, inputs = prepared.run.args
-    indices, offsets, gradient = inputs.indices, inputs.offsets, inputs.gradient
-    for weight in operator.split_embedding_weights():
-        weight.data.copy_(torch.randn_like(weight, dtype=torch.float32))
-    before = [weight.detach().float().clone() for weight in operator.split_embedding_weights()]
-    output = operator(indices, offsets)
-    output.backward(gradient)
+def _error(device: Device, call: Call, optimizer: str, element_bytes: int) -> float:
+    width, pooled = {} if call.pooled else {"dim": 32}, call.pooled
+    alike = tuple(replace(its, bytes_per_element=element_bytes, pooled=pooled, **width) for its in toy_tables(3))
+    asked = ComputeSample(alike, BATCH, call.form), EmbeddingSettings(optimizer), device.torch_device
+    prepare = dense_run if call.form is Form.COPIES else partial(fused_run, arenas=Arenas())
+    run = prepare(*asked, rng=np.random.default_rng(SEED)).run
+    operator, *_, inputs = run.args
+    weights = operator.split_embedding_weights()  # views of them
+    for weight in weights:
+        weight.data.copy_(SMALL * torch.randn_like(weight, dtype=torch.float32))
+    before = [weight.detach().float().clone().requires_grad_() for weight in weights]
+    output = operator(inputs.indices, inputs.offsets).detach()
+    run()
     errors, column = [], 0
-    for index, (table, weight) in enumerate(zip(tables, before, strict=True)):
-        ends = offsets[64 * index : 64 * (index + 1) + 1]
-        own, start = indices[ends[0] : ends[-1]], ends[:-1] - ends[0]
-        plain = torch.nn.functional.embedding_bag(own, weight.requires_grad_(), start, mode="sum")
-        columns = slice(column, column + table.dim)
-        errors.append(float((output[:, columns].float() - plain).detach().abs().max()))
-        plain.backward(gradient[:, columns])
+    for index, (table, weight) in enumerate(zip(alike, before, strict=True)):
+        ends = inputs.offsets[BATCH * index : BATCH * (index + 1) + 1]
+        lookups, columns = slice(int(ends[0]), int(ends[-1])), slice(column, column + table.dim)
+        part, own = (slice(None), columns) if pooled else lookups, inputs.indices[lookups]
+        bags = ends[:-1] - ends[0] if pooled else torch.arange(len(own), device=own.device)
+        plain = torch.nn.functional.embedding_bag(own, weight, bags, mode="sum")
+        plain.backward(inputs.gradient[part])
         step = weight.grad
         if optimizer == "rowwise_adagrad":
-            step = step / (step.pow(2).mean(dim=1, keepdim=True).sqrt() + 1e-8)
-        expected = weight.detach() - RATE * step
-        errors.append(float((operator.split_embedding_weights()[index].float() - expected).abs().max()))
+            step = step / (step.square().mean(dim=1, keepdim=True).sqrt() + 1e-8)
+        errors += [(output[part] - plain).abs().max(), (weights[index] - weight + LEARNING_RATE * step).abs().max()]
         column += table.dim
-    return max(errors)
+    return float(torch.stack(errors).detach().max())  # nan if one is
 
 
-def _copy_gb_per_s(device: Device) -> float:
-    """Measure the GB read and written in a second by a copy, the best of 20."""
-    source = torch.zeros(COPY_BYTES // 4, device=device.torch_device)
-    target = torch.zeros_like(source)
-    best = min(device.time_ms(lambda: target.copy_(source)) for _ in range(20))
-    return 2 * COPY_BYTES / best / 1e6
+def time_points(all_points: Sequence[Point], device: Device, path: Path, divisor: int) -> None:
+    """Time the calls, of that part of their size, and append each to the file; one that fails leaves its error."""
+    for point in all_points:
+        begun, row = time.perf_counter(), {**asdict(point), "divisor": divisor}
+        try:
+            row |= _timed(point, divisor, device)
+            said = "; ".join(_short(phase, row[phase]) for phase in PHASES)
+        except Exception as error:
+            row["error"] = said = repr(error)[:500]
+        row["seconds"] = round(time.perf_counter() - begun, 2)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{point}: {said} [{row['seconds']} s]", flush=True)
+        gc.collect()  # operators refer to themselves
+        torch.cuda.empty_cache()
 
 
-class Campaign:
-    """Samples into a data directory until time is up, as `clock` tells it in seconds."""
-
-    def __init__(
-        self, hardware: Hardware, path: Path, batch_sizes: list[int], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._hardware, self._batch_sizes, self._clock = hardware, batch_sizes, clock
-        self._tables = dlrm_like(batch_size=max(batch_sizes), seed=SEED)
-        self._split = split_tables(self._tables, SEED)
-        self._directory = DataDirectory(path)
-        manifest = Manifest(hardware.fingerprint.to_json(), versions(), {"script": "measure_device"}, SEED)
-        self._directory.begin(manifest, self._tables)
-
-    def run(self, deadline: float, options: argparse.Namespace, copy_gb_per_s: float) -> dict:
-        """Measure, and return what came of it. A batch of each type is measured however little time is left."""
-        chunks = self._directory.compute()
-        sweeps, large = (replace(chunks, directory=self._directory.path / name) for name in ("sweeps", "large"))
-        begun = self._clock()
-        seconds = deadline - begun
-        with self._hardware.compute_meter(print) as meter:
-            recorder = Recorder(lambda _: meter, self._hardware.compute_timing.live, SEED, chunks)
-            sweep, many = self._sweep(options.swept_tables), map(self._large, range(options.large_combinations))
-            swept = self._measure(replace(recorder, chunks=sweeps), sweep, begun + 0.2 * seconds)
-            combined = self._measure(replace(recorder, chunks=large), many, begun + 0.35 * seconds)
-            start = self._clock()
-            left = deadline - start
-            drawn = map(self._random, range(options.max_samples))
-            count = self._measure(recorder, drawn, start + (1 - SECOND_PASS_SHARE) * left)
-            rate = count / (self._clock() - start)
-            again = map(self._random, range(int(SECOND_PASS_SHARE * count)))
-            second = (replace(due, split=TRAIN, second_pass=True) for due in again)
-            self._measure(recorder, second, deadline + 0.2 * max(left, 0.0))
-        for measured_chunks in (chunks, sweeps, large):
-            _compact(measured_chunks)
-        measured = chunks.read()
-        first = [m for m in measured if not m.second_pass]
-        good = [m for m in first if m.error is None]
-        return {
-            "samples": count,
-            "failed": len(first) - len(good),
-            "samples_per_s": rate,
-            "swept": swept,
-            "large_combinations": combined,
-            "second_pass": len(measured) - len(first),
-            "noise": _noise(measured),
-            "halving_costs": _halving(sweeps.read()),
-            "share_of_copy_bandwidth": _bandwidth_share(good, copy_gb_per_s),
-        }
-
-    def _sweep(self, count: int) -> Iterator[Due[ComputeSample]]:
-        chosen = np.random.default_rng(SEED).permutation(len(self._tables))[:count]
-        for number, (index, width) in enumerate(product(chosen.tolist(), halvings(MAX_DIM))):
-            yield Due(ComputeSample((self._tables[index].with_dim(width),), self._batch_sizes[0]), number, number)
-
-    def _large(self, number: int) -> Due[ComputeSample]:
-        rng = np.random.default_rng([SEED, 1, number])
-        count = int(rng.integers(16, MOST_TABLES + 1))
-        chosen = rng.choice(len(self._tables), size=count, replace=False)
-        tables = tuple(self._tables[i].with_dim(int(rng.choice(halvings(MAX_DIM)))) for i in chosen)
-        return Due(ComputeSample(tables, int(rng.choice(self._batch_sizes))), number, number)
-
-    def _random(self, number: int) -> Due[ComputeSample]:
-        rng = np.random.default_rng([SEED, 2, number])
-        batch_size = int(rng.choice(self._batch_sizes))
-        sample, split = ComputeAugmentation(any_width_share=0.5).draw(self._split, batch_size, rng)
-        return Due(sample, number, number, split)
-
-    def _measure(self, recorder: Recorder, due: Iterator[Due], deadline: float) -> int:
-        """Count what is measured of what is due: as far as time allows, but the first batch in any case."""
-        count = 0
-        while (batch := list(islice(due, recorder.live))) and (not count or self._clock() <= deadline):
-            count += len(recorder.record(batch))
-        return count
+def _short(phase: str, its: dict[str, Any]) -> str:
+    beside = f", published {its['published_ms']} ({its['sheet']}, x{its['ratio']})" if "ratio" in its else ""
+    return f"{phase} {its['warm_ms'][1]} ms, flushed {its['flushed_ms'][1]}, host {its['host_ms'][1]}{beside}"
 
 
-def _compact(chunks: Chunks) -> None:
-    """Join many files into one."""
-    files = sorted(chunks.directory.glob("part-*.parquet"))
-    if len(files) > 1:
-        chunks.write(0, chunks.read())
-        for file in files[1:]:
-            file.unlink()
+def _timed(whole: Point, divisor: int, device: Device) -> dict[str, Any]:
+    part = replace(whole, rows=max(whole.rows // divisor, 1), batch_size=max(whole.batch_size // divisor, 1))
+    table = Table("t", part.rows, part.dim, float(part.bag), ONCE, part.element_bytes, pooled=part.pooled)
+    sample, settings = ComputeSample((table,) * part.tables, part.batch_size), EmbeddingSettings(part.optimizer)
+    operator = build_operator(sample, settings, device.torch_device, Arenas(), np.random.default_rng(SEED))
+    for weight in operator.split_embedding_weights():
+        weight.data.uniform_(-1, 1)
+    rows = draw(part, torch.Generator(device.torch_device).manual_seed(SEED))
+    forward = partial(operator, rows.flatten(), torch.arange(0, rows.numel() + 1, part.bag, device=rows.device))
+    grad, unique = torch.randn_like(forward().detach()), sum(len(torch.unique(its)) for its in rows)
+    runs = (lambda: forward), (lambda: partial(forward().backward, grad)), (lambda: lambda: forward().backward(grad))
+    row: dict[str, Any] = {"unique": unique}
+    for phase, run, least_bytes in zip(PHASES, runs, part.least_bytes(unique), strict=True):
+        repeats = [_once(device, run) for _ in range(WARMUP + REPEATS)][WARMUP:]
+        quantiles = np.quantile([list(ways.values()) for ways in repeats], [0.1, 0.5, 0.9], axis=0).T.round(5).tolist()
+        row[phase] = its = dict(zip(repeats[0], quantiles, strict=True))
+        its["gb_per_s"] = round(least_bytes / its["warm_ms"][1] / 1e6, 1)
+        if known := whole.published(phase):
+            its |= {"published_ms": known.ms, "ratio": round(its["warm_ms"][1] / known.ms, 3), "sheet": known.sheet}
+    return row
 
 
-def _ms(measurement: Measurement) -> float:
-    return float(typical_ms(measurement.repeats.times_ms))
+def draw(point: Point, generator: torch.Generator) -> torch.Tensor:
+    """Draw rows, (tables, lookups of each); of Zipf's law the popular ones lie anywhere."""
+    shape, device = (point.tables, point.batch_size * point.bag), generator.device
+    if not point.zipf:
+        return torch.randint(point.rows, shape, generator=generator, device=device)
+    up_to = torch.arange(1, point.rows + 1, dtype=torch.float64, device=device).pow(-point.zipf).cumsum(0)
+    drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device=device) * up_to[-1]
+    rank = torch.searchsorted(up_to, drawn).clamp(max=point.rows - 1)
+    return torch.randperm(point.rows, generator=generator, device=device)[rank]
 
 
-def _noise(measured: list[Measurement]) -> dict[str, float]:
-    apart = pass_repeatability(measured)
-    if not len(apart):
-        return {}
-    quantiles = {name: float(np.quantile(apart, level)) for name, level in (("median", 0.5), ("p90", 0.9))}
-    return {"mean": float(apart.mean()), **quantiles, "drift": pass_drift(measured)}
-
-
-def _halving(swept: list[Measurement]) -> dict[str, float]:
-    """Compute the median over tables of the cost at half the width, relative to the whole."""
-    widths = list(halvings(MAX_DIM))
-    cost = {(m.sample.tables[0].name, m.sample.tables[0].dim): _ms(m) for m in swept if m.error is None}
-    medians = {}
-    for wide, narrow in pairwise(widths):
-        ratios = [
-            cost[name, narrow] / ms for (name, width), ms in cost.items() if width == wide and (name, narrow) in cost
-        ]
-        if ratios:
-            medians[f"{wide} to {narrow}"] = float(np.median(ratios))
-    return medians
-
-
-def _bandwidth_share(good: list[Measurement], copy_gb_per_s: float) -> dict[str, float]:
-    """Compare the bytes that kernels can't do without, in the time they took, with the copy bandwidth; quartiles."""
-    rates = [_least_bytes(m.sample.tables, m.sample.batch_size) / _ms(m) / 1e6 for m in good]
-    if not rates:
-        return {}
-    low, middle, high = np.quantile(np.array(rates) / copy_gb_per_s, [0.25, 0.5, 0.75])
-    return {"lower quartile": float(low), "median": float(middle), "upper quartile": float(high)}
-
-
-def _least_bytes(tables: tuple[Table, ...], batch_size: int) -> float:
-    """Sum up bytes: rows read for lookups, unique rows read and written by updates, outputs written, gradients read."""
-    loads = Loads.of(tables, batch_size)
-    unique = np.minimum(loads.lookups / (loads.reuse @ MEAN_COUNTS), loads.rows)
-    row_bytes = loads.dim * loads.bytes_per_element
-    return float((loads.lookups * (row_bytes + 8) + 2 * unique * row_bytes + 2 * 4 * loads.outputs * loads.dim).sum())
+def _once(device: Device, made: Callable[[], Callable[[], object]]) -> dict[str, float]:
+    """Time a run once each way."""
+    on_gpu, flushed_ms, run = device.torch_device.type == "cuda", device.time_ms(made()), made()
+    if on_gpu:
+        torch.cuda._sleep(BUSY_CYCLES)
+    start, _, end = device.moment(), run(), device.moment()
+    hidden = float(on_gpu and not start.query())
+    device.synchronize()
+    warm_ms, run = device.ms_between(start, end), made()
+    device.synchronize()
+    begun, _, launched = time.perf_counter(), run(), time.perf_counter()
+    device.synchronize()
+    host_ms, wall_ms = 1e3 * (launched - begun), 1e3 * (time.perf_counter() - begun)
+    return {"flushed_ms": flushed_ms, "warm_ms": warm_ms, "hidden": hidden, "host_ms": host_ms, "wall_ms": wall_ms}
 
 
 if __name__ == "__main__":

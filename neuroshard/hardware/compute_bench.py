@@ -168,6 +168,7 @@ def _sgd(weights: torch.Tensor, _specs: list[tuple[int, int]]) -> Update:
 
 def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Update:
     """Make the update of row-wise Adagrad, table by table, of (rows, dim)."""
+    epsilon = max(_EPSILON, torch.finfo(weights.dtype).tiny)  # 0 in fp16, which makes rows that nobody looked up nan
     sizes = [rows * dim for rows, dim in specs]
     tables = [flat.view(shape) for flat, shape in zip(torch.split(weights.detach(), sizes), specs, strict=True)]
     sums = [torch.zeros_like(table[:, :1]) for table in tables]  # of squares, (rows, 1)
@@ -176,7 +177,7 @@ def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Upd
         for table, its_sums, flat in zip(tables, sums, torch.split(gradient, sizes), strict=True):
             own = flat.view_as(table)
             its_sums.add_(own.square().mean(1, keepdim=True))
-            table.addcdiv_(own, its_sums.sqrt() + _EPSILON, value=-LEARNING_RATE)
+            table.addcdiv_(own, its_sums.sqrt() + epsilon, value=-LEARNING_RATE)
 
     return update
 

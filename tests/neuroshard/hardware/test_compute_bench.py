@@ -218,8 +218,9 @@ def test_a_dense_kernel_holds_and_updates_the_rows_of_a_block_only():
     assert [block.count for block in prepared.seen] == [len(inputs.indices)]
 
 
-def test_copies_of_half_precision_train():
-    prepared = _dense(ComputeSample(_tables([1] * 3, bytes_per_element=2), 64, Form.COPIES))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_copies_of_half_precision_train(optimizer):
+    prepared = _dense(ComputeSample(_tables([1] * 3, bytes_per_element=2), 4, Form.COPIES), optimizer)
     weights = prepared.run.args[0].weights
     before = weights.detach().clone()
     prepared.run()
