@@ -132,7 +132,10 @@ class _Operator:
     """Takes what FBGEMM's operator takes on a GPU, and keeps it."""
 
     def __init__(self, **arguments):
-        self.arguments = arguments
+        self.arguments, self.filled = arguments, None
+
+    def init_embedding_weights_uniform(self, *span):
+        self.filled = span
 
 
 @pytest.mark.parametrize(
@@ -154,7 +157,9 @@ def test_weights_lie_in_the_memory_that_the_sample_says(monkeypatch, home, place
         with pytest.raises(UserError, match="hardware=cpu has no second tier of memory"):
             _fused(sample)
     monkeypatch.setattr(compute_bench, "SplitTableBatchedEmbeddingBagsCodegen", _Operator)
-    given = _built(sample, device=torch.device("cuda", 0)).arguments
+    operator = _built(sample, device=torch.device("cuda", 0))
+    given = operator.arguments
+    assert (operator.filled is not None) == (home.tier is Tier.DEVICE)  # never timed on zeros
     known = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     assert given.keys() <= known.keys()
     assert {spec[2:] for spec in given["embedding_specs"]} == {(place, ComputeDevice.CUDA)}

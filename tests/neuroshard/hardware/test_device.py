@@ -1,0 +1,27 @@
+"""How a run is timed on a device."""
+
+from neuroshard.hardware.device import CpuDevice
+
+
+class _Told(CpuDevice):
+    """Tells what it is asked to do, in order."""
+
+    def __init__(self, told):
+        super().__init__(pin=False)
+        self._told = told
+
+    def occupy(self):
+        self._told.append("occupied")
+
+    def moment(self):
+        self._told.append("moment")
+        return super().moment()
+
+    def synchronize(self):
+        self._told.append("synchronized")
+
+
+def test_a_device_is_busy_before_the_clock_starts_and_done_when_it_is_read():
+    told = []
+    assert _Told(told).time_ms(lambda: told.append("run")) >= 0
+    assert told == ["occupied", "moment", "run", "moment", "synchronized"]
