@@ -73,6 +73,11 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         """The name that torch gave this group, under torch's newer word for it."""
         return self.pg_name
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices that torch believes to have a backend here: TorchRec of some releases refuses groups of none."""
+        return [torch.device("cpu")]
+
     def all_to_all_single(
         self,
         output: torch.Tensor,

@@ -1,5 +1,6 @@
 """Timing one rank's local work in TorchRec's training steps, beside mirrors: runs in a process of its own."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,8 @@ class MirrorBench:
 
         They are ms, and bytes that the collective at a stretch's end is given and gives.
         """
+        if self._device.torch_device.type != "cpu":
+            gc.collect()  # models are circles of objects: the last ones' tables would still fill a GPU
         task, rank, clock = renamed(samples[0].plan).task, samples[0].rank, PhaseClock(self._device)
         size = task.topology.num_devices
         drawn = drawn_batches(task.tables, task.batch_size, seeds[0], self._device.torch_device)
@@ -47,7 +50,7 @@ class MirrorBench:
                 sample, own = samples[number], [its[rank] for its in shares]
                 settings = self._settings, seeds[0], sample.precision
                 trained = Trained(sample.plan, self._protocol, clock, self._device, own, *settings)
-                live[number] = _Live(trained, world, [_told(trained, world, its) for its in shares])
+                live[number] = _Live(trained, world, [_told(trained, world, its, self._device) for its in shares])
                 return partial(live[number].turn, self._protocol.steps)
 
             builds = [partial(build, number) for number in range(len(samples))]
@@ -90,10 +93,11 @@ class _Live:
         return self._trained.clock.walk()
 
 
-def _told(trained: Trained, world: World, shares: Sequence[Batch]) -> list[torch.Tensor]:
+def _told(trained: Trained, world: World, shares: Sequence[Batch], device: Device) -> list[torch.Tensor]:
     """Collect what all ranks, whose shares of a batch these are, send to this one in each exchange of their inputs.
 
-    Every rank splits its inputs alike, so this one does it in the place of each.
+    Every rank splits its inputs alike, so this one does it in the place of each. The device is waited for: pipelines
+    send inputs on a stream of their own.
     """
     world.told.clear()
     said = []
@@ -102,4 +106,7 @@ def _told(trained: Trained, world: World, shares: Sequence[Batch]) -> list[torch
         trained.pipeline.exchange_input(batch)
         said.append(tuple(world.kept))
     world.kept.clear()
-    return [torch.cat(of_each) for of_each in zip(*said, strict=True)]
+    device.synchronize()
+    joined = [torch.cat(of_each) for of_each in zip(*said, strict=True)]
+    device.synchronize()
+    return joined

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.remote_device import _remote_device
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-from torchrec.distributed.types import ModuleSharder, ShardedModule
+from torchrec.distributed.types import ModuleSharder, ShardedModule, ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from neuroshard.hardware.device import Device
@@ -40,6 +42,7 @@ from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, StandIn, batches, modules_of, renamed
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
+from neuroshard.torchrec.kernels import shards_of
 from neuroshard.torchrec.sharding_plan import to_sharding_plan
 from neuroshard.words.collective import Precision
 
@@ -125,7 +128,7 @@ class Trained:
         self._model = DistributedModelParallel(
             StandIn(task.tables, protocol.dense),
             device=where,
-            plan=to_sharding_plan(plan, modules_of(task.tables), compute_device=where.type),
+            plan=placed_here(to_sharding_plan(plan, modules_of(task.tables), compute_device=where.type), where),
             sharders=_sharders(settings, precision, where),
         )
         copied, dense = _parted(self._model, set(plan.names_where(lambda layout: layout.dense)))
@@ -159,6 +162,19 @@ class Trained:
         first.register_hook(self.clock.entering(GRADIENTS))
         loss = self._model.module.loss([first, *rest])
         return loss, loss.detach()
+
+
+def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
+    """Put this rank's shards on the device that it has here: beside mirrors, the only one, whatever its rank.
+
+    TorchRec refuses optimizers' states on another device than their plan says.
+    """
+    rank = dist.get_rank()
+    shards = [shard for module in plan.plan.values() for sharding in module.values() for shard in shards_of(sharding)]
+    for shard in shards:
+        if shard.placement is not None and shard.placement.rank() == rank:
+            shard.placement = _remote_device(f"rank:{rank}/{where}")
+    return plan
 
 
 def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.device) -> list[ModuleSharder[nn.Module]]:

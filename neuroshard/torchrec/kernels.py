@@ -19,11 +19,10 @@ KERNELS: dict[Tier, str] = {
     Tier.HOST: EmbeddingComputeKernel.FUSED_UVM.value,
 }
 DENSE: str = EmbeddingComputeKernel.DENSE.value
-KEY_VALUE: tuple[str, ...] = (
-    EmbeddingComputeKernel.KEY_VALUE.value,
-    EmbeddingComputeKernel.SSD_VIRTUAL_TABLE.value,
-    EmbeddingComputeKernel.DRAM_VIRTUAL_TABLE.value,
-    EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE.value,
+KEY_VALUE: tuple[str, ...] = tuple(  # each release of TorchRec has some of them
+    kernel.value
+    for kernel in EmbeddingComputeKernel
+    if kernel is EmbeddingComputeKernel.KEY_VALUE or kernel.name.endswith("_VIRTUAL_TABLE")
 )
 _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 

@@ -17,12 +17,14 @@ from neuroshard.hardware.mirror_bench import MirrorBench
 from neuroshard.hardware.mirror_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
 from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.stand_in import batches, renamed
-from neuroshard.hardware.step_bench import Trained
+from neuroshard.hardware.stand_in import batches, modules_of, renamed
+from neuroshard.hardware.step_bench import Trained, placed_here
 from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol, Stretch, measured_ranks
 from neuroshard.lab.recorder import meters_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Repeats
+from neuroshard.torchrec.kernels import shards_of
+from neuroshard.torchrec.sharding_plan import to_sharding_plan
 from neuroshard.words.collective import Precision
 from tests.kit.processes import as_if_under_torchrun
 from tests.kit.relay import join_relay
@@ -98,6 +100,16 @@ def test_ranks_of_many_take_their_steps():
     pooled = next(i for i, one in enumerate(last.stretches) if (one.phase, one.until) == ("outputs", "all_to_all"))
     its = [plan.task.tables[2], plan.task.tables[5]]
     assert last.received_bytes[pooled] == 8 * sum(table.dim for table in its) * 4  # its own 8 samples
+
+
+def test_a_rank_takes_the_one_device_that_is_there():
+    plan = mixed_plan(4, devices_per_host=2)
+    with mirrored_world(3, 4, 2, lambda *_: nullcontext()):
+        sharding = to_sharding_plan(renamed(plan), modules_of(renamed(plan).task.tables), compute_device="cuda")
+        placed = placed_here(sharding, torch.device("cuda", 0))
+    shards = [shard for module in placed.plan.values() for its in module.values() for shard in shards_of(its)]
+    places = {(shard.placement.rank(), str(shard.placement.device())) for shard in shards}
+    assert places == {(0, "cuda:0"), (1, "cuda:1"), (2, "cuda:0"), (3, "cuda:0")}
 
 
 def test_local_work_of_many_worlds_is_measured_in_one_process():
