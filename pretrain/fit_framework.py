@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import linprog
 
 from neuroshard.models import CostModels
 from neuroshard.models.parts import CONVERTED, FRAMEWORK, TERMS, Framework, counts_of_sets, terms_of
@@ -87,7 +87,7 @@ def _of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]
 def fit_framework(
     models: CostModels, some: Sequence[Measurement[LocalSample]], start: Framework | None = None
 ) -> Framework:
-    """Fit each part by non-negative least squares of relative errors; kernels beside what the models say of them.
+    """Fit each part to the least relative errors with non-negative figures; kernels beside what models say of them.
 
     So each figure is what one more of something costs, and none saves anything. With a start, another machine's, each
     part is drawn to that one's figures times a factor: few samples don't tell what each of the terms costs.
@@ -129,7 +129,7 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 def _solved(amounts: FloatArray, took_ms: FloatArray, before: FloatArray | None) -> FloatArray:
     """Solve for non-negative ms, (F,), of one of each amount (n, F) that miss the measured (n,) least, relative to it.
 
-    Those of `before` (F,), times the factor that tells most, count as so many samples of each amount by itself; they
+    Errors count as they are: squares would let few ranks that wait for their host decide what kernels take. Those of `before` (F,), times the factor that tells most, count as so many samples of each amount by itself; they
     alone tell of amounts that no sample has.
     """
     scale = np.where((most := amounts.max(axis=0)) > 0, most, 1.0)
@@ -137,13 +137,22 @@ def _solved(amounts: FloatArray, took_ms: FloatArray, before: FloatArray | None)
     asked, wanted = amounts / scale * weight[:, None], took_ms * weight
     if before is not None:
         told = (before > 0) | (np.array(_AMOUNTS) != CONVERTED)  # of which 0 says that nobody measured it
-        drawn = np.diag(told * np.sqrt(_START_COUNTS) * np.median(weight))
+        drawn = np.diag(told * _START_COUNTS * np.median(weight))
         known = before * _typical_ratio(amounts, took_ms, before) * scale
         asked, wanted = np.concatenate([asked, drawn]), np.concatenate([wanted, drawn @ known])
-    largest_ms = nnls(asked, wanted)[0]  # of each term, where there is most of it
+    largest_ms = _least_deviations(asked, wanted)  # of each term, where there is most of it
     solved: FloatArray = np.where(largest_ms > _ROUNDING_MS, largest_ms, 0.0) / scale
-    # Squares of relative errors favour what is too low: half of what was measured took longer than this, half less.
-    solved *= _typical_ratio(amounts, took_ms, solved)
+    return solved
+
+
+def _least_deviations(amounts: FloatArray, wanted: FloatArray) -> FloatArray:
+    """Solve for non-negative x (F,) that minimise the sum of |amounts (n, F) x - wanted (n,)|, a linear program."""
+    count, terms = amounts.shape
+    errors = np.eye(count)
+    within = np.block([[amounts, -errors], [-amounts, -errors]])  # each error is at least the difference, either way
+    costs = np.repeat([0.0, 1.0], [terms, count])
+    solution = linprog(costs, A_ub=within, b_ub=np.concatenate([wanted, -wanted]), method="highs")
+    solved: FloatArray = solution.x[:terms]
     return solved
 
 
