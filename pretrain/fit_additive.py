@@ -9,12 +9,12 @@ import torch
 from sklearn.linear_model import LinearRegression
 from torch import nn
 
-from neuroshard.models.compute_models import AdditiveCompute, ComputeEnsemble, RegressionCompute
-from neuroshard.models.features import FeatureSet
+from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute, ComputeEnsemble, RegressionCompute
+from neuroshard.models.features import DIM, FeatureSet
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import shown
+from neuroshard.plumbing.schema import Dim, shown
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.fitting import ComputeFitter, HiddenLayers, OnEpoch, compute_tables
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
@@ -28,6 +28,7 @@ from neuroshard.stages.pretrain.networks import (
 from neuroshard.stages.pretrain.result import accuracy_of
 from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
+_FIRST_SAVED = -1.5
 _FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
 _MOST_TABLES = 12
 _FIRST_SHARE = 0.9  # of a cost that a sum of amounts begins with; the network has the rest
@@ -43,8 +44,20 @@ class AdditiveNetwork(nn.Module):
     Amounts that are moved are counted in multiples of what is typical of a table, by which features are normalised.
     """
 
-    def __init__(self, features: FeatureSet, normaliser: Normaliser, hidden: tuple[int, ...], corrections: int) -> None:
+    def __init__(
+        self,
+        features: FeatureSet,
+        normaliser: Normaliser,
+        hidden: tuple[int, ...],
+        corrections: int,
+        kernel_widths: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
+        self._kernel_widths, self._dim = kernel_widths, features.columns.index(DIM) if kernel_widths else 0
+        # Widths are whole numbers: between this one and the next it is told what is wider.
+        limits = (np.log2(np.array(kernel_widths) + 0.5) - normaliser.shift[self._dim]) / normaliser.scale[self._dim]
+        self._limits = torch.from_numpy(limits.astype(np.float32))
+        self.saved = nn.Parameter(torch.full((len(kernel_widths),), _FIRST_SAVED))  # the logit of a share
         self.network = MonotoneNetwork(features.signs, hidden, 1 + corrections)
         self._signs = alternating(corrections)
         self._moved = np.flatnonzero(features.adds_up)
@@ -60,10 +73,21 @@ class AdditiveNetwork(nn.Module):
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """Compute costs of B = len(count) sets, (B, 1), from features (N, F) of all tables and the set of each (N,)."""
         moved = torch.exp2(features[:, self._moved] * self._steps) @ self.log_moved.exp()
-        sums = segment_sums(moved + self.network(features).exp(), segments, len(count))
+        amounts = moved + self.network(features).exp()
+        sums, own = segment_sums(amounts, segments, len(count)), amounts[:, 0]
         corrected = torch.relu(sums[:, 1:] * self._signs + self.bias) @ self._weight()
         costs: torch.Tensor = sums[:, :1] + (corrected + self.offset)[:, None]
-        return costs
+        return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
+
+    def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
+        """Compute what sets save, (sets,), of tables' own costs (N,), as none is wider than some width; dims (N,)."""
+        widest = torch.full((sets,), -torch.inf).scatter_reduce(0, segments, dims, "amax")
+        saved, left = torch.zeros(sets), own
+        for limit, share in zip(self._limits.flip(0), self.saved.sigmoid().flip(0), strict=True):
+            its = left * share
+            saved = saved + segment_sums(its[:, None], segments, sets)[:, 0] * (widest <= limit)
+            left = left - its
+        return saved
 
     def begin(self, train: ComputeTable, scale_ms: float) -> None:
         """Begin with most of what a regression on the amounts makes of the samples; the network adds the rest."""
@@ -92,6 +116,8 @@ class AdditiveNetwork(nn.Module):
             self.bias.copy_(torch.from_numpy(model.bias))
             self.weight.copy_(torch.from_numpy(model.weight))
             self.offset.fill_(model.offset)
+            if isinstance(model, ByWidestCompute):
+                self.saved.copy_(torch.logit(torch.from_numpy(model.saved)))
 
     def model(self, features: FeatureSet, normaliser: Normaliser, scale_ms: float) -> AdditiveCompute:
         """Export what was fitted, for inference."""
@@ -99,7 +125,10 @@ class AdditiveNetwork(nn.Module):
         moved = np.zeros((self._num_features, 1 + len(bias)), np.float32)
         moved[self._moved] = self.log_moved.detach().exp().numpy() / self._typical[:, None]
         offset = float(self.offset.detach())
-        return AdditiveCompute(features, normaliser, self.network.to_mlp(), moved, bias, weight, offset, scale_ms)
+        fitted = features, normaliser, self.network.to_mlp(), moved, bias, weight, offset, scale_ms
+        if not self._kernel_widths:
+            return AdditiveCompute(*fitted)
+        return ByWidestCompute(*fitted, self._kernel_widths, self.saved.detach().sigmoid().numpy().copy())
 
 
 @dataclass(frozen=True)
@@ -110,6 +139,7 @@ class Additive(HiddenLayers, ComputeFitter):
         hidden: widths of the network's layers.
         features: paper | paper_batch | log | physical | physical_reuse.
         corrections: numbers that say what tables do to each other. The width of the head's hidden layer.
+        kernel_widths: columns up to which a call's kernel is faster if no table is wider; on GPUs [32, 64, 128].
         training_further: how a model of another machine is fitted further.
     """
 
@@ -119,12 +149,17 @@ class Additive(HiddenLayers, ComputeFitter):
     training: TrainingSettings = RELATIVE
     features: str = "physical_reuse"
     corrections: int = 16
+    kernel_widths: tuple[Dim, ...] = ()
     training_further: TrainingSettings = FURTHER
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checked_widths("corrections", [self.corrections])
-        FeatureSet(self.features)
+        known = FeatureSet(self.features).columns
+        if self.kernel_widths and (DIM not in known or sorted({*self.kernel_widths}) != [*self.kernel_widths]):
+            raise UserError(
+                f"kernel_widths={list(self.kernel_widths)} must rise; features={self.features} must have {DIM}"
+            )
 
     @property
     def further(self) -> "Additive":
@@ -151,8 +186,9 @@ class Additive(HiddenLayers, ComputeFitter):
 
     def _network(self, features: FeatureSet, normaliser: Normaliser, start: AdditiveCompute | None) -> AdditiveNetwork:
         if start is None:
-            return AdditiveNetwork(features, normaliser, self.hidden, self.corrections)
-        network = AdditiveNetwork(features, normaliser, tuple(start.network.widths[1:-1]), len(start.bias))
+            return AdditiveNetwork(features, normaliser, self.hidden, self.corrections, self.kernel_widths)
+        widths = start.kernel_widths if isinstance(start, ByWidestCompute) else ()
+        network = AdditiveNetwork(features, normaliser, tuple(start.network.widths[1:-1]), len(start.bias), widths)
         network.load(start)
         return network
 

@@ -129,8 +129,9 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 def _solved(amounts: FloatArray, took_ms: FloatArray, before: FloatArray | None) -> FloatArray:
     """Solve for non-negative ms, (F,), of one of each amount (n, F) that miss the measured (n,) least, relative to it.
 
-    Errors count as they are: squares would let few ranks that wait for their host decide what kernels take. Those of `before` (F,), times the factor that tells most, count as so many samples of each amount by itself; they
-    alone tell of amounts that no sample has.
+    Errors count as they are: squares would let few ranks that wait for their host decide what kernels take. Those of
+    `before` (F,), times the factor that tells most, count as so many samples of each amount by itself; they alone tell
+    of amounts that no sample has.
     """
     scale = np.where((most := amounts.max(axis=0)) > 0, most, 1.0)
     weight = 1 / np.maximum(took_ms, _LEAST_MS)
@@ -152,6 +153,7 @@ def _least_deviations(amounts: FloatArray, wanted: FloatArray) -> FloatArray:
     within = np.block([[amounts, -errors], [-amounts, -errors]])  # each error is at least the difference, either way
     costs = np.repeat([0.0, 1.0], [terms, count])
     solution = linprog(costs, A_ub=within, b_ub=np.concatenate([wanted, -wanted]), method="highs")
+    assert solution.x is not None  # 0 of everything is allowed, and no error is below 0: there is a least one
     solved: FloatArray = solution.x[:terms]
     return solved
 

@@ -63,7 +63,7 @@ def _shipped_bundles() -> Grid:
         models, card = load_bundle(path)
         ranges, tests = models.ranges, card.metrics
         spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
-        errors = (_error(None if tests is None else getattr(tests, part)) for part in PARTS)
+        errors = ("" if tests is None else _error(getattr(tests, part)) for part in PARTS)
         forms = ", ".join(call.name for call in CALLS if call in models.compute.calls and call.form in models.forms)
         grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, forms, *errors)
     return grid
@@ -81,7 +81,7 @@ def _datasheets() -> Grid:
 
 
 def _error(test: ModelTest | None) -> str:
-    return "" if test is None else f"{test.test.mape:.1%}"
+    return "datasheet" if test is None else f"{test.test.mape:.1%}"
 
 
 def _span(span: Range | None) -> str:

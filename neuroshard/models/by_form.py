@@ -10,7 +10,13 @@ from msgspec import Meta
 
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.models.comm_models import NeuralComm, SetComm
-from neuroshard.models.compute_models import AdditiveCompute, ComputeEnsemble, NeuralCompute, RegressionCompute
+from neuroshard.models.compute_models import (
+    AdditiveCompute,
+    ByWidestCompute,
+    ComputeEnsemble,
+    NeuralCompute,
+    RegressionCompute,
+)
 from neuroshard.models.host_tiers import BehindLink, HostLink, HostTiers
 from neuroshard.models.interface import (
     NUM_WAITS,
@@ -32,7 +38,8 @@ from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form, Forms, call_nam
 from neuroshard.words.placement import Tier
 
 COMPUTE_KINDS: dict[str, Any] = {
-    model.kind: model for model in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute, HostTiers)
+    model.kind: model
+    for model in (NeuralCompute, AdditiveCompute, ByWidestCompute, ComputeEnsemble, RegressionCompute, HostTiers)
 }
 COMM_KINDS: dict[str, Any] = {model.kind: model for model in (NeuralComm, SetComm)}
 

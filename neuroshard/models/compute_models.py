@@ -1,6 +1,6 @@
 """Compute models that are fitted: each table's own cost and what isn't additive, the papers' network, a regression."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -23,10 +23,11 @@ from neuroshard.models.stored import (
     within,
 )
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
-from neuroshard.plumbing.schema import parse
+from neuroshard.plumbing.schema import Dim, parse
 
 _MAX_EXPONENT = 20.0  # tables far outside the training range must not overflow
 _MOST_MEMBERS = 1000  # of an ensemble
+_WIDER = 65536.0  # times a typical table's cost: more than narrow tables save on any device
 _LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finite in fp32
 
 
@@ -86,6 +87,53 @@ class AdditiveCompute(Stored, SumModel):
 
 
 @dataclass(frozen=True)
+class ByWidestCompute(AdditiveCompute):
+    """An additive model of kernels that are faster where no table of the call is wider than some width.
+
+    FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
+    64, else 32) and as many registers: a narrow table costs less beside others as narrow. So of each table there are
+    numbers d_w more, one for each width w: the part of its own cost that is saved where none is wider, negative and
+    larger than any sum of them where it is wider itself. Then relu(sum of d_w) is what the set saves by w. A share of
+    an own cost is below 1, so that a table more never makes a set cheaper.
+
+    Attributes:
+        kernel_widths: (W,) rising.
+        saved: (W,) of the part of an own cost that the next larger width leaves, what this one saves.
+    """
+
+    kind: ClassVar[str] = "additive_by_widest"
+
+    kernel_widths: tuple[Dim, ...]
+    saved: Annotated[Float32Array, Held("saved")]
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """Embed each load as an additive model does, and what it saves by each width, (n, 1 + K + W)."""
+        amounts = super().embed(loads)
+        saved = np.full((len(loads), len(self.kernel_widths)), -_WIDER, dtype=np.float32)
+        left = amounts[:, 0].copy()
+        for number in reversed(range(len(self.kernel_widths))):
+            narrow = loads.dim <= self.kernel_widths[number]
+            saved[narrow, number] = left[narrow] * self.saved[number]
+            left[narrow] -= saved[narrow, number]
+        return np.concatenate([amounts, saved], axis=1)
+
+    @property
+    def head(self) -> ReluHead:
+        """The additive model's head, less what is saved."""
+        head, widths = super().head, len(self.kernel_widths)
+        bias = np.concatenate([head.bias, np.zeros(widths, np.float32)])
+        weight = np.concatenate([head.weight, np.full(widths, -1, np.float32)])
+        return replace(head, bias=bias, weight=weight)
+
+    def check(self) -> None:
+        """Raise ValueError as an additive model does; or if widths don't rise, or shares aren't ones."""
+        super().check()
+        widths, saved = np.array(self.kernel_widths), self.saved
+        if saved.shape != widths.shape or not ((saved >= 0) & (saved < 1)).all() or not (np.diff(widths) > 0).all():
+            raise ValueError("what kernels save must be a share from 0 to 1 for each of some rising widths")
+
+
+@dataclass(frozen=True)
 class EnsembleSettings:
     """The settings of each member of an ensemble, as in `bundle.json`."""
 
@@ -136,7 +184,12 @@ class ComputeEnsemble(Stored, SumModel):
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
         """Restore the model from the settings and tensors that it gave."""
         each = enumerate(parse(settings, EnsembleSettings, "settings").members)
-        return cls(tuple(AdditiveCompute.restored(member, within(tensors, str(number))) for number, member in each))
+        return cls(tuple(_kind_of(member).restored(member, within(tensors, str(number))) for number, member in each))
+
+
+def _kind_of(settings: dict[str, Any]) -> type[AdditiveCompute]:
+    """Tell the class of a member from its settings."""
+    return ByWidestCompute if "kernel_widths" in settings else AdditiveCompute
 
 
 @dataclass(frozen=True)

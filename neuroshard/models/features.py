@@ -17,6 +17,7 @@ _REUSE_NAMES = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
 _BYTES_PER_MIB = 1 << 20
 _LANES = (8, 16, 32)
 _LOG = "log_"
+DIM = "log_dim"
 _EITHER_WAY = ("log_unique_rows", "half_precision")
 
 
@@ -156,7 +157,7 @@ class _Features:
 
 
 _PHYSICAL = (
-    "log_dim",
+    DIM,
     "log_rows",
     "log_pooling_factor",
     "log_batch_size",
@@ -173,7 +174,7 @@ _FEATURES = {
     "paper": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES), _paper),
     "paper_batch": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES, "batch_size"), _paper_batch),
     "log": _Features(
-        ("log_dim", "log_rows", "log_pooling_factor", "log_size_bytes", "log_columns_read", *_REUSE_NAMES), _log
+        (DIM, "log_rows", "log_pooling_factor", "log_size_bytes", "log_columns_read", *_REUSE_NAMES), _log
     ),
     "physical": _Features(_PHYSICAL, _physical),
     "physical_reuse": _Features((*_PHYSICAL, "log_reuse_of_a_lookup", "half_precision"), _physical_reuse),

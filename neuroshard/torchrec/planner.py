@@ -50,7 +50,7 @@ from neuroshard.torchrec.planner_report import (
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
 _RESERVED_SHARE = 0.15  # as TorchRec's default reservation
-_DEFAULT_MODELS = {"cpu": "cpu+torchrec", "cuda": "roofline:h100"}
+_DEFAULT_MODELS = {"cpu": "cpu+torchrec", "cuda": "h100+torchrec"}
 
 _Answer = TypeVar("_Answer")
 
@@ -61,8 +61,7 @@ class NeuroShardPlanner(ShardingPlanner):
     Args:
         topology: TorchRec's; None makes the one of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
-        models: cost models, or their name or path; None takes "cpu+torchrec" for CPUs, for GPUs the datasheet
-            "roofline:h100".
+        models: cost models, or their name or path; None takes "cpu+torchrec" for CPUs, "h100+torchrec" for GPUs.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
             passed on to the kernels. A table may lie in rows or copies where its sharding types name row_wise or
             data_parallel, or name nothing; it does where the models' gain is believed, or nothing else fits.

@@ -86,7 +86,8 @@ class Prices:
     Every number of a head's hidden layer, relu(v + bias) * weight, is bounded by a straight line in v. Where its weight
     is positive, by its tangent at the mean device's v; where it is negative, by its chord from the least v that any
     device may have to the most. So the score is no less than the sum of these lines, and a line of a sum of vectors is
-    a sum over shards.
+    a sum over shards. Where a number with a negative weight has no bias, relu of a sum is at most the sum of each
+    shard's own relu: that is as good where one shard can undo what all others save.
 
     Attributes:
         catalog: whose entries have prices.
@@ -109,11 +110,13 @@ class Prices:
         bias, weight = head.bias.astype(np.float64), head.weight.astype(np.float64)
         ends = np.maximum(np.stack([least, most]) + bias, 0) * weight
         chord = np.divide(ends[1] - ends[0], most - least, out=np.zeros_like(weight), where=most > least)
-        slope = np.where(weight < 0, chord, weight * (mean + bias > 0))
+        apart = (weight < 0) & (bias == 0)
+        slope = np.where(apart, 0.0, np.where(weight < 0, chord, weight * (mean + bias > 0)))
         at = np.where(weight < 0, least, mean)
-        base = float((np.maximum(at + bias, 0) * weight - slope * at).sum()) + head.offset
+        base = float((np.maximum(at + bias, 0) * weight - slope * at)[~apart].sum()) + head.offset
         rounding = _SUM_ROUNDING * float((np.abs(slope) * np.maximum(-least, most)).sum())
-        return cls(catalog, (base - rounding) * head.scale_ms, vectors @ slope * head.scale_ms, backward_ms)
+        prices = vectors @ slope + np.maximum(vectors[:, apart], 0) @ weight[apart]
+        return cls(catalog, (base - rounding) * head.scale_ms, prices * head.scale_ms, backward_ms)
 
     @cached_property
     def discount_ms(self) -> float:
