@@ -6,6 +6,7 @@ gradient of all rows, zeros for those that nobody looked up, which is what devic
 optimizer, which knows nothing of embeddings, reads and writes the whole table.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -195,7 +196,17 @@ class ComputeBench:
         self._arenas = Arenas()
 
     def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure an outcome for each sample; its repeats are (R,) ms."""
+        """Measure an outcome for each sample; its repeats are (R,) ms. Those without room beside others go alone."""
+        outcomes = self._together(samples, seeds, report)
+        for index, outcome in enumerate(outcomes):
+            if len(samples) > 1 and (outcome.error or "").startswith(torch.OutOfMemoryError.__name__):
+                gc.collect()  # operators refer to themselves
+                report(index)
+                (outcomes[index],) = self._together([samples[index]], [seeds[index]], lambda _: None)
+        return outcomes
+
+    def _together(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
+        """Measure all of them as one live batch."""
         self._reserve(samples)
         seen: dict[int, tuple[BlockLookups, ...]] = {}
 

@@ -10,10 +10,12 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm,
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
 from neuroshard.hardware import compute_bench
-from neuroshard.hardware.compute_bench import DENSE_WARNING, Arenas, build_operator, dense_run, fused_run
-from neuroshard.hardware.inputs import draw_inputs, inputs_of
+from neuroshard.hardware.compute_bench import DENSE_WARNING, Arenas, ComputeBench, build_operator, dense_run, fused_run
+from neuroshard.hardware.device import CpuDevice
+from neuroshard.hardware.inputs import Prepared, draw_inputs, inputs_of
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.testing import toy_tables
 from neuroshard.words.form import Form
@@ -197,6 +199,25 @@ def test_more_weights_than_memory_is_an_error_not_a_crash(reserve):
 def _parts(flat, tables):
     pieces = flat.detach().split([one.rows * one.dim for one in tables])
     return [piece.view(one.rows, one.dim).clone() for piece, one in zip(pieces, tables, strict=True)]
+
+
+def test_a_sample_without_room_beside_others_is_measured_alone(monkeypatch):
+    samples, together = [ComputeSample(toy_tables(2), 16), ComputeSample(toy_tables(3), 16)], []
+
+    def prepare(self, sample, rng):
+        together.append(sample)
+        if sample is samples[1] and len(together) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Prepared(lambda: None, ())
+
+    monkeypatch.setattr(ComputeBench, "_prepare", prepare)
+    reported = []
+    bench = ComputeBench(CpuDevice(pin=False), EmbeddingSettings(), TimingProtocol(rounds=2, flush_bytes=0))
+    first, second = bench.measure(samples, [0, 1], reported.append)
+    assert (first.error, second.error) == (None, None)
+    assert together == [*samples, samples[1]]
+    assert second.repeats.times_ms.shape == (2,)
+    assert reported[-1] == 1
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
