@@ -458,5 +458,9 @@ def _default_models(compute_device: str) -> str:
         raise UserError(f"no cost models for compute device {compute_device!r}; give models=...")
     name = _DEFAULT_MODELS[compute_device]
     if name.startswith("roofline"):
-        _log.warning("costs are computed from a datasheet (%s); give models=... that were measured on your GPUs", name)
+        _log.warning(
+            "costs are those of one H100, whose exchanges are a datasheet's (%s); give models=... that were measured on "
+            "your GPUs, or another datasheet, such as roofline:b200",
+            name,
+        )
     return name

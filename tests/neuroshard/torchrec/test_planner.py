@@ -186,7 +186,7 @@ def test_the_process_group_gives_the_topology(group):
 
 def test_gpus_without_models_of_their_own_are_warned_about(caplog):
     NeuroShardPlanner(topology(device="cuda"))
-    assert "datasheet (roofline:h100)" in caplog.text
+    assert "those of one H100, whose exchanges are a datasheet's (h100+torchrec)" in caplog.text
 
 
 ROWS, DIM, LOOKUPS, BATCH_SIZE = 1000, 64, 50.0, 128
