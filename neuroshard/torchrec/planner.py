@@ -457,10 +457,10 @@ def _default_models(compute_device: str) -> str:
     if compute_device not in _DEFAULT_MODELS:
         raise UserError(f"no cost models for compute device {compute_device!r}; give models=...")
     name = _DEFAULT_MODELS[compute_device]
-    if name.startswith("roofline"):
+    if compute_device == "cuda":
         _log.warning(
-            "costs are those of one H100, whose exchanges are a datasheet's (%s); give models=... that were measured on "
-            "your GPUs, or another datasheet, such as roofline:b200",
+            "costs are those of one H100, whose exchanges are a datasheet's (%s); give models=... that were measured "
+            "on your GPUs, or another datasheet, such as roofline:b200",
             name,
         )
     return name
