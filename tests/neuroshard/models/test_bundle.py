@@ -21,7 +21,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Accuracy, Margin, Margins, ModelTest, ModelTests
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import random_form_models, random_models, random_regression, toy_tables
+from neuroshard.testing import random_by_widest, random_form_models, random_models, random_regression, toy_tables
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Call, Form
 from neuroshard.words.placement import Home, Tier
@@ -46,10 +46,11 @@ def bundle(tmp_path):
     [
         (random_models(), (256, 4), 256, 4),
         (newer_models(), (None, None), 99, 6),
+        (replace(newer_models(), compute=random_by_widest().members[0]), (None, None), 99, 6),
         (replace(random_form_models(), margins=MARGINS), (None, None), 99, 4),
         (with_host_tiers(random_models(), "roofline:h100"), (256, 4), 256, 4),
     ],
-    ids=["paper", "newer", "every form", "a link to the host"],
+    ids=["paper", "newer", "by widest", "every form", "a link to the host"],
 )
 def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, devices):
     save_bundle(tmp_path / "bundle", saved, CARD)
@@ -215,6 +216,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, saved, change, said):
         CostModels.load(tmp_path)
 
 
+WIDTHS = ("models", "compute", "settings", "members", 1, "kernel_widths")
 SAID = {
     "an older version": (
         ("format",),
@@ -229,6 +231,10 @@ SAID = {
     "text for a number": (("models", "forward", "settings", "scale_ms"), "1", "scale_ms='1' must be a number"),
     "truth for a number": (("margins", "forward", "factor"), True, "must be a number"),
     "an error of text": (("card", "metrics", "compute", "test", "mape"), "small", "mape='small' must be a number"),
+    "widths that don't rise": (WIDTHS, [16, 64, 32], "a share from 0 to 1 for each of some rising widths"),
+    "a width twice": (WIDTHS, [16, 16, 32], "rising widths"),
+    "a width without a share": (WIDTHS, [16, 32, 64, 128], "rising widths"),
+    "a width that no table has": (WIDTHS, [6, 16, 32], "kernel_widths"),
     "an unknown model": (("card", "metrics"), {"sideways": {}}, "unknown field 'sideways'"),
     "half a machine": (("card", "hardware"), {"kind": "cpu"}, "'device' is missing"),
     "an unknown field": (("card", "author"), "me", "unknown field 'author'"),
@@ -264,9 +270,13 @@ BAD_TENSORS = {
     "negative": lambda t: -np.abs(t) - 1,
 }
 PARTS = ["compute.0.shift", "compute.1.scale", "compute.0.network.0.weight", "compute.1.network.1.bias",
-         "compute.0.head.bias", "compute.1.head.weight", "forward.scale", "backward.network.0.weight",
-         "forward.share", "backward.lead"]  # fmt: skip
-SOUND = {("negative", part) for part in PARTS if "scale" not in part and "share" not in part and "lead" not in part}
+         "compute.0.head.bias", "compute.1.head.weight", "compute.1.saved", "forward.scale",
+         "backward.network.0.weight", "forward.share", "backward.lead"]  # fmt: skip
+SOUND = {
+    ("negative", part)
+    for part in PARTS
+    if "scale" not in part and part.rpartition(".")[2] not in ("share", "lead", "saved")
+}
 SOUND |= {("huge", "compute.1.scale"), ("huge", "forward.scale")}  # such a feature counts for nothing
 
 
