@@ -17,6 +17,7 @@ from neuroshard.testing import (
     LinearCompute,
     OpaqueCompute,
     linear_models,
+    random_by_widest,
     random_ensemble,
     random_models,
     random_regression,
@@ -48,6 +49,7 @@ MODELS = {
     "installed": lambda num_devices, seed: CostModels.load("cpu"),
     "networks": _networks,
     "offset": _offset_networks,
+    "by widest": lambda num_devices, seed: replace(_networks(num_devices, seed), compute=random_by_widest(seed)),
     "regression": lambda num_devices, seed: replace(_networks(num_devices, seed), compute=random_regression(seed)),
     "paper": random_models,
     "paper_compute": lambda num_devices, seed: replace(
@@ -129,7 +131,9 @@ def test_one_device_costs_what_it_costs():
     assert 0.9 * cost < _bound(task, simulator) <= cost
 
 
-@pytest.mark.parametrize("model", [random_ensemble().members[0], random_models().compute, LinearCompute()])
+@pytest.mark.parametrize(
+    "model", [random_ensemble().members[0], random_by_widest(), random_models().compute, LinearCompute()]
+)
 def test_prices_are_below_costs_of_any_set(model):
     """Of shards that may lie on one device together, one of an item at most."""
     task, rng = toy_task(12), np.random.default_rng(0)
