@@ -13,6 +13,7 @@ from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute, C
 from neuroshard.models.features import DIM, FeatureSet
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Dim, shown
 from neuroshard.stages.pretrain.examples import ComputeTable
@@ -132,6 +133,7 @@ class AdditiveNetwork(nn.Module):
 
 
 @dataclass(frozen=True)
+@checked
 class Additive(HiddenLayers, ComputeFitter):
     """An own cost for every table, and a correction of the sum.
 

@@ -80,8 +80,11 @@ def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
 
 
 def _scaled(model: Any, factor: float) -> Any:
-    """Multiply the costs, but waiting, of a model of any kind that bundles hold by the factor."""
-    if factor == 1.0:
+    """Multiply the costs, but waiting, of a model of any kind that bundles hold by the factor.
+
+    A datasheet's exchanges stay as they were published.
+    """
+    if factor == 1.0 or isinstance(model, RooflineComm):
         return model
     if isinstance(model, ComputeEnsemble):
         return ComputeEnsemble(tuple(_scaled(member, factor) for member in model.members))

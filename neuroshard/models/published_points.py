@@ -1,6 +1,7 @@
 """Published measurements of GPUs that datasheets stand on: collectives by bytes and devices, kernels by width."""
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,6 +25,8 @@ from neuroshard.words.placement import Home, Tier
 
 _POINTS = Path(__file__).resolve().parent / "points"
 _MS = 1e-3  # of a microsecond
+_LEAST_MS, _MOST_MS = 1e-9, 1e9  # of a curve: interpolated times stay finite
+_COUNT = re.compile("[2-9]|[1-9][0-9]{1,3}")  # of devices: one alone exchanges nothing
 AtLeastOne = Annotated[float, Meta(ge=1, le=1e15)]
 Optimizer = Annotated[str, Meta(pattern="^(sgd|rowwise_adagrad|adam)$")]
 _COLLECTIVES = ("alltoall", "all_reduce", "reduce_scatter", "all_gather")  # by NCCL's names
@@ -226,10 +229,11 @@ class Curves:
         points: dict[str, dict[int, FloatArray]] = {collective: {} for collective in _COLLECTIVES}
         for key, ms in held.items():
             collective, _, count = key.partition(".")
-            if collective not in points or not count.isdecimal() or ms.shape != sizes.shape or not (ms > 0).all():
+            possible = ms.shape == sizes.shape and ((ms >= _LEAST_MS) & (ms <= _MOST_MS)).all()
+            if collective not in points or _COUNT.fullmatch(count) is None or not possible:
                 raise ValueError(f"curve {key!r} isn't positive times of a collective, one for each size")
             points[collective][int(count)] = ms
-        if not all(points.values()) or not (np.diff(sizes, prepend=0.0) > 0).all():
+        if not all(points.values()) or sizes[0] < 1 or not (np.diff(sizes) > 0).all():
             raise ValueError("curves need rising sizes, and times of every collective")
         return cls(sizes, points)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import are
@@ -26,6 +27,7 @@ from neuroshard.models.interface import NUM_WAITS, CommModel, Coverage, OneDevic
 from neuroshard.models.published_points import EVEN, Curves, ExchangePoint, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
+from neuroshard.plumbing.schema import Devices
 from neuroshard.tables.misses import touched_rows
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
@@ -48,6 +50,8 @@ _CACHE_BACKWARD_MS = 0.06  # a call's fixed time backward behind a cache: recsys
 # 1 MiB, an all-reduce counting as two of them.
 _CARD_ALONE, _CARD_IN_RING = 0.88, 0.73
 _BETWEEN_HOSTS_MS = 0.17
+_Speed = Annotated[float, Meta(ge=1e-6, le=1e9)]
+_MOST_ROUNDS = 100
 
 _NCCL = {
     Collective.ALL_TO_ALL: "alltoall",
@@ -204,11 +208,11 @@ class RooflineComm(Stored, CommModel):
     kind: ClassVar[str] = "published"
 
     curves: Annotated[Curves, Held("curves")]
-    network_gb_per_s: float
-    devices_per_host: int
+    network_gb_per_s: _Speed
+    devices_per_host: Devices
     gathers: bool = False
-    rounds: int = 1
-    speed: float = 1.0
+    rounds: Annotated[int, Meta(ge=1, le=_MOST_ROUNDS)] = 1
+    speed: _Speed = 1.0
 
     @property
     def num_devices(self) -> None:

@@ -10,7 +10,13 @@ from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.models import CommModel, ComputeModel, CostModels, ReluHead, SumModel
 from neuroshard.models.by_form import CommByCollective, ComputeByForm
 from neuroshard.models.comm_models import FEATURE_SIGNS, NeuralComm, SetComm
-from neuroshard.models.compute_models import AdditiveCompute, ComputeEnsemble, NeuralCompute, RegressionCompute
+from neuroshard.models.compute_models import (
+    AdditiveCompute,
+    ByWidestCompute,
+    ComputeEnsemble,
+    NeuralCompute,
+    RegressionCompute,
+)
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.host_tiers import HostTiers
 from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline
@@ -172,6 +178,16 @@ def random_ensemble(seed: int = 0) -> ComputeEnsemble:
         )
         for scale_ms in (0.5, 2.0)
     ]  # fmt: skip
+    return ComputeEnsemble(tuple(members))
+
+
+def random_by_widest(seed: int = 0) -> ComputeEnsemble:
+    """Make the same two models, of kernels that save up to half where no table is wider than 16, 32 or 64 columns."""
+    rng, widths = np.random.default_rng(seed), (16, 32, 64)
+    members = [
+        ByWidestCompute(**vars(member), kernel_widths=widths, saved=rng.uniform(0.1, 0.5, 3).astype(np.float32))
+        for member in random_ensemble(seed).members
+    ]
     return ComputeEnsemble(tuple(members))
 
 

@@ -19,6 +19,7 @@ from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.stages.pretrain.pieces import at_speed, nearest, pieces_of
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import (
+    random_by_widest,
     random_ensemble,
     random_form_models,
     random_models,
@@ -192,7 +193,9 @@ def test_other_forms_and_collectives_are_scaled_like_columns():
     assert fitted.input.scale_ms / start.input.scale_ms == pytest.approx(4, rel=1e-3)
 
 
-@pytest.mark.parametrize("model", [random_ensemble(), random_ensemble().members[0], random_regression()])
+@pytest.mark.parametrize(
+    "model", [random_ensemble(), random_ensemble().members[0], random_by_widest(), random_regression()]
+)
 def test_every_kind_is_scaled(model):
     one, start = LoadSets.of([TABLES[:5]], 256), replace(_start(), compute=model)
     parts = Measured.split(_calls(model, 5, lambda ms: 3 * ms), []).parts

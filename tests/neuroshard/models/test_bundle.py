@@ -21,7 +21,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Accuracy, Margin, Margins, ModelTest, ModelTests
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import random_form_models, random_models, random_regression, toy_tables
+from neuroshard.testing import random_by_widest, random_form_models, random_models, random_regression, toy_tables
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Call, Form
 from neuroshard.words.placement import Home, Tier
@@ -32,6 +32,8 @@ TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)
 CARD = Card(
     Fingerprint("cpu", "none", 2, 1 << 30), {"torch": "1"}, None, {"epochs": 3}, ModelTests(TESTED, TESTED, TESTED)
 )
+H100 = CostModels.load("roofline:h100")
+OF_A_SHEET = replace(newer_models(), forward=H100.forward, backward=H100.backward, input=H100.input)
 MARGINS = Margins(*[Margin(0.1, 1.0)] * 3, {"compute.rows": Margin(0.2, 2.0)})
 
 
@@ -44,12 +46,14 @@ def bundle(tmp_path):
 @pytest.mark.parametrize(
     ("saved", "serves", "batch_size", "devices"),
     [
+        (OF_A_SHEET, (None, None), 99, 6),
         (random_models(), (256, 4), 256, 4),
         (newer_models(), (None, None), 99, 6),
+        (replace(newer_models(), compute=random_by_widest().members[0]), (None, None), 99, 6),
         (replace(random_form_models(), margins=MARGINS), (None, None), 99, 4),
         (with_host_tiers(random_models(), "roofline:h100"), (256, 4), 256, 4),
     ],
-    ids=["paper", "newer", "every form", "a link to the host"],
+    ids=["a datasheet's exchanges", "paper", "newer", "by widest", "every form", "a link to the host"],
 )
 def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, devices):
     save_bundle(tmp_path / "bundle", saved, CARD)
@@ -215,6 +219,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, saved, change, said):
         CostModels.load(tmp_path)
 
 
+WIDTHS = ("models", "compute", "settings", "members", 1, "kernel_widths")
 SAID = {
     "an older version": (
         ("format",),
@@ -229,6 +234,10 @@ SAID = {
     "text for a number": (("models", "forward", "settings", "scale_ms"), "1", "scale_ms='1' must be a number"),
     "truth for a number": (("margins", "forward", "factor"), True, "must be a number"),
     "an error of text": (("card", "metrics", "compute", "test", "mape"), "small", "mape='small' must be a number"),
+    "widths that don't rise": (WIDTHS, [16, 64, 32], "a share from 0 to 1 for each of some rising widths"),
+    "a width twice": (WIDTHS, [16, 16, 32], "rising widths"),
+    "a width without a share": (WIDTHS, [16, 32, 64, 128], "rising widths"),
+    "a width that no table has": (WIDTHS, [6, 16, 32], "kernel_widths"),
     "an unknown model": (("card", "metrics"), {"sideways": {}}, "unknown field 'sideways'"),
     "half a machine": (("card", "hardware"), {"kind": "cpu"}, "'device' is missing"),
     "an unknown field": (("card", "author"), "me", "unknown field 'author'"),
@@ -264,9 +273,13 @@ BAD_TENSORS = {
     "negative": lambda t: -np.abs(t) - 1,
 }
 PARTS = ["compute.0.shift", "compute.1.scale", "compute.0.network.0.weight", "compute.1.network.1.bias",
-         "compute.0.head.bias", "compute.1.head.weight", "forward.scale", "backward.network.0.weight",
-         "forward.share", "backward.lead"]  # fmt: skip
-SOUND = {("negative", part) for part in PARTS if "scale" not in part and "share" not in part and "lead" not in part}
+         "compute.0.head.bias", "compute.1.head.weight", "compute.1.saved", "forward.scale",
+         "backward.network.0.weight", "forward.share", "backward.lead"]  # fmt: skip
+SOUND = {
+    ("negative", part)
+    for part in PARTS
+    if "scale" not in part and part.rpartition(".")[2] not in ("share", "lead", "saved")
+}
 SOUND |= {("huge", "compute.1.scale"), ("huge", "forward.scale")}  # such a feature counts for nothing
 
 
@@ -280,6 +293,58 @@ def test_tensors_that_no_sound_bundle_holds_are_refused(newer, tmp_path, how, pa
         return
     with pytest.raises(UserError):
         CostModels.load(bundle)
+
+
+def _of_curves(**changed):
+    """Change some curves of forward exchanges; two underscores stand for a dot, and None removes one."""
+
+    def change(_, tensors):
+        for key, how in changed.items():
+            name = f"forward.curves.{key.replace('__', '.')}"
+            old = tensors.pop(name, None)
+            if how is not None:
+                tensors[name] = how(old)
+
+    return change
+
+
+def _of_exchanges(**settings):
+    return lambda described, _: described["models"]["forward"]["settings"].update(settings)
+
+
+NO_TIMES = "isn't positive times of a collective, one for each size"
+NO_CURVES = "curves need rising sizes, and times of every collective"
+BAD_EXCHANGES = {
+    "negative times": (_of_curves(alltoall__8=lambda ms: -ms), NO_TIMES),
+    "no time at all": (_of_curves(alltoall__8=lambda ms: 0 * ms), NO_TIMES),
+    "endless times": (_of_curves(alltoall__8=lambda ms: 1e300 * ms), NO_TIMES),
+    "a time too few": (_of_curves(all_gather__2=lambda ms: ms[1:].copy()), NO_TIMES),
+    "falling sizes": (_of_curves(sizes=lambda sizes: sizes[::-1].copy()), NO_CURVES),
+    "a size twice": (_of_curves(sizes=lambda sizes: np.maximum(sizes, sizes[1])), NO_CURVES),
+    "sizes below a byte": (_of_curves(sizes=lambda sizes: sizes * 1e-300), NO_CURVES),
+    "no sizes": (_of_curves(sizes=None), NO_TIMES),
+    "a missing collective": (_of_curves(all_reduce__2=None, all_reduce__8=None), NO_CURVES),
+    "an unknown collective": (_of_curves(broadcast__2=lambda _: np.ones(21)), NO_TIMES),
+    "one device": (_of_curves(alltoall__1=lambda _: np.ones(21)), NO_TIMES),
+    "no devices": (_of_curves(alltoall__0=lambda _: np.ones(21)), NO_TIMES),
+    "no count of devices": (_of_curves(alltoall__many=lambda _: np.ones(21)), NO_TIMES),
+    "more devices than there are": (_of_curves(alltoall__99999=lambda _: np.ones(21)), NO_TIMES),
+    "a network backward": (_of_exchanges(network_gb_per_s=-50.0), "network_gb_per_s=-50.0 must be"),
+    "no network": (_of_exchanges(network_gb_per_s=0.0), "network_gb_per_s=0.0 must be"),
+    "hosts without devices": (_of_exchanges(devices_per_host=0), "devices_per_host=0 must be"),
+    "no rounds": (_of_exchanges(rounds=-1), "rounds=-1 must be"),
+    "no speed": (_of_exchanges(speed=0.0), "speed=0.0 must be"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_EXCHANGES)
+def test_exchanges_that_no_datasheet_has_are_refused(tmp_path, what):
+    change, said = BAD_EXCHANGES[what]
+    save_bundle(tmp_path, OF_A_SHEET, CARD)
+    _change(tmp_path, change)
+    with pytest.raises(UserError, match=said) as refused:
+        CostModels.load(tmp_path)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_reader_gets_one_bundle_while_another_replaces_it(bundle, monkeypatch):

@@ -18,6 +18,7 @@ from tests.kit.bundles import newer_models, write_parts
 from tests.kit.plans import whole
 from tests.kit.wrong_values import change_for
 
+H100 = CostModels.load("roofline:h100")
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "50"))
 
 
@@ -26,13 +27,15 @@ def bundles(tmp_path_factory):
     """A bundle of every form, and a place for changed ones."""
     root, newer = tmp_path_factory.mktemp("bundles"), newer_models()
     save_bundle(root / "newer", newer, Card())
+    exchanges = {name: getattr(H100, name) for name in ("forward", "backward", "input")}
+    save_bundle(root / "datasheet", replace(newer, compute=random_regression(), **exchanges), Card())
     save_bundle(root / "paper", random_models(), Card())
     save_bundle(root / "linear", replace(newer, compute=random_regression()), Card())
     (root / "changed").mkdir()
     return root
 
 
-@pytest.mark.parametrize("form", ["newer", "paper", "linear"])
+@pytest.mark.parametrize("form", ["newer", "paper", "linear", "datasheet"])
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_wrong_values_are_refused_or_harmless(bundles, form):

@@ -20,6 +20,7 @@ from neuroshard.testing import (
     SumModelConformance,
     random_by_collective,
     random_by_form,
+    random_by_widest,
     random_ensemble,
     random_models,
     random_regression,
@@ -59,9 +60,12 @@ class TestSums(_Made, SumModelConformance):
 
 PHYSICAL_COMPUTE = {
     "additive": lambda: random_ensemble().members[0],
+    "by widest": lambda: random_by_widest().members[0],
+    "ensemble by widest": random_by_widest,
     "regression": random_regression,
     "ensemble": random_ensemble,
     "installed": lambda: INSTALLED.compute,
+    "installed for GPUs": lambda: CostModels.load("h100").compute,
     "with parts": lambda: WithParts(random_ensemble(), (lambda loads: 1e-6 * loads.lookups,)),
     "by form": random_by_form,
     "roofline": lambda: RooflineCompute(1000.0),

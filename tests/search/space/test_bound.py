@@ -17,6 +17,7 @@ from neuroshard.testing import (
     LinearCompute,
     OpaqueCompute,
     linear_models,
+    random_by_widest,
     random_ensemble,
     random_models,
     random_regression,
@@ -48,6 +49,7 @@ MODELS = {
     "installed": lambda num_devices, seed: CostModels.load("cpu"),
     "networks": _networks,
     "offset": _offset_networks,
+    "by widest": lambda num_devices, seed: replace(_networks(num_devices, seed), compute=random_by_widest(seed)),
     "regression": lambda num_devices, seed: replace(_networks(num_devices, seed), compute=random_regression(seed)),
     "paper": random_models,
     "paper_compute": lambda num_devices, seed: replace(
@@ -90,13 +92,21 @@ def _gap(task, simulator):
     return simulator.cost(task, plan).total_ms / _bound(task, simulator) - 1
 
 
-@pytest.mark.parametrize(("models", "batch_size", "most"), [("roofline:h100", 65536, 0.04), ("cpu", 4096, 0.1)])
+@pytest.mark.parametrize(
+    ("models", "batch_size", "most"), [("roofline:h100", 65536, 0.04), ("cpu", 4096, 0.1), ("h100", 65536, 0.2)]
+)
 def test_the_bound_is_close_for_models_that_keep_to_physics(models, batch_size, most):
     """Many tables of many sizes on a few devices leave little to be gained, but that each shard sorts all lookups."""
     simulator, tables = Simulator(CostModels.load(models)), dlrm_like(batch_size=batch_size, seed=1)
     for num_devices in (4, 8):
         (task,) = drawn(tables, Topology(num_devices, 4 << 30), batch_size, TaskDraw(count=1))
         assert 0 <= _gap(task, simulator) < most
+
+
+def test_what_narrow_tables_save_takes_little_from_the_bound():
+    """A wide table beside them would undo it on any device, by more than all that there is to be saved."""
+    task, models = toy_task(48), replace(_networks(4, 0), compute=random_by_widest())
+    assert 0 <= _gap(task, Simulator(models)) < 0.1
 
 
 def test_costs_that_only_add_up_are_bounded_by_their_mean():
@@ -129,7 +139,9 @@ def test_one_device_costs_what_it_costs():
     assert 0.9 * cost < _bound(task, simulator) <= cost
 
 
-@pytest.mark.parametrize("model", [random_ensemble().members[0], random_models().compute, LinearCompute()])
+@pytest.mark.parametrize(
+    "model", [random_ensemble().members[0], random_by_widest(), random_models().compute, LinearCompute()]
+)
 def test_prices_are_below_costs_of_any_set(model):
     """Of shards that may lie on one device together, one of an item at most."""
     task, rng = toy_task(12), np.random.default_rng(0)

@@ -1,0 +1,109 @@
+"""What kernels save where no table of a call is wide, learned from calls whose cost is known."""
+
+import numpy as np
+import pytest
+import torch
+
+from neuroshard.cost.loads import LoadSets
+from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute
+from neuroshard.models.features import FeatureSet
+from neuroshard.models.stored import Normaliser
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records.samples import ComputeSample
+from neuroshard.stages.pretrain.examples import ComputeTable
+from neuroshard.stages.pretrain.fit_additive import Additive, AdditiveNetwork
+from neuroshard.stages.pretrain.measurements import SplitMeasurements
+from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.testing import random_by_widest, toy_tables
+from tests.kit.made_up import BRIEF, measured
+
+TRAINING = TrainingSettings(epochs=60, batch_size=16, learning_rate=1e-2, loss="absolute_relative", patience=60)
+NARROW, SAVED = 32, 0.4
+TABLES = toy_tables(60)
+FEW_NARROW = [table for table in TABLES if table.dim <= NARROW]
+
+
+def _cost_ms(tables):
+    """In proportion to what is looked up; less where no table is wide."""
+    beside_a_wide_one = 0.1 * len(tables) + sum(1e-4 * t.pooling_factor * 256 * t.dim for t in tables)
+    return beside_a_wide_one * (1 - SAVED * (max(t.dim for t in tables) <= NARROW))
+
+
+def _calls(count, seed):
+    """Every other one of narrow tables alone."""
+    rng = np.random.default_rng(seed)
+    pools = FEW_NARROW, TABLES
+    drawn = [pools[i % 2] for i in range(count)]
+    return [tuple(pool[j] for j in rng.permutation(len(pool))[: rng.integers(1, 6)]) for pool in drawn]
+
+
+def _split(calls):
+    made = [measured(ComputeSample(its, 256), i, _cost_ms(its)) for i, its in enumerate(calls)]
+    return SplitMeasurements(made[30:], made[:30], [], made)
+
+
+def _fitted(kernel_widths=(), start=None, training=TRAINING):
+    fitter = Additive((16,), training, corrections=2, kernel_widths=kernel_widths)
+    return fitter.fit(_split(_calls(330, 0)), start, 0, lambda _epoch, _loss: None)
+
+
+def _error(model):
+    calls = _calls(100, 1)
+    return np.abs(model.predict(LoadSets.of(calls, 256)) / [_cost_ms(its) for its in calls] - 1).mean()
+
+
+def test_what_a_kernel_saves_without_a_wide_table_is_learned():
+    told, untold = _fitted((NARROW,)), _fitted()
+    assert _error(told) < 0.3 * _error(untold)
+    assert told.saved[0] == pytest.approx(SAVED, abs=0.1)
+
+
+@pytest.mark.parametrize("kernel_widths", [(), (8, NARROW)])
+def test_additive_networks_predict_what_the_exported_model_does(kernel_widths):
+    """Tables as wide as a width count as narrow; the model, loaded again, is the same network."""
+    torch.manual_seed(0)
+    calls, features = [*_calls(40, 2), *([table] for table in TABLES)], FeatureSet("physical_reuse")
+    assert {4, 8, 16, NARROW, 64} == {max(table.dim for table in its) for its in calls}
+    table = ComputeTable.of(_split(calls).everything, features)
+    normaliser = Normaliser.fitted(table.features)
+    inputs = table.examples(normaliser, 2.0).inputs(torch.arange(len(calls)))
+    network = AdditiveNetwork(features, normaliser, (16,), 4, kernel_widths)
+    with torch.no_grad():
+        network.saved.copy_(torch.linspace(-0.5, 0.5, len(kernel_widths)))
+        network.weight.mul_(20)
+        network.offset.fill_(10)
+    exported = network.model(features, normaliser, 2.0)
+    again = AdditiveNetwork(features, normaliser, (16,), 4, kernel_widths)
+    again.load(exported)
+    assert type(exported) is (ByWidestCompute if kernel_widths else AdditiveCompute)
+    for one in (network, again):
+        cost_ms = 2.0 * one(*inputs).detach().numpy()[:, 0]
+        assert np.allclose(cost_ms, exported.predict(LoadSets.of(calls, 256)), rtol=1e-4)
+
+
+def test_fitting_further_keeps_the_starts_widths():
+    """Whatever the fitter's own are: what it begins with is what the start has learned."""
+    start = random_by_widest().members[0]
+    still = TrainingSettings(epochs=1, learning_rate=1e-12)
+    fitted = _fitted((8,), start, still)
+    assert fitted.kernel_widths == start.kernel_widths
+    assert np.allclose(fitted.saved, start.saved, rtol=1e-4)
+    moved = _fitted((), start, BRIEF)
+    assert moved.kernel_widths == start.kernel_widths
+    assert not np.allclose(moved.saved, start.saved, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kernel_widths": (64, 32)}, r"kernel_widths=\[64, 32\] must rise"),
+        ({"kernel_widths": (32, 32)}, "must rise"),
+        ({"kernel_widths": (30,)}, r"kernel_widths\[0\]=30 must be a multiple of 4"),
+        ({"kernel_widths": (0, 32)}, r"kernel_widths\[0\]=0 must be a whole number of at least 4"),
+        ({"kernel_widths": (32,), "features": "paper"}, "features=paper must have log_dim"),
+    ],
+)
+def test_widths_that_cannot_be_told_apart_are_refused(settings, said):
+    with pytest.raises(UserError, match=said) as refused:
+        Additive(**settings)
+    assert "\n" not in str(refused.value)

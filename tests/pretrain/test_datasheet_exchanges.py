@@ -1,0 +1,123 @@
+"""Models of a machine whose kernels were measured, and whose exchanges are a datasheet's."""
+
+import numpy as np
+import pytest
+
+from neuroshard import CostModels, Simulator, Task, Topology, UserError
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT
+from neuroshard.models import load_bundle
+from neuroshard.models.comm_models import SetComm
+from neuroshard.models.datasheets import exchanges_of
+from neuroshard.models.interface import Coverage
+from neuroshard.models.roofline import RooflineComm
+from neuroshard.models.trust import DATASHEET
+from neuroshard.records.splits import split_tables
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.pretrain.pieces import pieces_of
+from neuroshard.stages.pretrain.pretrain import Pretrain
+from neuroshard.tables.sources.dlrm_like import dlrm_like
+from neuroshard.words.collective import Collective, name_of
+from neuroshard.words.form import Form
+from tests.kit.made_up import BRIEF_SETS, collected
+from tests.kit.plans import COPIES, laid_out, whole
+
+SHEET = "roofline:h100"
+H100 = CostModels.load(SHEET)
+BATCH_SIZE = 1024
+TABLES = tuple(dlrm_like(num_tables=80, batch_size=BATCH_SIZE))
+EVERY = tuple(name_of(one) for one in Collective)
+
+
+def _collected(path, exchanges=0, calls=120, forms=tuple(Form)):
+    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
+    drawn = ComputeAugmentation(max_tables=5, max_bytes=1 << 28, forms=forms, sharers=(2, 4))
+    swapped = CommAugmentation(num_devices=(4,), collectives=EVERY)
+    compute = [drawn.draw(split, BATCH_SIZE, rng) for _ in range(calls)]
+    comm = [swapped.draw(4, BATCH_SIZE, rng, 2) for _ in range(exchanges)]
+    return collected(path, TABLES, compute, comm, rng).path
+
+
+def _pretrain(data, out, **settings):
+    return Pretrain(str(data), str(out), **(BRIEF_SETS | settings)).run()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """Fitted to kernels alone."""
+    root = tmp_path_factory.mktemp("sheet")
+    _pretrain(_collected(root / "data"), root / "bundle", exchanges=SHEET)
+    return root / "bundle"
+
+
+def _tasks():
+    """With exchanges on a host and between hosts."""
+    for devices, per_host in ((4, None), (4, 2), (16, None)):
+        yield Task(TABLES[:8], Topology(devices, 1 << 36, devices_per_host=per_host), BATCH_SIZE)
+
+
+def test_exchanges_are_exactly_the_datasheets(bundle):
+    models = CostModels.load(bundle)
+    assert models.forms == {*Form}
+    rng = np.random.default_rng(0)
+    for task in _tasks():
+        devices = task.topology.num_devices
+        traffic = laid_out(task, range(devices), range(task.topology.domain_size), COPIES, *range(1, 4), 2, 3).traffic
+        starts = rng.uniform(0, 5, size=(1, devices))
+        for name in (FORWARD, BACKWARD, INPUT):
+            one, other = (getattr(its, name).predict(traffic, starts) for its in (models, H100))
+            assert (one == other).all(), name
+            assert one.max() > starts.max() - starts.min(), name
+
+
+def test_what_nobody_measured_has_the_datasheets_margins_and_no_range_or_error(bundle):
+    models, card = load_bundle(bundle)
+    margin = exchanges_of(SHEET)[1]
+    assert margin.factor > 1
+    assert 0 < margin.relative < 0.3
+    assert [models.margins.of(name) for name in (FORWARD, BACKWARD, INPUT)] == [margin] * 3
+    assert models.margins.compute != margin
+    assert (models.ranges.devices, models.ranges.columns_on_a_device) == (None, None)
+    assert (card.metrics.forward, card.metrics.backward) == (None, None)
+    assert card.metrics.others.keys() == {"compute.rows", "compute.copies"}
+    assert card.metrics.compute.test.samples > 0
+    for task in _tasks():
+        warnings = Simulator(CostModels.load(bundle)).warnings(whole(task))
+        assert not [line for line in warnings if line.startswith(("devices", "columns on a device"))]
+
+
+def test_costs_say_that_exchanges_are_a_datasheets_and_kernels_are_not(bundle):
+    task = Task(TABLES[:8], Topology(4, 1 << 36), BATCH_SIZE)
+    told = [Simulator(models).cost(task, whole(task)).caveat for models in (CostModels.load(bundle), H100)]
+    assert told[0] == f"{DATASHEET}: exchanges {Coverage.COVERED}"
+    assert told[1].startswith(f"{DATASHEET}: kernels")
+
+
+def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):
+    data = _collected(tmp_path / "data", exchanges=400)
+    _pretrain(data, tmp_path / "fitted", init=str(bundle), keep_worse=True)
+    models, card = load_bundle(tmp_path / "fitted")
+    kinds = {name: type(model) for name, model in pieces_of(models).items()}
+    assert RooflineComm not in kinds.values()
+    assert {SetComm} == {kind for name, kind in kinds.items() if not name.startswith(COMPUTE)}
+    assert models.forms == {*Form}
+    assert models.ranges.devices.most == 4
+    assert card.metrics.forward.test.samples > 0
+    assert models.margins.forward != exchanges_of(SHEET)[1]
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "settings", "said"),
+    [
+        (400, {"exchanges": SHEET}, f"exchanges={SHEET}, but data holds measured exchanges; leave the setting out"),
+        (0, {"exchanges": "cpu"}, "exchanges=cpu is no datasheet; take one, such as roofline:h100"),
+        (0, {"exchanges": "roofline:h1000"}, "h1000"),
+        (0, {}, "holds no exchanges for the train split"),
+    ],
+)
+def test_exchanges_come_from_one_place(tmp_path, exchanges, settings, said):
+    data = _collected(tmp_path / "data", exchanges, forms=(Form.COLUMNS,))
+    with pytest.raises(UserError, match=said) as refused:
+        _pretrain(data, tmp_path / "models", **settings)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "models" / "bundle.json").exists()
