@@ -9,6 +9,7 @@ import numpy as np
 
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
+from neuroshard.models.host_tiers import memory_bytes
 from neuroshard.models.interface import waits
 from neuroshard.models.parts import FRAMEWORK, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.plumbing.arrays import FloatArray
@@ -27,6 +28,8 @@ from neuroshard.tables import Table
 from neuroshard.words.collective import BACK_ONLY, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call
 from neuroshard.words.placement import Tier
+
+_QUARTILES, _BYTES_PER_MS = (0.25, 0.5, 0.75), 1e6  # of 1 GB/s
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,13 @@ class SplitMeasurements:
         """All measurements as if made at one speed of the machine."""
         splits = (self.train, self.valid, self.test, self.everything)
         return SplitMeasurements(*([m.level for m in split] for split in splits))
+
+    @property
+    def moved_gb_per_s(self) -> tuple[float, float, float]:
+        """Quartiles of the rate at which kernel calls, of which there are some, move bytes (`memory_bytes`)."""
+        sets, took_ms = loads_of([m.sample for m in self.everything]), [m.typical_ms for m in self.everything]
+        low, middle, high = np.quantile(sets.totals(memory_bytes(sets.loads)) / took_ms / _BYTES_PER_MS, _QUARTILES)
+        return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
         """Split exchanges by group, each as if it were an all-to-all; what is measured twice stays as it is."""

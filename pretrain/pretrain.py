@@ -161,6 +161,7 @@ class Pretrain:
             | ({} if start is None else {"digest": start.digest})
             | ({} if measured.slowness is None else {"slowness": measured.slowness}),
             metrics=ModelTests.of(metrics),
+            moved_gb_per_s=compute.moved_gb_per_s,
         )
 
 

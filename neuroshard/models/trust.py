@@ -113,6 +113,8 @@ class Card:
         data: what the models were fitted to; None if that is unknown.
         training: settings of the networks and of the training, for people.
         metrics: of each model, on tables never seen in training, with the noise floor beside them; None if unknown.
+        moved_gb_per_s: quartiles over kernel calls of columns: at which rate they move the bytes that they can't do
+            without; None if unknown. Beside a copy's rate that is the share of the bandwidth which they reach.
     """
 
     hardware: Fingerprint | None = None
@@ -120,6 +122,7 @@ class Card:
     data: DataSummary | None = None
     training: dict[str, Any] = field(default_factory=dict)
     metrics: ModelTests | None = None
+    moved_gb_per_s: tuple[NonNegative, NonNegative, NonNegative] | None = None
 
 
 def hardware_warning(models: str | None, measured: Fingerprint | None) -> str | None:
