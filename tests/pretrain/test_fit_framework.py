@@ -83,6 +83,15 @@ def _missed(its):
     return np.abs(its.predicted_ms - its.measured_ms).sum() / its.measured_ms.sum()
 
 
+def test_two_ranks_that_took_ten_times_as_long_change_nothing():
+    """All others agree on what each amount takes; under squares of errors they would give way."""
+    some = [replace(m, repeats=m.repeats.times(10.0)) if n % 50 == 0 else m for n, m in enumerate(_measured(60))]
+    learned = replace(MODELS, framework=fit_framework(MODELS, some))
+    assert learned.framework.factor == pytest.approx(TRUTH.factor, rel=1e-3)
+    for name, predicted in predicted_framework(learned, _measured(40, first=1000)).items():
+        assert _missed(predicted) < 1e-3, name
+
+
 def test_few_samples_are_learned_from_beside_another_machines_figures():
     """Those take half as long again; a fifth of noise misleads who begins with nothing."""
     rng, start = np.random.default_rng(0), TRUTH.scaled(1.5)

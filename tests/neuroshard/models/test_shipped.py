@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 
 from neuroshard.bundles import shipped_names, shipped_path
-from neuroshard.cost.cost import INPUT
+from neuroshard.cost.cost import COMPUTE, INPUT
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.parts import FRAMEWORK
+from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.words.form import Form
+from neuroshard.words.form import CALLS, Form
 
+SHIPPED = ["cpu", "h100"]
 _MANY = 100  # values, of which it means something that not one in thirty lies outside its interval
 
 
@@ -37,16 +39,50 @@ def test_cpu_models_are_shipped_with_a_complete_card():
         assert 0.8 < card.metrics.others[name].coverage <= 1
 
 
-def test_they_know_every_form_and_whole_steps():
-    models = CostModels.load("cpu")
+def test_gpu_models_are_shipped_with_a_complete_card():
+    assert "h100" in shipped_names()
+    models, card = load_bundle(shipped_path("h100"))
+    assert card.hardware.kind == "cuda"
+    assert "H100" in card.hardware.device
+    assert {"torch", "fbgemm-gpu"} <= card.versions.keys()
+    assert sum(card.data.compute_samples.values()) >= 2000
+    assert (card.metrics.forward, card.metrics.backward) == (None, None)  # a datasheet's
+    assert isinstance(models.forward, RooflineComm)
+    framework = {f"{FRAMEWORK}.{part}" for part in ("input", "kernels", "outputs")}
+    calls = {"rows", "copies", "sequence_columns", "sequence_rows", "cached_columns"}
+    assert card.metrics.others.keys() == framework | {f"{COMPUTE}.{call}" for call in calls}
+    assert 0 < card.metrics.compute.test.mape < 0.1
+    assert 0.8 < card.metrics.compute.coverage < 0.97
+    for metrics in card.metrics.others.values():
+        assert 0.8 <= metrics.coverage <= 1
+    for call in calls:
+        assert 0 < card.metrics.others[f"{COMPUTE}.{call}"].test.mape < 0.2
+    for name in framework:
+        assert 0 < card.metrics.others[name].test.mape < 0.3
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_they_know_every_form_and_whole_steps(name):
+    models = CostModels.load(name)
     assert models.forms == set(Form)
     assert models.input is not None
     assert models.in_torchrec().of_whole_steps
+    assert CostModels.load(f"{name}+torchrec").of_whole_steps
 
 
-@pytest.mark.parametrize(("num_devices", "batch_size"), [(2, 256), (4, 4096), (5, 700), (8, 8192)])
-def test_they_serve_any_number_of_devices_and_batch_size_in_range(num_devices, batch_size):
-    simulator = Simulator(CostModels.load("cpu"))
+def test_gpu_models_know_host_memory_and_sequences_too():
+    assert CostModels.load("h100").compute.calls == {*CALLS}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "batch_size"),
+    [
+        *[("cpu", *sizes) for sizes in ((2, 256), (4, 4096), (5, 700), (8, 8192))],
+        *[("h100", *sizes) for sizes in ((2, 2048), (5, 7000), (8, 65536), (128, 16384))],
+    ],
+)
+def test_they_serve_any_number_of_devices_and_batch_size_in_range(name, num_devices, batch_size):
+    simulator = Simulator(CostModels.load(name))
     tables = tuple(table.with_dim(32) for table in dlrm_like(num_tables=20, batch_size=batch_size, seed=5))
     task = Task(tables, Topology(num_devices, 8 << 30), batch_size)
     plan = BeamSearch(max_splits=2).find(task, simulator).plan
@@ -63,22 +99,24 @@ def test_they_warn_outside_their_range():
     assert {"devices", "batch size", "dim"} <= names
 
 
-@pytest.mark.parametrize("batch_size", [256, 2048])
-def test_more_lookups_cost_no_less(batch_size):
+@pytest.mark.parametrize(("name", "batch_size"), [("cpu", 256), ("cpu", 2048), ("h100", 2048), ("h100", 32768)])
+def test_more_lookups_cost_no_less(name, batch_size):
     """Their form doesn't demand it: it is what they learned."""
     pool = dlrm_like(num_tables=120, batch_size=batch_size, seed=8)
     sets = [[table.with_dim(4 * (1 + (7 * i + n) % 32)) for n, table in enumerate(pool[i::12])] for i in range(12)]
     busier = [[replace(table, pooling_factor=1.5 * table.pooling_factor) for table in tables] for tables in sets]
-    model = CostModels.load("cpu").compute
+    model = CostModels.load(name).compute
     cost = model.predict(LoadSets.of(sets, batch_size))
     assert (model.predict(LoadSets.of(busier, batch_size)) > cost).all()
     assert (model.predict(LoadSets.of(sets, 2 * batch_size)) > cost).all()
 
 
 @pytest.mark.parametrize("dim", [4, 64, 512])
-def test_beyond_what_was_measured_costs_grow_with_lookups(dim):
+@pytest.mark.parametrize(("name", "batch_size"), [("cpu", 1024), ("h100", 65536)])
+def test_beyond_what_was_measured_costs_grow_with_lookups(name, batch_size, dim):
     """Four times the lookups of a large table take about four times as long, though no sample had as many."""
-    table = replace(dlrm_like(num_tables=1, batch_size=1024, seed=5)[0], dim=dim, rows=2_000_000, pooling_factor=400.0)
+    (table,) = dlrm_like(num_tables=1, batch_size=batch_size, seed=5)
+    table = replace(table, dim=dim, rows=2_000_000, pooling_factor=400.0)
     sets = [[table], [replace(table, pooling_factor=1600.0)]]
-    few, many = CostModels.load("cpu").compute.predict(LoadSets.of(sets, 1024))
+    few, many = CostModels.load(name).compute.predict(LoadSets.of(sets, batch_size))
     assert 3 < many / few < 5
