@@ -80,8 +80,8 @@ def _points(_: ns.Simulator) -> Iterator[str]:
         yield f"| {call} | {its['optimizer']} | {' | '.join(ways)} | {its['both']['host_ms'][1]:.2f} |"
     yield (
         "\nNVIDIA's backward pass comes out within 5%; its forward pass takes 1.7 times as long here: its figure is "
-        "dynamicemb's, which has\nlookups of its own. Meta's GPUs have 2.4 TB/s, this one 3.35 by its datasheet (3.01 in a "
-        "copy), so 0.72 of\ntheir times is expected: it is 0.71 at 128 columns, 0.65 at 64, 0.59 at 512, 0.80 to 0.85 "
+        "dynamicemb's, which has\nlookups of its own. Meta's GPUs have 2.4 TB/s, this one 3.35 by its datasheet (3.01 in "
+        "a copy), so 0.72 of\ntheir times is expected: it is 0.71 at 128 columns, 0.65 at 64, 0.59 at 512, 0.80 to 0.85 "
         "at 4 to 32. A small call takes the\nGPU less than half of what was published of a B200, and the host ten "
         "times as long as the GPU. Outputs cost more\nthan datasheets say: a million sequence outputs of 128 columns "
         "are written at 1.2 TB/s.\n"
