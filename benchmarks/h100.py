@@ -79,11 +79,11 @@ def _points(_: ns.Simulator) -> Iterator[str]:
         call += f" {skew} lookups in bags of {its['bag']}, {kind}, fp{8 * its['element_bytes']}"
         yield f"| {call} | {its['optimizer']} | {' | '.join(ways)} | {its['both']['host_ms'][1]:.2f} |"
     yield (
-        "\nNVIDIA's backward pass comes out within 5%; its forward pass takes 1.7 times as long here: its figure is "
-        "dynamicemb's, which has\nlookups of its own. Meta's GPUs have 2.4 TB/s, this one 3.35 by its datasheet (3.01 in "
-        "a copy), so 0.72 of\ntheir times is expected: it is 0.71 at 128 columns, 0.65 at 64, 0.59 at 512, 0.80 to 0.85 "
-        "at 4 to 32. A small call takes the\nGPU less than half of what was published of a B200, and the host ten "
-        "times as long as the GPU. Outputs cost more\nthan datasheets say: a million sequence outputs of 128 columns "
+        "\nNVIDIA's backward pass comes out within 5%; its forward pass takes 1.7 times as long here: its figure is\n"
+        "dynamicemb's, which has lookups of its own. Meta's GPUs have 2.4 TB/s, this one 3.35 by its datasheet (3.01\n"
+        "in a copy), so 0.72 of their times is expected: it is 0.71 at 128 columns, 0.65 at 64, 0.59 at 512, 0.80 to\n"
+        "0.85 at 4 to 32. A small call takes the GPU less than half of what was published of a B200, and the host ten\n"
+        "times as long as the GPU. Outputs cost more than datasheets say: a million sequence outputs of 128 columns\n"
         "are written at 1.2 TB/s.\n"
     )
 
