@@ -139,7 +139,7 @@ class Additive(HiddenLayers, ComputeFitter):
 
     Attributes:
         hidden: widths of the network's layers.
-        features: paper | paper_batch | log | physical | physical_reuse.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags.
         corrections: numbers that say what tables do to each other. The width of the head's hidden layer.
         kernel_widths: columns up to which a call's kernel is faster if no table is wider; on GPUs [32, 64, 128].
         training_further: how a model of another machine is fitted further.
@@ -242,7 +242,7 @@ class Regression(ComputeFitter):
     """A weight for every feature, none negative, of the least squared relative error.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags.
     """
 
     features: str = "physical"

@@ -30,7 +30,7 @@ class PaperCompute(ComputeFitter):
     """A table network, a sum, a head with one hidden layer.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags.
         table: widths of the table network's layers. The last is its output.
         head: width of the head's hidden layer. One layer, so that the search can compile it into its inner loop.
         training: how it is fitted.

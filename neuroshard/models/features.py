@@ -64,6 +64,10 @@ def _physical_reuse(loads: Loads) -> FloatArray:
     return np.concatenate([_physical(loads), np.log2(of_a_lookup)[:, None], half[:, None]], axis=1)
 
 
+def _physical_bags(loads: Loads) -> FloatArray:
+    return np.concatenate([_physical_reuse(loads), np.log2(np.maximum(loads.outputs, 1))[:, None]], axis=1)
+
+
 @dataclass(frozen=True)
 class FeatureSet:
     """A named way to describe tables as numbers; bundles store the name and the columns' names.
@@ -76,6 +80,8 @@ class FeatureSet:
     "physical_reuse": "physical", and the binary log of how often the row of a lookup is looked up, on average over all
         lookups: how much they crowd on few rows, which caches feel; and whether weights are of half precision, which
         CPUs convert at a price.
+    "physical_bags": "physical_reuse", and the binary log of the number of outputs, whatever their width: GPUs take a
+        time for each bag of lookups.
     "paper_batch": "paper" and the batch size, for comparison.
 
     Raises:
@@ -170,6 +176,7 @@ _PHYSICAL = (
     "log_outputs",
     *(f"multiple_of_{lanes}" for lanes in _LANES),
 )
+_PHYSICAL_REUSE = (*_PHYSICAL, "log_reuse_of_a_lookup", "half_precision")
 _FEATURES = {
     "paper": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES), _paper),
     "paper_batch": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES, "batch_size"), _paper_batch),
@@ -177,5 +184,6 @@ _FEATURES = {
         (DIM, "log_rows", "log_pooling_factor", "log_size_bytes", "log_columns_read", *_REUSE_NAMES), _log
     ),
     "physical": _Features(_PHYSICAL, _physical),
-    "physical_reuse": _Features((*_PHYSICAL, "log_reuse_of_a_lookup", "half_precision"), _physical_reuse),
+    "physical_reuse": _Features(_PHYSICAL_REUSE, _physical_reuse),
+    "physical_bags": _Features((*_PHYSICAL_REUSE, "log_bags"), _physical_bags),
 }

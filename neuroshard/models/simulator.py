@@ -200,7 +200,7 @@ class Simulator:
 
     def _unmeasured(self, plan: Plan) -> tuple[str, ...]:
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
-        told = (f"predicted costs: {caveat}; the order of plans carries over better" for caveat in caveats)
+        told = (f"predicted costs: {caveat}" for caveat in caveats)
         return (*told, *([] if self._elsewhere is None else [self._elsewhere]))
 
     def _outside(self, plan: Plan) -> tuple[str, ...]:

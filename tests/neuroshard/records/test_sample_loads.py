@@ -56,7 +56,7 @@ def test_samples_ask_for_the_memory_that_their_tables_lie_in():
     assert names == ["cached_rows", "columns", "cached_columns", "host_columns"]
 
 
-@pytest.mark.parametrize("name", ["physical_reuse", "physical", "log", "paper"])
+@pytest.mark.parametrize("name", ["physical_bags", "physical_reuse", "physical", "log", "paper"])
 def test_blocks_in_which_nothing_is_looked_up_have_features(name):
     with np.errstate(all="raise"):
         assert np.isfinite(FeatureSet(name)(loads_of([ROWS]).loads)).all()
