@@ -175,7 +175,7 @@ class Simulator:
             kernels = self.models.compute.coverage(plan.device_loads.loads)
             near = {"kernels": kernels, "exchanges": self.models.backward.coverage(plan.traffic)}
             if kernels is None and arithmetic.isdisjoint(calls):
-                return f"exchanges {DATASHEET}: {near['exchanges']}"
+                return f"with exchanges {DATASHEET}: {near['exchanges']}"
             told = [f"{what} {known}" for what, known in near.items() if known is not None]
             return ": ".join([DATASHEET, *([", ".join(told)] if told else [])])
         return self._otherwise if self._elsewhere is None else ELSEWHERE
