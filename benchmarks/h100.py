@@ -165,6 +165,7 @@ def _steps(_: ns.Simulator) -> Iterator[str]:
         *("tables", "plan", "columns, rows, copies", "kernels, ms", "the rest of local work, ms"),
         *("with exchanges, ms", "`h100+torchrec`", "`h100`"),
     )
+    whole, alone = (ns.Simulator(ns.CostModels.load(f"{MEASURED}{words}")) for words in ("+torchrec", ""))
     ranks: dict[tuple[str, str], list[LocalStep]] = {}
     for line in (DATA / "h100_plans" / "steps.jsonl").read_text().splitlines():
         its = json.loads(line)
@@ -176,11 +177,10 @@ def _steps(_: ns.Simulator) -> Iterator[str]:
         local = dict(zip(LOCAL_PHASES, MirroredStep.of(steps).slowest_ms.tolist(), strict=True))
         local.pop("dense")
         kernels = local["lookups"] + local["backward"]
-        whole, alone = (
-            ns.Simulator(ns.CostModels.load(f"{MEASURED}{words}")).cost(plan.task, plan) for words in ("+torchrec", "")
-        )
-        exchanges = sum(float(part.ms.min()) for part in alone.parts if part.name in ("forward", "backward"))
-        ms = kernels, sum(local.values()) - kernels, sum(local.values()) + exchanges, whole.total_ms, alone.total_ms
+        kernels_alone, total_ms = alone.cost(plan.task, plan), whole.cost(plan.task, plan).total_ms
+        exchanges = sum(float(part.ms.min()) for part in kernels_alone.parts if part.name in ("forward", "backward"))
+        work = sum(local.values())
+        ms = kernels, work - kernels, work + exchanges, total_ms, kernels_alone.total_ms
         named = "DLRM-DCNv2" if task == "dcn8" else "52 of the papers'"
         yield f"| {named} | {search} | {_forms(plan)} | {' | '.join(f'{one:.2f}' for one in ms)} |"
     yield (
@@ -194,7 +194,7 @@ def _steps(_: ns.Simulator) -> Iterator[str]:
     rows = []
     for m in DataDirectory(DATA / "h100_steps").local().read():
         plan, local = m.sample.plan, dict(zip(LOCAL_PHASES, m.typical_ms, strict=True))
-        parts = ns.Simulator(ns.CostModels.load(f"{MEASURED}+torchrec")).cost(plan.task, plan).parts
+        parts = whole.cost(plan.task, plan).parts
         predicted = sum(part.ms[m.sample.rank] for part in parts if part.name.startswith(("compute", "framework")))
         rows.append((plan.task.topology.num_devices, sum(local.values()) - local["dense"], predicted))
     frame = pd.DataFrame(rows, columns=["ranks", "ms", "predicted"])

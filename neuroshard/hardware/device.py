@@ -111,7 +111,7 @@ class CudaDevice(Device):
         self._flush = torch.zeros(max(flush_bytes, 2 * l2_bytes) // 4, device=self.torch_device)
 
     def occupy(self) -> None:
-        """Let the GPU wait for a ms or so: the host launches a fused call and its backward pass in half of that."""
+        """Let the GPU wait for a ms or so: the host launches a fused call and its backward pass in 0.5 to 1 ms."""
         torch.cuda._sleep(_LEAD_CYCLES)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:

@@ -182,7 +182,7 @@ def random_ensemble(seed: int = 0) -> ComputeEnsemble:
 
 
 def random_by_widest(seed: int = 0) -> ComputeEnsemble:
-    """Make the same two models, of kernels that save up to half where no table is wider than 16, 32 or 64 columns."""
+    """Make two random models of kernels that save up to half where no table is wider than 16, 32 or 64 columns."""
     rng, widths = np.random.default_rng(seed), (16, 32, 64)
     members = [
         ByWidestCompute(**vars(member), kernel_widths=widths, saved=rng.uniform(0.1, 0.5, 3).astype(np.float32))
