@@ -23,7 +23,6 @@ from neuroshard.models.interface import (
     Chain,
     CommModel,
     Coverage,
-    OneDevice,
     Outline,
     ReluHead,
     SumModel,
@@ -252,10 +251,6 @@ class CommByCollective(Stored, CommModel):
         segments = np.concatenate([first.segments_ms, np.maximum(rest, 0)[..., None]], axis=-1)
         lead = np.concatenate([first.lead, np.zeros((1, NUM_WAITS))])
         return Outline(segments, np.concatenate([first.share, np.ones(1)]), lead)
-
-    def least_outline(self, known: OneDevice) -> Outline:
-        """Return the least that the all-to-all takes of a device, for any waits; what follows it counts as 0."""
-        return self._all_to_all.least_outline(known)
 
     @property
     def _named(self) -> dict[str, Any]:

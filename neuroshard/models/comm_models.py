@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from neuroshard.cost.loads import Traffic
-from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, device_waits
+from neuroshard.models.interface import NUM_WAITS, CommModel, Outline, device_waits
 from neuroshard.models.stored import Held, Mlp, Normaliser, Scale, Stored, check_bounded
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.words.collective import Collective
@@ -113,12 +113,10 @@ class SetComm(Stored, CommModel):
         """Outline transfers, exactly: the first segment has no lead."""
         return self._outline(self._segments_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1))
 
-    def least_outline(self, known: OneDevice) -> Outline:
-        """Bound transfers by the features' least and most; by the least alone, as pre-training sets the signs."""
-        if known.num_devices == 1:
-            return super().least_outline(known)
-        least, most = (self.normaliser(features) for features in self._ranges(known))
-        return self._outline(self._in_ms(self.network.least(least, most) - _ROUNDING)[:, None])
+    def least_between(self, least: FloatArray, most: FloatArray) -> Outline:
+        """Outline the shortest transfers, (X, 1, P), of devices whose features lie between these, (X, F) each."""
+        outputs = self.network.least(self.normaliser(least), self.normaliser(most))
+        return self._outline(self._in_ms(outputs - _ROUNDING)[:, None])
 
     def _outline(self, segments: FloatArray) -> Outline:
         share = np.concatenate([np.ones(1), self.share])
@@ -127,23 +125,15 @@ class SetComm(Stored, CommModel):
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
         """Compute the segments of every device's transfer, (B D, 1 + G) ms."""
         features = set_features(traffic)
-        if self._sees_hosts:
+        if self.sees_hosts:
             features = np.concatenate([features, host_features(traffic)], axis=2)
         features = features.reshape(-1, features.shape[2])
         return self._in_ms(self.network(self.normaliser(features)).astype(np.float64))
 
     @property
-    def _sees_hosts(self) -> bool:
+    def sees_hosts(self) -> bool:
+        """Whether it was measured on one host and between several, and sees what crosses their links."""
         return len(self.normaliser.shift) > NUM_FEATURES
-
-    def _ranges(self, known: OneDevice) -> tuple[FloatArray, FloatArray]:
-        """Return the least and the most of every feature, (X, F); of what crosses links, nothing and everything."""
-        least, most = feature_ranges(known)
-        if not self._sees_hosts:
-            return least, most
-        crossing = np.zeros((len(least), len(HOST_SIGNS)))
-        everything = np.full_like(crossing, np.log2(1 + known.total_bytes))
-        return np.concatenate([least, crossing], axis=1), np.concatenate([most, everything], axis=1)
 
     def _in_ms(self, outputs: FloatArray) -> FloatArray:
         """Convert what the network puts out into segments, (n, 1 + G) ms."""
@@ -175,7 +165,7 @@ def set_features(traffic: Traffic) -> FloatArray:
         sent, received, to_each, everything / devices,
         sent.max(axis=1, keepdims=True), received.max(axis=1, keepdims=True), sent.sum(axis=1, keepdims=True),
     )  # fmt: skip
-    return _in_logarithms(amounts, traffic.batch_size[:, None], devices)
+    return in_logarithms(amounts, traffic.batch_size[:, None], devices)
 
 
 def host_features(traffic: Traffic) -> FloatArray:
@@ -194,31 +184,7 @@ def host_features(traffic: Traffic) -> FloatArray:
     return features
 
 
-def feature_ranges(known: OneDevice) -> tuple[FloatArray, FloatArray]:
-    """Compute the least and the most that the network may see of a device, (X, F) each.
-
-    The narrowest device gives out no more than this one, nor than those beside the widest on average.
-    """
-    devices = known.num_devices
-    low, high, widest, most_widest = (
-        given / devices
-        for given in (known.least_bytes, known.most_bytes, known.widest_least_bytes, known.widest_most_bytes)
-    )
-    everything = np.full_like(low, known.total_bytes / devices)
-    narrowest = np.minimum(high, (everything - widest) / (devices - 1))
-    least: tuple[FloatArray, ...] = (
-        low * (devices - 1), everything - high, low, everything / devices,
-        widest * (devices - 1), everything - narrowest, everything * (devices - 1),
-    )  # fmt: skip
-    most: tuple[FloatArray, ...] = (
-        high * (devices - 1), everything - low, high, everything / devices,
-        most_widest * (devices - 1), everything, everything * (devices - 1),
-    )  # fmt: skip
-    batch_size = np.array(known.batch_size)
-    return _in_logarithms(least, batch_size, devices), _in_logarithms(most, batch_size, devices)
-
-
-def _in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
+def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
     """Compute the features (..., F) of amounts, the first of them (...,), as logarithms."""
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):

@@ -184,13 +184,6 @@ class CommModel(ABC):
         together = np.zeros(traffic.size_bytes.shape[:2])
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
-    def least_outline(self, known: "OneDevice") -> "Outline":
-        """Bound one device's transfer in each exchange, for any waits: by nothing, unless models know more.
-
-        The outline's segments are (X, 1, P): of X exchanges, and of one device of each.
-        """
-        return Outline(np.zeros((len(known.least_bytes), 1, 1)), np.ones(1), np.zeros((1, NUM_WAITS)))
-
 
 class PartModel(ABC):
     """Another part of a step than compute and communication: by a model, or a formula.
@@ -264,29 +257,6 @@ class Outline:
     segments_ms: FloatArray
     share: FloatArray
     lead: FloatArray
-
-
-@dataclass(frozen=True, eq=False)
-class OneDevice:
-    """What is known of one of D devices in X exchanges, all of them one all-to-all.
-
-    Attributes:
-        least_bytes, most_bytes: (X,) that it gives out, as in `Traffic.size_bytes`.
-        widest_least_bytes, widest_most_bytes: (X,) that the device gives out which gives out most.
-        total_bytes: that all devices give out together.
-        num_devices: D.
-        batch_size: samples over all devices.
-        host_size: as in `Traffic`.
-    """
-
-    least_bytes: FloatArray
-    most_bytes: FloatArray
-    widest_least_bytes: FloatArray
-    widest_most_bytes: FloatArray
-    total_bytes: float
-    num_devices: int
-    batch_size: int
-    host_size: int | None = None
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:

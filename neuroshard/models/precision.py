@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Traffic
 from neuroshard.models.bundle import ModelSet
-from neuroshard.models.interface import Chain, CommModel, Coverage, OneDevice, Outline, PartModel
+from neuroshard.models.interface import Chain, CommModel, Coverage, Outline, PartModel
 from neuroshard.models.parts import CONVERTED
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
@@ -109,11 +109,6 @@ class Narrowed(CommModel):
     def outline(self, traffic: Traffic) -> Outline:
         """Outline transfers of so much less traffic."""
         return self.model.outline(self._narrow(traffic))
-
-    def least_outline(self, known: OneDevice) -> Outline:
-        """Return the least that the model says of so much less traffic."""
-        names = ("least_bytes", "most_bytes", "widest_least_bytes", "widest_most_bytes", "total_bytes")
-        return self.model.least_outline(replace(known, **{name: getattr(known, name) * self.share for name in names}))
 
     def _narrow(self, traffic: Traffic) -> Traffic:
         shares = np.array([1.0 if one in _AS_THEY_ARE else self.share for one in traffic.held])

@@ -23,7 +23,7 @@ from neuroshard.models.host_tiers import (
     moved_row_bytes,
     passes,
 )
-from neuroshard.models.interface import NUM_WAITS, CommModel, Coverage, OneDevice, Outline, ReluHead, SumModel
+from neuroshard.models.interface import CommModel, Coverage, ReluHead, SumModel
 from neuroshard.models.published_points import EVEN, Curves, ExchangePoint, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
@@ -232,12 +232,6 @@ class RooflineComm(Stored, CommModel):
             if one is not Collective.INPUT
         ]
         return np.broadcast_to(np.sum(taken_ms, axis=0), wait_ms.shape)
-
-    def least_outline(self, known: OneDevice) -> Outline:
-        """Bound every device's transfer by the widest device's: more bytes never take less."""
-        given, one = known.widest_least_bytes[:, None], Collective.ALL_TO_ALL
-        transfer_ms = self._collective_ms(given, one, known.num_devices, known.host_size)
-        return Outline(transfer_ms[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
     def coverage(self, traffic: Traffic) -> Coverage:
         """Tell how near published points are to what these devices exchange."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.models import CommModel, ComputeModel, CostModels, SumModel
-from neuroshard.models.interface import OneDevice, device_waits, waits
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
@@ -259,22 +258,6 @@ class CommModelConformance:
         assert np.allclose(
             _exchange_ms(model, dims[:, order], starts[:, order], 256), _exchange_ms(model, dims, starts, 256)[:, order]
         )
-
-    def test_transfers_are_no_shorter_than_their_least_outline(self) -> None:
-        """Check bounds where only a range of a device's and the widest one's bytes is told; waits are as they come."""
-        dims, starts = self._exchanges()
-        model, slack = self.make(), np.random.default_rng(1).uniform(0, 0.5, size=len(dims))
-        traffic, wait_ms = Traffic.of_columns(dims, 256), waits(starts)
-        transfer_ms, lead_ms = model.transfer_ms(traffic, wait_ms), device_waits(wait_ms)
-        sizes = traffic.size_bytes.sum(axis=-1)
-        for b, device in np.ndindex(sizes.shape):
-            own, widest, total = sizes[b, device : device + 1], sizes[b].max(keepdims=True), sizes[b].sum()
-            low, high = 1 - slack[b], 1 + slack[b]
-            ranges = own * low, np.minimum(own * high, total), widest * low, np.minimum(widest * high, total)
-            known = OneDevice(*ranges, float(total), sizes.shape[1], 256)
-            outline = model.least_outline(known)
-            left = np.maximum(outline.segments_ms[0, 0] - outline.lead @ lead_ms[b, device], 0) @ outline.share
-            assert left <= transfer_ms[b, device] * (1 + _ROUNDING)
 
     def test_only_differences_of_starts_count(self) -> None:
         """Check that everybody later by the same time costs the same."""

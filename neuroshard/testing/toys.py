@@ -19,7 +19,6 @@ from neuroshard.models.compute_models import (
 )
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.host_tiers import HostTiers
-from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline
 from neuroshard.models.stored import Mlp, Normaliser
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
@@ -28,7 +27,7 @@ from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, CUT_FORMS, FORMS, ON_DEVICE_CALLS
 from neuroshard.words.placement import Tier
 
@@ -138,11 +137,6 @@ class LinearComm(CommModel):
         """Compute (B, D) ms: in proportion to the columns of the widest device."""
         widest = traffic.columns.max(axis=1, keepdims=True)
         return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
-
-    def least_outline(self, known: OneDevice) -> Outline:
-        """Bound every device's transfer by the widest device's."""
-        columns = known.widest_least_bytes / (ELEMENT_BYTES * known.batch_size)
-        return Outline(self.per_column_ms * columns[:, None, None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
 
 def linear_models(num_devices: int = 4) -> CostModels:

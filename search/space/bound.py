@@ -21,10 +21,11 @@ import numpy as np
 
 from neuroshard.cost.loads import Traffic
 from neuroshard.models import CommModel, ReluHead, SumModel
-from neuroshard.models.interface import OneDevice, Outline
+from neuroshard.models.interface import Outline
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.exchange_bounds import OneDevice, least_outline
 from neuroshard.tasks.task import Task
 
 _STEPS = 1000
@@ -46,7 +47,7 @@ def lower_bound_ms(catalog: Catalog, steps: int = _STEPS) -> float | None:
     if not isinstance(models.compute, SumModel):
         return None
     widest = Widest.of(catalog.items.task)
-    forward, waits = models.forward.least_outline(widest.itself), longest_waits(num_devices)
+    forward, waits = least_outline(models.forward, widest.itself), longest_waits(num_devices)
     mean_ms, any_ms = widest.least_backward_ms(models.backward)
     prices = Prices.of(catalog, model.head, float(any_ms.min()))
     widest_ms = any_ms + np.maximum(0, prices.base_ms + prices.of_columns_ms(widest.columns))
@@ -207,7 +208,7 @@ class Widest:
     @property
     def columns(self) -> FloatArray:
         """Columns that a sample gets of the widest device, at least, (J,)."""
-        size_bytes = self.itself.least_bytes[:, None, None]
+        size_bytes = self.itself.given[0][:, None, None]
         return Traffic(size_bytes, np.full(len(size_bytes), self.itself.batch_size)).columns[:, 0]
 
     @classmethod
@@ -217,12 +218,10 @@ class Widest:
         total = float(Traffic.of_columns(columns, task.batch_size).size_bytes.sum())
         exchange = (total, task.topology.num_devices, task.batch_size, task.topology.fast_links)
         above = np.geomspace(total / task.topology.num_devices, total, _WIDEST + 1)
-        least, most = above[:-1], above[1:]
-        itself = OneDevice(least, most, least, most, *exchange)
         edges = np.concatenate([np.linspace(0, above[0], _BELOW + 1), above[1:]])
-        own_least, own_most = (np.tile(ends, _WIDEST) for ends in (edges[:-1], edges[1:]))
-        least, most = (np.repeat(ends, len(edges) - 1) for ends in (least, most))
-        return cls(itself, OneDevice(own_least, own_most, least, most, *exchange))
+        widest, own = (np.stack([ends[:-1], ends[1:]]) for ends in (above, edges))
+        beside = OneDevice(np.tile(own, _WIDEST), np.repeat(widest, own.shape[1], axis=1), *exchange)
+        return cls(OneDevice(widest, widest, *exchange), beside)
 
     def least_backward_ms(self, model: CommModel) -> tuple[FloatArray, FloatArray]:
         """Bound backward communication from below, (J,) each: the mean, of all devices or those in use; any device's.
@@ -230,15 +229,15 @@ class Widest:
         What a device takes is no less than a function of its bytes that never falls; the mean, no less than a mixture
         of two of its values that gives out the mean device's bytes.
         """
-        outline = model.least_outline(self.beside)
+        outline = least_outline(model, self.beside)
         least_ms = (outline.segments_ms[:, 0] @ outline.share).reshape(_WIDEST, -1)
-        ends = self.beside.most_bytes[: least_ms.shape[1]]
-        least_ms = np.where(ends <= self.itself.most_bytes[:, None], least_ms, np.inf)
+        ends = self.beside.given[1, : least_ms.shape[1]]
+        least_ms = np.where(ends <= self.itself.given[1][:, None], least_ms, np.inf)
         rising = np.minimum.accumulate(least_ms[:, ::-1], axis=1)[:, ::-1]
         low, high = np.concatenate([[0], ends[:_BELOW]]), ends[_BELOW - 1 :]  # both to and from the mean
         low_ms = np.concatenate([rising[:, :1], rising[:, :_BELOW]], axis=1)[:, :, None]
         high_ms = rising[:, None, _BELOW - 1 :]
-        share = _share(low[:, None], high, self.itself.least_bytes[0])
+        share = _share(low[:, None], high, self.itself.given[0, 0])
         mixed = low_ms * (1 - share) + np.where(share > 0, high_ms, 0) * share
         return mixed.min(axis=(1, 2)), least_ms.min(axis=1)
 

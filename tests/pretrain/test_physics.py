@@ -13,6 +13,7 @@ from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance, toy_tables
+from tests.kit.exchange_bounds import Bounded
 from tests.kit.made_up import measured
 
 TRAINING = TrainingSettings(epochs=20, batch_size=32, learning_rate=1e-2, loss="absolute_relative")
@@ -81,9 +82,9 @@ class TestFittedRegression(PhysicalComputeConformance):
     make = staticmethod(_regression)
 
 
-class TestFittedForward(PhysicalCommConformance):
+class TestFittedForward(Bounded, PhysicalCommConformance):
     make = partial(_comm, FORWARD)
 
 
-class TestFittedBackward(PhysicalCommConformance):
+class TestFittedBackward(Bounded, PhysicalCommConformance):
     make = partial(_comm, BACKWARD)

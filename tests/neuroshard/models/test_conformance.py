@@ -28,6 +28,7 @@ from neuroshard.testing import (
     toy_tables,
 )
 from neuroshard.testing.devices import MadeUpCpu, MadeUpExchange, MadeUpGpu
+from tests.kit.exchange_bounds import Bounded
 
 INSTALLED = CostModels.load("cpu")
 
@@ -85,7 +86,7 @@ class TestPhysicalComputeOfNoSum(_Made, PhysicalComputeConformance):
 
 
 @pytest.mark.parametrize("make", [lambda: random_models().forward], ids=["neural"])
-class TestComm(_Made, CommModelConformance):
+class TestComm(_Made, Bounded, CommModelConformance):
     pass
 
 
@@ -104,7 +105,7 @@ PHYSICAL_COMM = {
 
 
 @pytest.mark.parametrize("make", PHYSICAL_COMM.values(), ids=PHYSICAL_COMM)
-class TestPhysicalComm(_Made, PhysicalCommConformance):
+class TestPhysicalComm(_Made, Bounded, PhysicalCommConformance):
     pass
 
 

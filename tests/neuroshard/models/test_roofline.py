@@ -11,6 +11,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import PhysicalCommConformance
 from neuroshard.words.collective import Collective
+from tests.kit.exchange_bounds import Bounded
 from tests.kit.plans import COPIES, laid_out, table
 
 CALL_MS, SORT_MS = 0.13, 0.123e-6  # of a call, and of a lookup going backward
@@ -24,7 +25,7 @@ def curves(gb_per_s):
     return Curves(sizes, {"alltoall": once, "reduce_scatter": once, "all_gather": once, "all_reduce": twice})
 
 
-class TestRooflineComm(PhysicalCommConformance):
+class TestRooflineComm(Bounded, PhysicalCommConformance):
     def make(self):
         return RooflineComm(curves(100.0), 10.0, 8)
 
