@@ -28,13 +28,14 @@ from neuroshard.plumbing.registry import build, instantiate_config
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.searching.searcher import Found
 from neuroshard.stages.pretrain.calibrate import Calibrate
 from neuroshard.stages.pretrain.traces import read_traces
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.gather import gather
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Origin, Pass
+from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
@@ -85,7 +86,7 @@ def good(tmp_path_factory):
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
     Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one")).run()
     finalists = FinalistFiles(root / "runs" / "one", 0)
-    finalists.begin((plan, plan), Origin(2, 1.0, None))
+    finalists.begin(Searched(Found(plan), 1.0, (plan, plan)))
     for number in range(2):
         measured = MeasuredOnce(dict.fromkeys(PARTS, (1.0, 2.0, 3.0, 4.0))), MeasuredOnce(error="MemoryError")
         finalists.passes((plan, plan)).keep(number, Pass(measured))

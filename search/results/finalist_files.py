@@ -1,5 +1,9 @@
-"""A task's finalists on disk, with what was measured of them so far: a run that was killed measures nothing twice."""
+"""What a search answers to a task: a plan, or the best of finalists that are measured in turns, kept on disk meanwhile.
 
+A run that was killed measures nothing twice.
+"""
+
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS, Cost, Part, When
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.results.search_results import predicted_columns
 from neuroshard.stages.search.results.verdict import Verdict
 from neuroshard.tasks.task import Task
@@ -23,14 +29,8 @@ _WHEN = {BACKWARD: When.BACKWARD, INPUT: When.INPUT, COMPUTE: When.COMPUTE, FORW
 
 @dataclass(frozen=True)
 @checked
-class Origin:
-    """How a task's finalists were found.
-
-    Attributes:
-        count: how many there are.
-        seconds: of search.
-        warning, remark: as the searcher gave them.
-    """
+class _Origin:
+    """How a task's finalists were found, in its file: as in `Searched` and `Found`; `count`: how many there are."""
 
     count: PositiveCount
     seconds: NonNegative
@@ -101,18 +101,43 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Finalists:
-    """The finalists of one task, the predicted best first.
+class Searched:
+    """What is known of the answer to a task.
 
     Attributes:
-        plans: (K,) with their predictions.
-        origin: how they were found.
-        passes: (P, K) what was measured so far.
+        found: a plan; or why there is none.
+        seconds: of search.
+        finalists: (K,) plans that hardware may decide between, with their predictions, the predicted best first; none
+            where nobody asked for any, or nothing was found.
+        passes: (P, K) what was measured of them so far.
     """
 
-    plans: tuple[Plan, ...]
-    origin: Origin
+    found: Found | InfeasibleError
+    seconds: float
+    finalists: tuple[Plan, ...] = ()
     passes: tuple[Pass, ...] = ()
+
+    @classmethod
+    def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 0) -> "Searched":
+        """Search a task, and for so many finalists at most."""
+        start = time.perf_counter()
+        try:
+            found = searcher.find(task, simulator)
+        except InfeasibleError as error:
+            return cls(error, time.perf_counter() - start)
+        plans = searcher.finalists(found.plan, simulator, finalists) if finalists > 1 else (found.plan,) * finalists
+        return cls(found, time.perf_counter() - start, tuple(map(simulator.predicted, plans)))
+
+    @property
+    def answer(self) -> Found:
+        """What was found.
+
+        Raises:
+            InfeasibleError: nothing.
+        """
+        if isinstance(self.found, InfeasibleError):
+            raise self.found
+        return self.found
 
     @property
     def errors(self) -> tuple[str | None, ...]:
@@ -127,12 +152,27 @@ class Finalists:
     @property
     def _measured(self) -> list[list[MeasuredOnce]]:
         """What each plan cost in each pass, (K, P)."""
-        return [[one.plans[number] for one in self.passes] for number in range(len(self.plans))]
+        return [[one.plans[number] for one in self.passes] for number in range(len(self.finalists))]
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the finalists by all passes that were measured."""
         return Verdict.of(self.costs_ms)
+
+    @property
+    def measured_ms(self) -> float | None:
+        """What the finalist to deploy costs on hardware; None where that wasn't measured."""
+        if not self.passes:
+            return None
+        measured_ms = float(self.verdict.measured_ms[self.verdict.taken])
+        return None if np.isnan(measured_ms) else measured_ms
+
+    def judged(self) -> "Searched":
+        """Answer with the finalist to deploy, and remark on why."""
+        verdict, why = self.verdict, self.errors[0]
+        said = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
+        remark = "; ".join(filter(None, said))
+        return replace(self, found=Found(self.finalists[verdict.taken], self.answer.warning, remark=remark))
 
 
 @dataclass(frozen=True)
@@ -149,18 +189,18 @@ class FinalistFiles:
         """Name the file of a finalist's plan, from the run's directory on."""
         return f"finalists/task-{self.task:04d}/plan-{number:02d}.json"
 
-    def begin(self, plans: Sequence[Plan], origin: Origin) -> Finalists:
+    def begin(self, searched: Searched) -> None:
         """Write the finalists down, and how they were found, before they are measured."""
-        for number, plan in enumerate(plans):
+        for number, plan in enumerate(searched.finalists):
             plan.save(self.run / self.plan(number))
-        self._origins.keep(self.task, origin)
-        return Finalists(tuple(plans), origin)
+        its = searched.answer
+        self._origins.keep(self.task, _Origin(len(searched.finalists), searched.seconds, its.warning, its.remark))
 
     def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
         """Open the journal of what each pass over these finalists measured."""
         return Journal((self.run / self.plan(0)).parent, "pass", Pass, lambda _, one: one.wrong(plans))
 
-    def read(self, task: Task) -> Finalists | None:
+    def read(self, task: Task) -> Searched | None:
         """Read what is known of the task; None if its search hasn't ended.
 
         Raises:
@@ -169,11 +209,12 @@ class FinalistFiles:
         if (origin := self._origins.get(self.task)) is None:
             return None
         plans = tuple(self._read_plan(number, task) for number in range(origin.count))
-        return Finalists(plans, origin, self.passes(plans).read())
+        found = Found(plans[0], origin.warning, remark=origin.remark)
+        return Searched(found, origin.seconds, plans, self.passes(plans).read())
 
-    def rows(self, finalists: Finalists) -> list[dict[str, Any]]:
+    def rows(self, searched: Searched) -> list[dict[str, Any]]:
         """Return the rows of `finalists.parquet`: one for each plan."""
-        verdict, costs, errors = finalists.verdict, finalists.costs_ms, finalists.errors
+        verdict, costs, errors = searched.verdict, searched.costs_ms, searched.errors
         return [
             {
                 "task": self.task,
@@ -187,7 +228,7 @@ class FinalistFiles:
                 "passes": int(np.isfinite(costs[number]).sum()),
                 "error": errors[number],
             }
-            for number, plan in enumerate(finalists.plans)
+            for number, plan in enumerate(searched.finalists)
         ]
 
     def _read_plan(self, number: int, task: Task) -> Plan:
@@ -199,5 +240,5 @@ class FinalistFiles:
         return plan
 
     @property
-    def _origins(self) -> Journal[Origin]:
-        return Journal(self.run / "finalists", "task", Origin, anew="the task is searched again")
+    def _origins(self) -> Journal[_Origin]:
+        return Journal(self.run / "finalists", "task", _Origin, anew="the task is searched again")

@@ -28,10 +28,10 @@ from neuroshard.records.run_directory import JobFigures, RunDirectory
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.choice import declined_remark
 from neuroshard.stages.search.results.comparison import grid_of
-from neuroshard.stages.search.results.finalist_files import FinalistFiles
+from neuroshard.stages.search.results.finalist_files import FinalistFiles, Searched
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, predicted_columns
 from neuroshard.stages.search.runs.in_parts import Measure
-from neuroshard.stages.search.runs.verify import Searched, Verify, save_finalists
+from neuroshard.stages.search.runs.verify import Verify, save_finalists
 from neuroshard.targets.target import target_named
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -156,7 +156,7 @@ class Search:
         }
 
     def _search_one(self, task: Task, simulator: Simulator) -> Searched:
-        return Searched.of(self.searcher, task, simulator, 1 if self.verify is None else self.verify.finalists)
+        return Searched.of(self.searcher, task, simulator, 0 if self.verify is None else self.verify.finalists)
 
     def _answer(
         self,
@@ -172,15 +172,14 @@ class Search:
         `first` is what is known of the first task.
         """
         task, files = self.tasks[number], FinalistFiles(directory, number)
-        finalists = None if measure is None else files.read(task)
-        if finalists is None:
+        if self.verify is None or measure is None:
+            return first or self._search_one(task, simulator)
+        if (searched := files.read(task)) is None:
             searched = first or self._search_one(task, simulator)
-            if self.verify is None or isinstance(searched.found, InfeasibleError):
+            if not searched.finalists:
                 return searched
-            finalists = self.verify.begun(files, searched.found, searched, simulator)
-        assert self.verify is not None
-        assert measure is not None
-        return self.verify.answer(measure, files, finalists, self.count_input, progress)
+            files.begin(searched)
+        return self.verify.judged(measure, files, searched, self.count_input, progress)
 
     def _record(self, directory: Path, number: int, answer: Searched, simulator: Simulator) -> SearchRecord:
         found = answer.found

@@ -1,6 +1,5 @@
-"""One task's search and its answer: what is found, or, verified, the best of finalists that are measured in turns."""
+"""Verifying what is found: the best of a task's finalists, which are measured in turns, is the answer."""
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,45 +18,16 @@ from neuroshard.lab.plan_costs import beyond_memory
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found, Searcher
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, Finalists, MeasuredOnce, Origin, Pass
+from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRecord
 from neuroshard.stages.search.runs.in_parts import InParts, Means, Measure
 from neuroshard.tasks.task import Task
 
 _SEED_RANGE = 2**31
-
-
-@dataclass(frozen=True)
-class Searched:
-    """The answer to a task.
-
-    Attributes:
-        found: a plan; or why there is none.
-        seconds: of search.
-        finalists: plans that hardware may decide between, the one found first; none where there is an error.
-        measured_ms: the plan's cost on hardware; None where nothing was measured.
-    """
-
-    found: Found | InfeasibleError
-    seconds: float
-    finalists: tuple[Plan, ...] = ()
-    measured_ms: float | None = None
-
-    @classmethod
-    def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 1) -> "Searched":
-        """Search a task, and for so many finalists at most where they are wanted."""
-        start = time.perf_counter()
-        try:
-            found = searcher.find(task, simulator)
-        except InfeasibleError as error:
-            return cls(error, time.perf_counter() - start)
-        plans = (found.plan,) if finalists == 1 else searcher.finalists(found.plan, simulator, finalists)
-        return cls(found, time.perf_counter() - start, plans)
 
 
 @dataclass(frozen=True)
@@ -110,52 +80,36 @@ class Verify:
         """
         self.check([task])
         searched = Searched.of(searcher, task, simulator, self.finalists)
-        if isinstance(searched.found, InfeasibleError):
-            raise searched.found
         with TemporaryDirectory() as run, progress_bar() as progress:
             files = FinalistFiles(Path(run), 0)
-            finalists = self.begun(files, searched.found, searched, simulator)
+            files.begin(searched)
             with self.opened([task], simulator.count_input, printer(progress)) as measure:
-                answer = self.answer(measure, files, finalists, simulator.count_input, progress)
-        assert isinstance(answer.found, Found)
-        return answer.found
+                return self.judged(measure, files, searched, simulator.count_input, progress).answer
 
-    def begun(self, files: FinalistFiles, found: Found, searched: Searched, simulator: Simulator) -> Finalists:
-        """Write a task's finalists down, with their predictions, before they are measured."""
-        plans = [*map(simulator.predicted, searched.finalists)]
-        return files.begin(plans, Origin(len(plans), searched.seconds, found.warning, found.remark))
-
-    def answer(
-        self, measure: Measure, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress
+    def judged(
+        self, measure: Measure, files: FinalistFiles, searched: Searched, count_input: bool, progress: Progress
     ) -> Searched:
         """Measure the finalists in all passes that aren't on disk already, and choose the best of them."""
-        left = self.passes - len(finalists.passes)
-        bar = progress.add_task("finalists", total=left * self.means.amount(finalists.plans, count_input))
+        left = self.passes - len(searched.passes)
+        bar = progress.add_task("finalists", total=left * self.means.amount(searched.finalists, count_input))
 
         def measured(plans: Sequence[Plan], seed: int) -> list[MeasuredOnce]:
             return measure(plans, seed, lambda n: progress.advance(bar, n), files.run)
 
         def next_pass(before: Sequence[Pass]) -> Pass:
-            return self._pass(files.task, replace(finalists, passes=tuple(before)), measured)
+            return self._pass(files.task, replace(searched, passes=tuple(before)), measured)
 
-        passes = files.passes(finalists.plans).filled(self.passes, next_pass)
-        finalists = replace(finalists, passes=passes)
+        passes = files.passes(searched.finalists).filled(self.passes, next_pass)
         progress.remove_task(bar)
-        verdict, origin = finalists.verdict, finalists.origin
-        measured_ms, why = float(verdict.measured_ms[verdict.taken]), finalists.errors[0]
-        cost_ms = None if np.isnan(measured_ms) else measured_ms
-        judged = f"{verdict}" if why is None else f"{verdict} ({why})"
-        remark = "; ".join(filter(None, (origin.remark, judged)))
-        taken = Found(finalists.plans[verdict.taken], origin.warning, remark=remark)
-        return Searched(taken, origin.seconds, finalists.plans, cost_ms)
+        return replace(searched, passes=passes).judged()
 
     def _pass(
-        self, task: int, finalists: Finalists, measured: Callable[[Sequence[Plan], int], list[MeasuredOnce]]
+        self, task: int, searched: Searched, measured: Callable[[Sequence[Plan], int], list[MeasuredOnce]]
     ) -> Pass:
         """Measure a pass over all that could be measured so far, in a random order: none always comes first."""
-        plans, number = finalists.plans, len(finalists.passes)
+        plans, number = searched.finalists, len(searched.passes)
         rng = np.random.default_rng([self.seed, task, number])
-        errors = {i: finalists.errors[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
+        errors = {i: searched.errors[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
         order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
         seed = int(rng.integers(_SEED_RANGE))
         outcomes = dict(zip(order, measured([plans[i] for i in order], seed), strict=True))
@@ -171,6 +125,6 @@ def save_finalists(run: Path, tasks: Sequence[Task], records: Sequence[SearchRec
     rows = []
     for record in records:
         files = FinalistFiles(run, record.task)
-        finalists = None if record.plan is None else files.read(tasks[record.task])
-        rows += [] if finalists is None else files.rows(finalists)
+        searched = None if record.plan is None else files.read(tasks[record.task])
+        rows += [] if searched is None else files.rows(searched)
     write_frame(run / "finalists.parquet", pd.DataFrame(rows))

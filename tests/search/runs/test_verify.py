@@ -216,7 +216,7 @@ def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
     task = toy_task(12, num_devices=2)
     run = _search(bundle, tmp_path / "free", Verify(_counted(), 6, 2), (task,)).run()
     files = FinalistFiles(tmp_path / "free", 0)
-    largest = [max(map(len, plan.device_tables)) for plan in files.read(task).plans]
+    largest = [max(map(len, plan.device_tables)) for plan in files.read(task).finalists]
     assert len(set(largest)) > 1, "the finalists must differ in this for the test to test anything"
     limit = max(largest)
     failing = _counted(fails=limit)
@@ -250,7 +250,7 @@ def test_what_a_search_remarks_stands_before_the_verdict_and_is_kept(bundle, tmp
     )
     assert plain.startswith("moves ")
     assert verified.startswith(f"{plain}; ")
-    assert FinalistFiles(tmp_path / "verified", 0).read(task).origin.remark == plain
+    assert FinalistFiles(tmp_path / "verified", 0).read(task).found.remark == plain
 
 
 def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
@@ -273,7 +273,7 @@ def test_plans_that_have_rules_for_a_target_besides_are_verified(tmp_path, monke
         run = _search("linear", tmp_path / "run", verify, tasks, for_target(SMALL, "hugectr")).run().saved
     plan = run.plan_of(run.records[0])
     assert plan.task.constraints.rules[-1].min_shards == 4
-    assert FinalistFiles(tmp_path / "run", 0).read(tasks[0]).plans[0].task == plan.task
+    assert FinalistFiles(tmp_path / "run", 0).read(tasks[0]).finalists[0].task == plan.task
 
 
 def test_damaged_files_are_named(bundle, tmp_path):
@@ -388,8 +388,8 @@ def test_finalists_are_verified_by_training_steps(bundle, tmp_path, pipeline):
     verify = Verify(CPU, finalists=2, passes=2, means=means)
     task = toy_task(6, num_devices=2)
     result = _search(bundle, tmp_path / "run", verify, (task,)).run()
-    (finalists,) = [FinalistFiles(tmp_path / "run", 0).read(task)]
-    assert finalists.errors == (None,) * len(finalists.plans)
-    assert (finalists.costs_ms > 0).all()
-    assert finalists.costs_ms.shape == (len(finalists.plans), 2)
-    assert result.saved.records[0].measured_ms == pytest.approx(finalists.verdict.measured_ms[finalists.verdict.taken])
+    searched = FinalistFiles(tmp_path / "run", 0).read(task)
+    assert searched.errors == (None,) * len(searched.finalists)
+    assert (searched.costs_ms > 0).all()
+    assert searched.costs_ms.shape == (len(searched.finalists), 2)
+    assert result.saved.records[0].measured_ms == pytest.approx(searched.verdict.measured_ms[searched.verdict.taken])
