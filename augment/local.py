@@ -15,10 +15,11 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, ByteSize, Device
 from neuroshard.records.samples import LocalSample
 from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Precision
 from neuroshard.words.form import CALLS, Call
 from neuroshard.words.placement import Placement
+from neuroshard.words.topology import Topology
 
 _HOST = 4  # devices of one, where there are several
 _SHARES = {COLUMNS: 2.0, COPIES: 0.7}  # of a plan's tables, more or less, beside 1 of each other form

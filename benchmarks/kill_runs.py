@@ -57,8 +57,9 @@ from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing.devices.made_up import MadeUpHardware
+from neuroshard.words.topology import Topology
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
 _WORKERS_END_S, _WRITING_S = 10.0, 0.02

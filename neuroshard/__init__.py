@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from neuroshard.targets.target import Exported, export_plan
     from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
     from neuroshard.tasks.memory import MemoryUse
-    from neuroshard.tasks.task import Task, Topology
+    from neuroshard.tasks.task import Task
     from neuroshard.words.placement import Home, Placement, Shard, Tier
+    from neuroshard.words.topology import Topology
 
 __version__ = "0.1.0"
 __all__ = [
@@ -86,8 +87,9 @@ _HOMES = {
     "targets.target": ("Exported", "export_plan"),
     "tasks.constraints": ("Constraints", "PinnedShard", "TableRule"),
     "tasks.memory": ("MemoryUse",),
-    "tasks.task": ("Task", "Topology"),
+    "tasks.task": ("Task",),
     "words.placement": ("Home", "Placement", "Shard", "Tier"),
+    "words.topology": ("Topology",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -21,9 +21,9 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Seconds
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample
-from neuroshard.tasks.task import Topology
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.placement import Tier
+from neuroshard.words.topology import Topology
 
 if TYPE_CHECKING:  # imports torch
     from neuroshard.hardware.device import Device

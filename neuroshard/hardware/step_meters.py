@@ -14,7 +14,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import readable_bytes
-from neuroshard.tasks.task import Topology
+from neuroshard.words.topology import Topology
 
 _SEED_RANGE = 2**31
 

@@ -14,7 +14,7 @@ from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.records import Chunks
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample
 from neuroshard.records.splits import TRAIN
-from neuroshard.tasks.task import Topology
+from neuroshard.words.topology import Topology
 
 _LOCAL = StepProtocol(builds=1, turns=6, steps=2)  # of local work: of one build alone, mirrored
 Item = TypeVar("Item")

@@ -4,12 +4,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts.layout import Devices, Layout, Whole, check_cover, table_of
+from neuroshard.layouts.layout import Layout, Whole, check_cover, table_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables import Table
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Placement, Shard
+from neuroshard.words.topology import Topology
 
 _WHOLE, _CUT, _ON_A_HOST = "table_wise", "column_wise", "table_column_wise"
 
@@ -34,7 +35,7 @@ class Columns(Layout):
         """Place a table whole on the first of the devices."""
         return in_columns(whole, [(index, table_of(whole, index).dim, devices[0])])
 
-    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+    def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Check that shards cover the table."""
         check_cover(table, [placement.shard for placement in placements])
 
@@ -52,11 +53,11 @@ class Columns(Layout):
             return None
         return f"in shards of {' and '.join(map(str, sorted(set(widths))))} columns; give them all as many"
 
-    def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
+    def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
         """Name TorchRec's word for whole tables, or for those that are cut."""
         return _WHOLE if len(placements) == 1 else _CUT
 
-    def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
+    def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
         """List all of TorchRec's words for columns: in shards of all rows they mean the same."""
         return set(self.words)
 

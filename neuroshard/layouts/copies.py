@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts.layout import Devices, Layout, Whole, place_of, table_of
+from neuroshard.layouts.layout import Layout, Whole, place_of, table_of
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
@@ -15,6 +15,7 @@ from neuroshard.tables.reuse import reuse_at
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import ON_DEVICE, Placement, Shard
+from neuroshard.words.topology import Topology
 
 
 class Copies(Layout):
@@ -38,7 +39,7 @@ class Copies(Layout):
         """Place a copy of a table on every device of the task, whatever the group."""
         return in_copies(whole, index)
 
-    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+    def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Check that every device has a copy in its own memory, and that there is nothing else of the table."""
         if (home := placements[0].home) != ON_DEVICE:
             raise UserError(f"plan: copies of table {table.name!r} lie in {home}; copies lie on devices only")

@@ -12,20 +12,7 @@ from neuroshard.tables import Table
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Placement, Shard
-
-
-class Devices(Protocol):
-    """The devices that tables are laid out over, as a topology has them."""
-
-    @property
-    def num_devices(self) -> int:
-        """D, the number of devices."""
-        ...
-
-    @property
-    def domain_size(self) -> int:
-        """Number of devices that fast links join: a host's, or those of several; domains follow in order of rank."""
-        ...
+from neuroshard.words.topology import Topology
 
 
 class Whole(Protocol):
@@ -42,7 +29,7 @@ class Whole(Protocol):
         ...
 
     @property
-    def topology(self) -> Devices:
+    def topology(self) -> Topology:
         """The devices that share the task."""
         ...
 
@@ -104,7 +91,7 @@ class Layout(ABC):
         """
 
     @abstractmethod
-    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+    def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Check that shards in it, at most one on a device, make up a table as the form is served.
 
         Raises:
@@ -143,11 +130,11 @@ class Layout(ABC):
         """
         return None
 
-    def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
+    def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
         """Name TorchRec's word for how a table lies that has these placements; there are some."""
         return self.words[0]
 
-    def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
+    def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
         """List the sharding types that TorchRec reads such placements of a table right with."""
         return {self.sharding_type(placements, topology)}
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts.layout import Devices, Layout, Whole, check_cover, table_of
+from neuroshard.layouts.layout import Layout, Whole, check_cover, table_of
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
@@ -16,6 +16,7 @@ from neuroshard.tables.reuse import lookup_share, range_reuse
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Placement, Shard, block_rows
+from neuroshard.words.topology import Topology
 
 _ON_ALL, _ON_A_HOST, _ON_HOSTS = "row_wise", "table_row_wise", "grid_shard"
 
@@ -47,7 +48,7 @@ class Rows(Layout):
         """Place a block of a table on each device of the group."""
         return in_rows(whole, index, devices)
 
-    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+    def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Check that blocks cover the table and lie as rows are served.
 
         Each range of columns has a block on every device, or on every device of one host, as `row_blocks` cuts them;
@@ -98,13 +99,13 @@ class Rows(Layout):
         fewer = len(widths) < num_devices
         return f"in rows on {len(widths)} devices; put it on all {num_devices}" if fewer else None
 
-    def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
+    def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
         """Name TorchRec's word for rows on all devices, on those of a host, or in column ranges on several hosts."""
         if len({placed.shard.column for placed in placements}) > 1:
             return _ON_HOSTS
         return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST
 
-    def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
+    def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
         """List the sharding types that TorchRec reads such blocks right with: any, where one host has all devices."""
         if topology.domain_size == topology.num_devices:
             return set(self.words)
@@ -156,7 +157,7 @@ def has_row_blocks(table: Table, count: int) -> bool:
     return block_rows(table.rows, count) * (count - 1) < table.rows
 
 
-def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Devices) -> None:
+def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:
     """Check the blocks, in order of device, of the columns from one to before another."""
     where = f"plan: columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
     devices = [placement.device for placement in blocks]
@@ -173,14 +174,14 @@ def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placem
             )
 
 
-def _is_group(devices: Sequence[int], topology: Devices) -> bool:
+def _is_group(devices: Sequence[int], topology: Topology) -> bool:
     """Tell whether these devices, each once and in order, are all or those of one host."""
     count, size = len(devices), topology.domain_size
     one_host = count == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1
     return count == topology.num_devices or one_host
 
 
-def _not_a_group(where: str, devices: Sequence[int], topology: Devices) -> UserError:
+def _not_a_group(where: str, devices: Sequence[int], topology: Topology) -> UserError:
     named = ", ".join(map(str, devices[:8])) + (", ..." if len(devices) > 8 else "")
     one_host = topology.domain_size == topology.num_devices
     hosts = "" if one_host else f", or on each of the {topology.domain_size} of one host"

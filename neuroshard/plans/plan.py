@@ -19,9 +19,10 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import CacheShare, Count, Device, Dim, FirstRow, Name, Offset, Rows, of_format, parse
 from neuroshard.tables import Table
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Home, Placement, Shard, Tier, by_table
+from neuroshard.words.topology import Topology
 
 _FORMAT = "neuroshard-plan-2"
 

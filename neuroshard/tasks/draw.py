@@ -15,7 +15,8 @@ from neuroshard.plumbing.schema import MAX_TASKS, Dim, Seed, TableCount, of_form
 from neuroshard.tables import Table, halvings
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
+from neuroshard.words.topology import Topology
 
 _FORMAT = "neuroshard-tasks-1"
 

@@ -20,7 +20,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.targets.target import TARGETS, target_named
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing.toys import (
     OpaqueCompute,
     constrained_task,
@@ -33,6 +33,7 @@ from neuroshard.testing.toys import (
 )
 from neuroshard.words.form import FORMS, IN_COLUMNS
 from neuroshard.words.placement import Home, Tier
+from neuroshard.words.topology import Topology
 
 if TYPE_CHECKING:
     from neuroshard.searching.searcher import Searcher

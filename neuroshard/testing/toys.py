@@ -26,10 +26,11 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, CUT_FORMS, FORMS, ON_DEVICE_CALLS
 from neuroshard.words.placement import Tier
+from neuroshard.words.topology import Topology
 
 _BATCH_SIZE = 256
 ONCE = (1.0, *(0.0,) * 16)  # the (17,) reuse histogram of a table whose rows a batch touches once each, if at all

@@ -14,12 +14,13 @@ from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.torchrec.groups import Groups
 from neuroshard.torchrec.known_tables import with_statistics
 from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.sequences import deduplicated
+from neuroshard.words.topology import Topology
 
 # Optimizers by the names that TorchRec, torch and FBGEMM give them; any other is counted as the largest.
 _OPTIMIZERS = {

@@ -24,11 +24,12 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.torchrec.estimators import ms_per_column, of_both_ways
 from neuroshard.torchrec.kernels import home_of
 from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.words.form import CALLS, Call
+from neuroshard.words.topology import Topology
 
 _COLUMNS = 512  # on every device, in the exchange that a column's share is taken of
 _UNKNOWN_MS = 1e9  # of what the models don't know: chosen where there is nothing else

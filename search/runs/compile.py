@@ -16,7 +16,8 @@ from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
+from neuroshard.words.topology import Topology
 
 _MODEL, _BATCH_SIZE = "cpu", 256
 

@@ -20,8 +20,9 @@ from neuroshard.searching.searcher import Searcher
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing.toys import ONCE, linear_models
+from neuroshard.words.topology import Topology
 
 _BATCH_SIZE = 256
 _DIM = 4  # the narrowest shard

@@ -4,7 +4,8 @@ import numpy as np
 
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
+from neuroshard.words.topology import Topology
 
 KINDS = ("hot", "narrow", "wide", "one_width", "small", "few", "mixed")
 _LEAST_MEMORY = 64 << 20

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts.layout import Devices, Layout, Whole
+from neuroshard.layouts.layout import Layout, Whole
 from neuroshard.layouts.rows import Rows, in_rows
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
@@ -16,6 +16,7 @@ from neuroshard.tables.reuse import reuse_at
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Placement, Shard
+from neuroshard.words.topology import Topology
 
 _HOSTS = 2
 
@@ -45,7 +46,7 @@ class HostCopies(Layout):
         hosts = (range(number * host, (number + 1) * host) for number in range(_HOSTS))
         return [placed for its in hosts for placed in in_rows(whole, index, its)]
 
-    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+    def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         host = topology.domain_size
         if len(placements) != _HOSTS * host or topology.num_devices != _HOSTS * host:
             raise UserError(f"plan: table {table.name!r} has no copy on some host")

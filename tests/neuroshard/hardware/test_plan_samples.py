@@ -9,11 +9,12 @@ from neuroshard.hardware.plan_samples import exchanges, kernel_calls
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
 from neuroshard.stages.search.space.homes import homed
 from neuroshard.tables.reuse import reuse_at
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, whole
 
 TABLES = toy_tables(5, seed=3)

@@ -20,11 +20,12 @@ from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Accuracy, Margin, Margins, ModelTest, ModelTests
 from neuroshard.plumbing.errors import UserError
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import random_by_widest, random_form_models, random_models, random_regression, toy_tables
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Call, Form
 from neuroshard.words.placement import Home, Tier
+from neuroshard.words.topology import Topology
 from tests.kit.bundles import newer_models, parts_of, write_parts
 from tests.kit.plans import COPIES, laid_out, whole
 

@@ -18,9 +18,10 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import random_form_models, toy_task
 from neuroshard.words.collective import Collective, Precision
+from neuroshard.words.topology import Topology
 from tests.kit.step_plans import mixed_plan
 
 TASK = Task(criteo(4096, dim=32), Topology(4, 16 << 30), 4096)

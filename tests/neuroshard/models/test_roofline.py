@@ -8,9 +8,10 @@ from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import PhysicalCommConformance
 from neuroshard.words.collective import Collective
+from neuroshard.words.topology import Topology
 from tests.kit.exchange_bounds import Bounded
 from tests.kit.plans import COPIES, laid_out, table
 

@@ -13,8 +13,9 @@ from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, Form
+from neuroshard.words.topology import Topology
 
 SHIPPED = ["cpu", "h100"]
 _MANY = 100  # values, of which it means something that not one in thirty lies outside its interval

@@ -5,9 +5,10 @@ from dataclasses import replace
 from neuroshard.plans.carry_over import carried_over
 from neuroshard.stages.search.space.homes import homed
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, tables
 
 

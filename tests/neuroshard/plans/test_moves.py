@@ -9,8 +9,9 @@ from neuroshard.plans.moves import TableChange, layout_key, moved_between, moved
 from neuroshard.plans.plan import Plan
 from neuroshard.tasks.constraints import Constraints, PinnedShard
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
+from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, table, tables, whole
 
 

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from neuroshard.plans.picture import curves_png, drawn, label, plan_png
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
+from neuroshard.words.topology import Topology
 from tests.kit.costs import cost_of
 from tests.kit.plans import COPIES, laid_out, tables, whole
 

@@ -19,11 +19,12 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
+from neuroshard.words.topology import Topology
 from tests.kit import training
 from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import CPU, META, bag, bags, planner, sequence, shaped_bags

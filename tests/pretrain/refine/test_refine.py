@@ -38,12 +38,13 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
 from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS
+from neuroshard.words.topology import Topology
 from tests.kit.commands import run_command, shown
 from tests.kit.processes import PATIENCE_S, die_at_file
 

@@ -15,8 +15,9 @@ from neuroshard.stages.search.space.catalog import Catalog, even_layout
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.tables import Table
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE, constrained_task, linear_models, random_models, toy_task
+from neuroshard.words.topology import Topology
 
 
 def _random_held(task, rng):

@@ -15,9 +15,9 @@ from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.packing import packed
-from neuroshard.tasks.task import Topology
 from neuroshard.testing import random_form_models, sequence_task
 from neuroshard.words.form import Form
+from neuroshard.words.topology import Topology
 
 MODELS = {"roofline": CostModels.load("roofline:h100"), "by_form": random_form_models()}
 

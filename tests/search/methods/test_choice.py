@@ -16,8 +16,9 @@ from neuroshard.stages.search.methods.choice import Choice, declined_remark
 from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_tables, toy_task
+from neuroshard.words.topology import Topology
 
 FEW = Improvement(shakes=10)
 ERROR = 0.15

@@ -11,8 +11,9 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.tables import Table, zipf_reuse
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import random_models
+from neuroshard.words.topology import Topology
 
 BATCH, DEVICES = 4096, 4
 

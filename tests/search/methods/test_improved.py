@@ -22,8 +22,9 @@ from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import LinearCompute, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+from neuroshard.words.topology import Topology
 
 NONE, FEW = Improvement(shakes=0, max_plans=1), Improvement(shakes=5)
 

@@ -22,10 +22,11 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from neuroshard.testing.toys import LinearComm, LinearCompute
 from neuroshard.words.form import Form
+from neuroshard.words.topology import Topology
 
 FEW = Improvement(shakes=5)
 

@@ -16,8 +16,9 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables import Table
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+from neuroshard.words.topology import Topology
 from tests.search.kernels.oracle import oracle_search
 
 FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}

@@ -16,10 +16,11 @@ from neuroshard.stages.search.methods.form_changes import simpler
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import constrained_task, linear_models, toy_task
 from neuroshard.testing.toys import LinearComm, OpaqueCompute
 from neuroshard.words.form import Form
+from neuroshard.words.topology import Topology
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 ALL = NeuroShard(improvement=Improvement(shakes=20))

@@ -23,9 +23,10 @@ from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.page import show_sections
 from neuroshard.stages.search.runs.explain import ChosenModels, Explain, models_of
 from neuroshard.tables import Table
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_form_models, random_models, toy_task
 from neuroshard.words.form import Form
+from neuroshard.words.topology import Topology
 
 PER_TABLE, PER_COLUMN, PER_SENT = 0.05, 0.01, 0.002
 

@@ -13,10 +13,10 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.report import what_if
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms, split_worths
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Topology
 from neuroshard.testing import OpaqueCompute, linear_models, random_by_form, random_ensemble, random_models, toy_task
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Placement, Shard
+from neuroshard.words.topology import Topology
 
 MODELS = {
     "linear": linear_models(),

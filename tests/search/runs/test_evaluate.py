@@ -20,9 +20,10 @@ from neuroshard.stages.search.results.comparison import Evaluated, comparison, t
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import random_models, toy_task
 from neuroshard.testing.devices.made_up import MadeUpHardware
+from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 from tests.kit.costs import cost_of
 from tests.kit.measuring import CPU

@@ -15,8 +15,9 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
+from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 
 THROUGH = InMirror(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")

@@ -12,8 +12,9 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_steps import InSteps
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
+from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 
 STEPS = InSteps(StepProtocol(builds=1, turns=2, steps=2, dense=(8,)))

@@ -22,8 +22,8 @@ from neuroshard.stages.search.report.reported import comparisons_shown
 from neuroshard.stages.search.report.sweep_statistics import comparisons, in_sweep, interval, sensitivities
 from neuroshard.stages.search.runs.report import Report
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.tasks.task import Topology
 from neuroshard.testing import random_models, toy_task
+from neuroshard.words.topology import Topology
 from tests.kit.processes import PATIENCE_S
 
 CAVEAT = f"{DATASHEET}: kernels covered, exchanges covered"

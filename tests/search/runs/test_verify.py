@@ -34,10 +34,10 @@ from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.targets.target import constrained, for_target
 from neuroshard.tasks.draw import TaskDraw, drawn
-from neuroshard.tasks.task import Topology
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu
 from neuroshard.testing.devices.made_up import MadeUpHardware
+from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 from tests.kit.measuring import CPU
 from tests.kit.processes import PATIENCE_S, as_if_under_torchrun
