@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -228,13 +229,14 @@ class Ensemble(ComputeFitter):
         starts = [None] * self.members if start is None else start.members
         fitted = []
         for number, one in enumerate(starts):
-            done = number * self.member.epochs
-
-            def told(epoch: int, loss: float, done: int = done) -> None:
-                on_epoch(done + epoch, loss)
-
+            told = partial(_told, on_epoch, number * self.member.epochs)
             fitted.append(self.member.fit(measured, one, seed * 1000 + number, told))
         return ComputeEnsemble(tuple(fitted))
+
+
+def _told(on_epoch: OnEpoch, done: int, epoch: int, loss: float) -> None:
+    """Tell of an epoch after so many of other members."""
+    on_epoch(done + epoch, loss)
 
 
 @dataclass(frozen=True)

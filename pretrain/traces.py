@@ -241,6 +241,7 @@ def _median_calls(points: Sequence[KernelPoint]) -> tuple[KernelPoint, ...]:
     """Join calls of the same tables, whose lookups hardly differ, to one with the median time."""
 
     def about(one: KernelPoint) -> tuple[Any, ...]:
+        """Return what calls that are joined have in common."""
         of_tables = (one.optimizer, one.tables, one.rows, one.dim, one.pooled)
         return (one.backward, one.home, *of_tables, _octave(one.lookups))
 

@@ -175,6 +175,7 @@ def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Upd
     sums = [torch.zeros_like(table[:, :1]) for table in tables]  # of squares, (rows, 1)
 
     def update(gradient: torch.Tensor) -> None:
+        """Step down the gradient of all weights, (rows * dim of all tables,)."""
         for table, its_sums, flat in zip(tables, sums, torch.split(gradient, sizes), strict=True):
             own = flat.view_as(table)
             its_sums.add_(own.square().mean(1, keepdim=True))
@@ -211,6 +212,7 @@ class ComputeBench:
         seen: dict[int, tuple[BlockLookups, ...]] = {}
 
         def build(index: int) -> Run:
+            """Prepare a sample, and note what its lookups touch."""
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen
             return partial(self._time, prepared)

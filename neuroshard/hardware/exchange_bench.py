@@ -152,6 +152,7 @@ def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange
     got = torch.zeros(circle.own(sent) * len(circle.ranks), dtype=torch.int64, device=device)
 
     def both() -> None:
+        """Exchange counts, then what they count."""
         dist.all_to_all_single(counted, counts, group=circle.group)
         dist.all_to_all_single(got, given, counted.tolist(), sent, group=circle.group)
 

@@ -34,6 +34,7 @@ def host_run(
         _fill(look_up, sample, popular)
 
     def drawn() -> Inputs:
+        """Draw lookups by the popularity of rows."""
         return inputs_of(sample, held(sample, [its.batch(generator) for its in popular]), generator)
 
     first = drawn()

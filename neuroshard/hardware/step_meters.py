@@ -38,6 +38,7 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
         return
 
     def build(plans: Sequence[Plan], seed: Sequence[int]) -> tuple[BuildTimes, ...]:
+        """Measure a build in a fresh group of processes."""
         with hardware.step_meter(plans[0].task.topology, protocol, warn) as meter:
             return measure_build(meter, plans, seed)
 

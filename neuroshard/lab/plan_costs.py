@@ -203,13 +203,11 @@ def _measure_exchanges(
                 advance(1)
         return taken, None
 
-    def both_ways(direction: int) -> Callable[[FloatArray], Took]:
-        return lambda ready: measured([exchanges(plan, direction) for plan in plans], direction, ready)
-
+    forward, backward = ([exchanges(plan, direction) for plan in plans] for direction in (FORWARD, BACKWARD))
     works = [
         Work(parts.COMPUTE, When.COMPUTE, lambda _: (compute, None)),
-        Work(parts.FORWARD, When.FORWARD, both_ways(FORWARD)),
-        Work(parts.BACKWARD, When.BACKWARD, both_ways(BACKWARD)),
+        Work(parts.FORWARD, When.FORWARD, partial(measured, forward, FORWARD)),
+        Work(parts.BACKWARD, When.BACKWARD, partial(measured, backward, BACKWARD)),
     ]
     if count_input:
         its = [input_exchange(plan) for plan in plans]

@@ -1,8 +1,8 @@
 """Costs of plans, predicted: the search's stand-in for hardware."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -145,16 +145,17 @@ class Simulator:
 
     def _step(self, traffic: Traffic, compute: Took, called: Called | None, margins: Margins | None = None) -> Step:
         models = self.models
-        others = () if called is None else tuple((its, _other(its, called, traffic, margins)) for its in models.parts)
-        return Step.of(
-            [
-                Work(COMPUTE, When.COMPUTE, lambda _: compute),
-                Work(FORWARD, When.FORWARD, _exchanges(models.forward, FORWARD, traffic.forward, margins)),
-                Work(BACKWARD, When.BACKWARD, _exchanges(models.backward, BACKWARD, traffic, margins)),
-                *(Work(its.name, its.when, run, self._counts(its), its.about) for its, run in others),
-            ],
-            compute[0].shape,
-        )
+        works = [
+            Work(COMPUTE, When.COMPUTE, lambda _: compute),
+            Work(FORWARD, When.FORWARD, partial(_exchanges, models.forward, FORWARD, traffic.forward, margins)),
+            Work(BACKWARD, When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, traffic, margins)),
+        ]
+        if called is not None:
+            works += [
+                Work(its.name, its.when, partial(_other, its, called, traffic, margins), self._counts(its), its.about)
+                for its in models.parts
+            ]
+        return Step.of(works, compute[0].shape)
 
     def _counts(self, part: PartModel) -> bool:
         return self.count_input or not part.hidden
@@ -239,30 +240,21 @@ def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
 
 
 def _exchanges(
-    model: CommModel, direction: str, traffic: Traffic, margins: Margins | None
-) -> Callable[[FloatArray], Took]:
-    """Return a function of starts to what a direction's exchanges take, one after the other."""
-
-    def run(start_ms: FloatArray) -> Took:
-        """Chain the exchanges, with margins where they are known."""
-        chain = model.chain(traffic, start_ms)
-        if margins is None:
-            return chain.total_ms, None
-        none = np.zeros_like(start_ms)
-        of_each = [margins.of(exchange_part(direction, one))(ms, none) for one, ms in chain.each_ms.items()]
-        return chain.total_ms, _together([none, *of_each])
-
-    return run
+    model: CommModel, direction: str, traffic: Traffic, margins: Margins | None, start_ms: FloatArray
+) -> Took:
+    """Predict what a direction's exchanges take, one after the other."""
+    chain = model.chain(traffic, start_ms)
+    if margins is None:
+        return chain.total_ms, None
+    none = np.zeros_like(start_ms)
+    of_each = [margins.of(exchange_part(direction, one))(ms, none) for one, ms in chain.each_ms.items()]
+    return chain.total_ms, _together([none, *of_each])
 
 
-def _other(part: PartModel, called: Called, traffic: Traffic, margins: Margins | None) -> Callable[[FloatArray], Took]:
-    """Return a function of when devices are ready to what another part of a step takes."""
-
-    def run(ready_ms: FloatArray) -> Took:
-        ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
-        return ms, None if margins is None else margins.of(part.name)(ms, np.zeros_like(ms))
-
-    return run
+def _other(part: PartModel, called: Called, traffic: Traffic, margins: Margins | None, ready_ms: FloatArray) -> Took:
+    """Predict what another part of a step takes."""
+    ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
+    return ms, None if margins is None else margins.of(part.name)(ms, np.zeros_like(ms))
 
 
 def _together(margins: Sequence[FloatArray]) -> FloatArray:

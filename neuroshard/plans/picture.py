@@ -58,6 +58,7 @@ def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
     many = len(cost.compute) > _MANY_DEVICES
 
     def draw(figure: "Figure") -> None:
+        """Draw costs and memory side by side; of many devices, below each other."""
         times, memory = figure.subplots(2, 1) if many else figure.subplots(1, 2, width_ratios=[3, 2])
         _draw_times(times, cost)
         _draw_memory(memory, plan)

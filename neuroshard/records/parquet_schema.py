@@ -219,9 +219,11 @@ def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
+        """Make the table of that name as it was measured."""
         return replace(tables[name], dim=dim, features=features, pooled=pooled)
 
     def sample(read: _ComputeRow) -> ComputeSample:
+        """Make the sample of a row, whose tables must all be there."""
         for name in read.tables:
             if name not in tables:
                 raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")

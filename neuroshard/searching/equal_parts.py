@@ -142,6 +142,7 @@ def _cost(plan: Plan, simulator: Simulator) -> _Share:
     mean_ms = max(float(np.mean(cost.forward + cost.backward + cost.compute)), 1e-9)
 
     def share(table: Table) -> float:
+        """Measure one table, as a shard on its own."""
         alone = LoadSets.alone(Loads.of([table], plan.task.batch_size))
         compute_ms = float(simulator.models.compute.predict(alone)[0])
         return (compute_ms + column_ms * table.output_columns) / mean_ms

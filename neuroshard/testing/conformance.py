@@ -295,6 +295,7 @@ class PhysicalComputeConformance(SumModelConformance):
         """
 
         def more_rows(table: Table) -> Table:
+            """Quadruple the rows, if the histogram leaves any of them untouched."""
             unique = _MOST_SAMPLES * table.pooling_factor / (table.reuse @ MEAN_COUNTS)
             return replace(table, rows=4 * table.rows) if unique <= table.rows else table
 

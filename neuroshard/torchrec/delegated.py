@@ -151,6 +151,7 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
     """Copy a sharder, to shard only what is wanted; not wrapped, because TorchRec asks sharders for their class."""
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+        """List what the sharder may shard, of what is wanted."""
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}
 

@@ -300,6 +300,7 @@ class NeuroShardPlanner(ShardingPlanner):
             return None
 
         def taken(model: Model) -> _Way:
+            """Take the loaded plan for a model."""
             finder = self._finder_of(model)
             return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
 

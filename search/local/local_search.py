@@ -104,6 +104,7 @@ class LocalSearch:
         bounds = self._bounds(plan)
 
         def explored(own: IntArray) -> tuple[int, list[IntArray], FloatArray]:
+            """Explore with some of the seeds: plans looked at, and of each seed its changes and their estimate."""
             estimate = np.empty(len(own))
             looked, changes = explore(plan.contents, self._shards, bounds, self._costs, shake_steps, own, estimate)
             return looked, [changes[changes[:, 0] == k, 1:] for k in range(len(own))], estimate

@@ -122,6 +122,7 @@ class ImprovedSearch(Searcher):
         names = frozenset(base.task.tables[placed.shard.table].name for placed in base.others)
 
         def find(task: Task) -> Found:
+            """Find a plan of the task, or of the task with tables assigned to hosts."""
             return self._found(Catalog.checked(replace(base, task=task), simulator))
 
         return tried_within_hosts(base.task, find, names)

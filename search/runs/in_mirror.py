@@ -40,16 +40,16 @@ class RankSteps:
 
     steps: tuple[LocalStep, ...]
 
+    def wrong(self, job: RankJob) -> str | None:
+        """Say why these aren't the steps of a rank's job; None if they may be."""
+        fits = len(self.steps) == len(job.plans) and all(step.rank == job.rank for step in self.steps)
+        return None if fits else f"is not of {len(job.plans)} plans on rank {job.rank}"
+
 
 def ranks_in(run: Path, task: int, jobs: Sequence[RankJob]) -> Journal[RankSteps]:
     """Open the journal of a task's ranks in a run's directory, build after build: `ranks/task-0000/rank-0000.json`."""
-
-    def wrong(number: int, done: RankSteps) -> str | None:
-        job = jobs[number % len(jobs)]
-        fits = len(done.steps) == len(job.plans) and all(step.rank == job.rank for step in done.steps)
-        return None if fits else f"is not of {len(job.plans)} plans on rank {job.rank}"
-
-    return Journal(run / "ranks" / f"task-{task:04d}", "rank", RankSteps, wrong)
+    folder = run / "ranks" / f"task-{task:04d}"
+    return Journal(folder, "rank", RankSteps, lambda number, done: done.wrong(jobs[number % len(jobs)]))
 
 
 def by_plan(jobs: Sequence[RankJob], done: Sequence[RankSteps]) -> list[list[LocalStep]]:

@@ -216,12 +216,12 @@ def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:
 
 def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
     """Open the journal of what an evaluation measured of each task; `plans` are those of the one that is asked for."""
+    return Journal(run / "tasks", "task", Pass, lambda _, one: _training_steps(one) or one.wrong(plans))
 
-    def wrong(_: int, one: Pass) -> str | None:
-        steps_alone = any(its.step_ms is not None for its in one.plans)
-        return "holds training steps" if steps_alone else one.wrong(plans)
 
-    return Journal(run / "tasks", "task", Pass, wrong)
+def _training_steps(one: Pass) -> str | None:
+    """Say so where a pass holds training steps."""
+    return "holds training steps" if any(its.step_ms is not None for its in one.plans) else None
 
 
 def _measured(

@@ -37,16 +37,16 @@ class Build:
 
     plans: tuple[BuildTimes, ...]
 
-
-def builds_in(run: Path, task: int, plans: int) -> Journal[Build]:
-    """Open the journal of a task's builds in a run, of so many plans each: `builds/task-0000/build-0000.json`."""
-
-    def wrong(_: int, build: Build) -> str | None:
-        its = build.plans
+    def wrong(self, plans: int) -> str | None:
+        """Say why it isn't a build of so many plans; None if it may be."""
+        its = self.plans
         fits = len(its) == plans and all(one.error is not None or len(one.phase_ms) == len(PHASES) for one in its)
         return None if fits else f"is not of {plans} plans"
 
-    return Journal(run / "builds" / f"task-{task:04d}", "build", Build, wrong)
+
+def builds_in(run: Path, task: int, plans: int) -> Journal[Build]:
+    """Open the journal of a task's builds in a run, of so many plans each: `builds/task-0000/build-0000.json`."""
+    return Journal(run / "builds" / f"task-{task:04d}", "build", Build, lambda _, build: build.wrong(plans))
 
 
 def floor_of(ratios: FloatArray) -> float:
@@ -189,6 +189,7 @@ class InSteps:
         bar = progress.add_task(f"builds, task {task}", total=self.protocol.builds, completed=len(journal.read()))
 
         def build(before: Sequence[Build]) -> Build:
+            """Time the next build."""
             built = Build(builds(again, [seed, task, len(before)]))
             progress.advance(bar)
             return built

@@ -1,8 +1,9 @@
 """Verifying what is found: the best of a task's finalists, which are measured in turns, is the answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -14,9 +15,8 @@ from rich.progress import Progress
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.lab.plan_costs import beyond_memory
+from neuroshard.lab.plan_costs import Advance, beyond_memory
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import printer, progress_bar
@@ -92,27 +92,21 @@ class Verify:
         """Measure the finalists in all passes that aren't on disk already, and choose the best of them."""
         left = self.passes - len(searched.passes)
         bar = progress.add_task("finalists", total=left * self.means.amount(searched.finalists, count_input))
-
-        def measured(plans: Sequence[Plan], seed: int) -> list[MeasuredOnce]:
-            return measure(plans, seed, lambda n: progress.advance(bar, n), files.run)
-
-        def next_pass(before: Sequence[Pass]) -> Pass:
-            return self._pass(files.task, replace(searched, passes=tuple(before)), measured)
-
+        next_pass = partial(self._pass, measure, files, searched, partial(progress.advance, bar))
         passes = files.passes(searched.finalists).filled(self.passes, next_pass)
         progress.remove_task(bar)
         return replace(searched, passes=passes).judged()
 
     def _pass(
-        self, task: int, searched: Searched, measured: Callable[[Sequence[Plan], int], list[MeasuredOnce]]
+        self, measure: Measure, files: FinalistFiles, searched: Searched, advance: Advance, before: Sequence[Pass]
     ) -> Pass:
         """Measure a pass over all that could be measured so far, in a random order: none always comes first."""
-        plans, number = searched.finalists, len(searched.passes)
-        rng = np.random.default_rng([self.seed, task, number])
-        errors = {i: searched.errors[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
+        plans, failed = searched.finalists, replace(searched, passes=tuple(before)).errors
+        rng = np.random.default_rng([self.seed, files.task, len(before)])
+        errors = {i: failed[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
         order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
         seed = int(rng.integers(_SEED_RANGE))
-        outcomes = dict(zip(order, measured([plans[i] for i in order], seed), strict=True))
+        outcomes = dict(zip(order, measure([plans[i] for i in order], seed, advance, files.run), strict=True))
         return Pass(tuple(outcomes.get(i) or MeasuredOnce(error=error) for i, error in errors.items()))
 
 

@@ -69,6 +69,7 @@ def _first_ms(prices: "Prices", backward_ms: float) -> float:
     """Find the least R, where backward communication takes `backward_ms` on average."""
 
     def possible(last_ms: float) -> bool:
+        """Tell whether the devices can compute all shards until then."""
         return prices.busy_ms(prices.least_total_ms(last_ms)) + backward_ms <= last_ms
 
     low = high = prices.busy_ms(prices.least_total_ms(np.inf)) + backward_ms

@@ -82,6 +82,7 @@ def watched(batches: Iterable[_T]) -> Iterator[Iterator[_T]]:
         bar = progress.add_task("batches", total=len(batches) if isinstance(batches, Sized) else None)
 
         def counted() -> Iterator[_T]:
+            """Yield the batches, and move the bar behind each."""
             for batch in batches:
                 yield batch
                 progress.advance(bar)
