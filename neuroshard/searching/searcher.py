@@ -52,10 +52,10 @@ class Found:
                 "memory, loosen the constraints, or try another searcher"
             )
 
-    def changed(self, change: Callable[[Plan], Plan]) -> "Found":
-        """Copy what was found with its plans transformed, e.g. from some tables of a task to all."""
-        declined, fewer = (None if one is None else change(one) for one in (self.declined, self.fewer))
-        return replace(self, plan=change(self.plan), declined=declined, fewer=fewer)
+    def of(self, task: Task) -> "Found":
+        """Restate what was found as plans of another task of the same tables, on the same devices."""
+        declined, fewer = (None if one is None else replace(one, task=task) for one in (self.declined, self.fewer))
+        return replace(self, plan=replace(self.plan, task=task), declined=declined, fewer=fewer)
 
 
 class Searcher(ABC):
@@ -125,7 +125,7 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
             found = find(assigned)
         except InfeasibleError:
             raise error from None
-    return found.changed(lambda plan: replace(plan, task=task))
+    return found.of(task)
 
 
 def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:

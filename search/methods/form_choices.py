@@ -1,8 +1,9 @@
-"""A task's choices of a form for each table: which ones look cheap, and what comes of them."""
+"""Choices of a form for each table, of one memory for each or several: which look cheap, and what comes of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -47,10 +48,11 @@ _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of 
 
 @dataclass(frozen=True, eq=False)
 class FormChoices:
-    """A task's choices of a form for each table.
+    """A task's choices of a form for each table, with the tables in given memories.
 
     Attributes:
-        task: the task.
+        asked: the task that plans are of.
+        task: the same with its tables in these memories.
         simulator: costs plans.
         allowed: (T, F) forms that each table may lie in.
         leaders: (T,) the table whose form each one takes: the first of those that it is kept together with.
@@ -61,6 +63,7 @@ class FormChoices:
         catalog: of these; None if there is none.
     """
 
+    asked: Task
     task: Task
     simulator: Simulator
     allowed: BoolArray
@@ -72,8 +75,13 @@ class FormChoices:
     catalog: Catalog | None
 
     @classmethod
-    def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Start) -> "FormChoices":
-        """Prepare choices among forms `allowed` (T, F); tables too large for columns may not lie in them."""
+    def of(
+        cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Start, asked: Task | None = None
+    ) -> "FormChoices":
+        """Prepare choices among forms `allowed` (T, F); tables too large for columns may not lie in them.
+
+        Plans are of the task that is `asked`, of the same tables; None: of this one.
+        """
         may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
         if len(may):
             sizes = Sizes.of(Items.of(Base.empty(task, may)))
@@ -81,7 +89,7 @@ class FormChoices:
             fitting[_too_large(sizes), COLUMNS] = False
             fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
         estimates = FormEstimates.of(task, simulator, allowed, catalog)
-        return cls(task, simulator, fitting, leaders(task), quick, estimates, Spread(task), may, catalog)
+        return cls(asked or task, task, simulator, fitting, leaders(task), quick, estimates, Spread(task), may, catalog)
 
     @property
     def first(self) -> IntArray:
@@ -96,7 +104,8 @@ class FormChoices:
             InfeasibleError: nothing.
         """
         base = Base.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
-        return columns.found(base, self.simulator) if len(base.in_columns) else Found(base.plan())
+        found = columns.found(base, self.simulator)
+        return found if self.task is self.asked else found.of(self.asked)
 
     def quick_ms(self, forms: IntArray) -> float:
         """Cost a choice of forms (T,) whose columns are placed quickly; infinite where they find no place.
@@ -129,33 +138,14 @@ class FormChoices:
             return False
         if self.simulator.compute_for(self.task) is not models.compute:
             return False  # what other parts ask for each shard is no bound
-        cost_ms = self.simulator.cost(self.task, plan).total_ms
+        cost_ms = self.simulator.cost(plan.task, plan).total_ms
         if cost_ms >= self.estimates.costs(Forms(self.first[None]))[1][0]:
             return False  # of tables that lie evenly: hardly ever does a bound lie above it
         bound_ms = lower_bound_ms(self.catalog, _BOUND_STEPS)
         return bound_ms is not None and cost_ms < bound_ms
 
-    def best(self, tries: int) -> list[IntArray]:
-        """List, of the choices that are estimated to be cheap, some whose quick plans are nearly the cheapest, (T,).
-
-        Quick plans place badly what later steps would mend, in tight memory most: so of those that cost nearly as
-        little, one comes first if its estimate is lower besides, and then the best one that lacks a form of it.
-        """
-        if not tries:
-            return [self.first]
-        tried = self._tried(tries)
-        best, best_ms = min(tried, key=lambda one: one[1])
-        near = [(forms, ms) for forms, ms in tried if ms <= best_ms * _NEARLY]
-        if not near:
-            return [best]  # nothing finds a place
-        cost_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in near])))[0] + [ms for _, ms in near]
-        ordered = [near[number][0] for number in np.argsort(cost_ms, kind="stable").tolist()]
-        without = [forms for forms in ordered if not np.isin(ordered[0], forms).all()]
-        listed = {forms.tobytes(): forms for forms in (ordered[0], best, *without[:1])}
-        return list(listed.values())
-
-    def _tried(self, tries: int) -> list[tuple[IntArray, float]]:
-        """Try so many choices; list them, (T,), with ms of their quick plans.
+    def tried(self, tries: int) -> list["Tried"]:
+        """Try so many choices by quick searches.
 
         The ends of descents, the cheapest first, until the next is estimated to cost more than one that has its place;
         then changes of the best one, as long as they help. A quarter of the tries is left for ends that are estimated
@@ -185,7 +175,7 @@ class FormChoices:
         for forms, estimate_ms in estimated:
             if len(tried) < tries and estimate_ms < tried_ms(best) * _ESTIMATED:
                 tried_ms(forms)
-        return list(tried.values())
+        return [Tried(self, forms, ms) for forms, ms in tried.values()]
 
     def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
         """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one."""
@@ -306,6 +296,50 @@ class FormChoices:
         if proven and not has_other_forms(self.task, self.allowed) and not has_other_homes(self.task):
             return shortage(sizes, NO_PLAN)
         return error if (self.first == COLUMNS).all() else shortage(sizes, NONE_FOUND)
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A choice of forms whose columns were placed quickly.
+
+    Attributes:
+        choices: that it is one of.
+        forms: (T,).
+        quick_ms: cost of the quick plan; infinite where columns found no place.
+    """
+
+    choices: FormChoices
+    forms: IntArray
+    quick_ms: float = float("nan")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first of its choices."""
+        return bool((self.forms == self.choices.first).all())
+
+    @property
+    def estimate_ms(self) -> float:
+        """What the choice is estimated to cost."""
+        return float(self.choices.estimates.costs(Forms(self.forms[None]))[0][0])
+
+
+def likely_choices(spaces: Sequence[FormChoices], tries: int) -> list[Tried]:
+    """List, of choices that are estimated to be cheap, some whose quick plans are nearly the cheapest.
+
+    So many are tried of each of some `spaces`, of the same tables in other memories; none: their first ones, untried.
+    Quick plans place badly what later steps would mend, in tight memory most: so of those that cost nearly as little,
+    one comes first if its estimate is lower besides, and then the best one that lacks a form of it.
+    """
+    if not tries:
+        return [Tried(choices, choices.first) for choices in spaces]
+    tried = list(chain.from_iterable(choices.tried(tries) for choices in spaces))
+    best = min(tried, key=lambda one: one.quick_ms)
+    near = sorted(
+        (one for one in tried if one.quick_ms <= best.quick_ms * _NEARLY),
+        key=lambda one: one.estimate_ms + one.quick_ms,
+    )
+    without = [one for one in near if not np.isin(near[0].forms, one.forms).all()]
+    return list(dict.fromkeys((near[0], best, *without[:1])))
 
 
 def _too_large(sizes: Sizes) -> list[int]:

@@ -118,7 +118,9 @@ class ImprovedSearch(Searcher):
         return self.found(Base.empty(task), simulator)
 
     def found(self, base: Base, simulator: Simulator) -> Found:
-        """Find a plan where some tables lie in rows or copies already, and stay."""
+        """Find a plan where some tables lie in rows or copies already, and stay; maybe all of them."""
+        if not len(base.in_columns):
+            return Found(base.plan())
         names = frozenset(base.task.tables[placed.shard.table].name for placed in base.others)
 
         def find(task: Task) -> Found:

@@ -1,7 +1,9 @@
 """The default search: which form and which memory every table has, and where its columns lie."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -16,7 +18,7 @@ from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
-from neuroshard.stages.search.methods.form_choices import FormChoices
+from neuroshard.stages.search.methods.form_choices import FormChoices, Tried, likely_choices
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, Start, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
@@ -29,15 +31,16 @@ from neuroshard.stages.search.space.homes import (
     homed,
     homes_anew,
     is_ample,
-    rehomed,
     settled,
 )
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS
-from neuroshard.words.placement import Home, Placement, Tier
+from neuroshard.words.form import FORMS, Call
+from neuroshard.words.placement import Placement, Tier
 
 RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
 _ROUNDS = 2  # searches with memories chosen anew, at most
+_FIRSTS = 2  # memories that columns alone are searched in, that look cheapest by each of
+_QUICK_MS, _ESTIMATE_MS = attrgetter("quick_ms"), attrgetter("estimate_ms")
 
 
 @dataclass(frozen=True)
@@ -103,49 +106,110 @@ class NeuroShard(Searcher):
         Raises:
             InfeasibleError: there is no plan, or none was found.
         """
-        found = self._in_homes(task, simulator)
+        found = self._in_memories(task, simulator)
+        if self.rows_over == "hosts":
+            moved = replace(rows_on_hosts(settled(found.plan), simulator), task=task)
+            found = found if moved == found.plan else self._believed(found, replace(found, plan=moved), simulator)
         calls = known_calls(simulator.models, self.forms)
         return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance, found.fewer), fewer=None)
 
-    def _in_homes(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan with tables in the memories that are predicted to cost least, those of the task among them."""
-        known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
-        if not known or not task.topology.host_bytes:
-            return self._in_forms(task, simulator)
+    def _in_memories(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan with tables in the memories that are predicted to cost least, those of the task among them.
+
+        Raises:
+            InfeasibleError: there is no plan, or none was found.
+        """
         simulator.models.check(task)
-        plain = self._tried(task, task.homes, simulator)
-        if isinstance(plain, Found) and is_ample(task):
-            return plain
+        known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
+        several = known and task.topology.host_bytes > 0
+        if not several or is_ample(task):
+            try:
+                return self._in_forms([task], task, simulator)
+            except InfeasibleError:
+                if not several:
+                    raise
         options = HomeOptions.of(task, simulator.compute_for(task))
-        choices = options.choices(task)
-        homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in choices]
-        tried = [self._tried(task, its, simulator) for its in homes if its != task.homes]
-        found = [one for one in tried if isinstance(one, Found)]
-        if found:
-            found = [self._improved(task, self._cheapest(found, simulator), options, simulator)]
-        if isinstance(plain, Found):
-            found = [plain, *found]
-        if not found and isinstance(plain, InfeasibleError):
-            raise plain if choices else options.shortage(task)
-        return self._cheapest(found, simulator)
-
-    def _tried(self, task: Task, homes: tuple[Home, ...], simulator: Simulator) -> Found | InfeasibleError:
-        """Find a plan of the task with tables in such memories (T,); or return why none is found."""
+        homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in options.choices(task)]
+        others = [homed(task, its) for its in homes if its != task.homes]
         try:
-            return self._in_forms(homed(task, homes), simulator).changed(lambda plan: rehomed(plan, task, homes))
+            found = self._in_forms([task, *others], task, simulator)
         except InfeasibleError as error:
-            return error
+            raise error if homes else options.shortage(task) from None
+        return self._improved(found, options, simulator)
 
-    def _improved(self, task: Task, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
-        """Choose memories anew on every device, and search again, as long as that helps."""
+    def _improved(self, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
+        """Choose memories anew on every device, and search again for what lies in columns, as long as that helps."""
         for _ in range(_ROUNDS):
             plan = caches_grown(homes_anew(found.plan, options), options, simulator)
-            again = self._tried(task, plan.homes, simulator)
-            others = [replace(found, plan=plan, fewer=None), *([again] if isinstance(again, Found) else [])]
+            others, start = [replace(found, plan=plan, fewer=None)], settled(plan)
+            with suppress(InfeasibleError):
+                base = Base.of_plan(start, simulator.compute_for(start.task))
+                others.append(self.column_search.found(base, simulator).of(plan.task))
             best = self._cheapest([found, *others], simulator)
             if best is found:
                 break
             found = best
+        return found
+
+    def _in_forms(self, tasks: Sequence[Task], asked: Task, simulator: Simulator) -> Found:
+        """Find the best plan of the task `asked`, in the memories that one of `tasks` gives its tables.
+
+        Raises:
+            InfeasibleError: there is no plan, or none was found.
+        """
+        calls = known_calls(simulator.models, self.forms)
+        allowed = [_allowed(task, calls) for task in tasks]
+        if tasks == [asked] and not _has_choice(allowed[0]):
+            return self.column_search.find(asked, simulator)
+        each = zip(tasks, allowed, strict=True)
+        spaces = [FormChoices.of(task, simulator, may, self.quick, asked) for task, may in each]
+        likely = [tried for tried in likely_choices(spaces, self.form_tries) if not tried.is_first]
+        others = self._searched(likely)
+        other = self._cheapest(others, simulator) if others else None
+        if other is not None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):
+            return other
+        try:
+            columns = self._in_columns(spaces, simulator)
+        except InfeasibleError as error:
+            return other or self._in_any_forms(spaces, error)
+        return columns if other is None else self._believed(columns, other, simulator)
+
+    def _in_columns(self, spaces: Sequence[FormChoices], simulator: Simulator) -> Found:
+        """Find the best plan with tables in the first of their forms, in the memories where that is quickly cheap.
+
+        Raises:
+            InfeasibleError: of the first space, where no plan is found.
+        """
+        if len(spaces) > 1:
+            firsts = [Tried(one, one.first, one.quick_ms(one.first)) for one in spaces]
+            quick, likely = (sorted(firsts, key=key)[:_FIRSTS] for key in (_QUICK_MS, _ESTIMATE_MS))
+            if found := self._searched(dict.fromkeys((*quick, *likely))):
+                return self._cheapest(found, simulator)
+        return spaces[0].searched(spaces[0].first, self.column_search)
+
+    def _in_any_forms(self, spaces: Sequence[FormChoices], error: InfeasibleError) -> Found:
+        """Find a plan with as few large tables in blocks as let the rest fit in columns; else in any forms that fit.
+
+        Raises:
+            InfeasibleError: there is no plan, which is said only with a proof for all forms, or none was found.
+        """
+        errors = []
+        for choices in spaces:
+            for forms in choices.more_in_blocks():
+                if found := self._searched([Tried(choices, forms)]):
+                    return found[0]
+            fitting, proven = choices.fitting()
+            if fitting is not None and (found := self._searched([Tried(choices, fitting)])):
+                return found[0]
+            errors.append(choices.shortage(error, proven))
+        raise errors[0] from None
+
+    def _searched(self, likely: Iterable[Tried]) -> list[Found]:
+        """Find plans with some choices of forms; those that none is found with are left out."""
+        found = []
+        for tried in likely:
+            with suppress(InfeasibleError):
+                found.append(tried.choices.searched(tried.forms, self.column_search))
         return found
 
     def believing(self) -> "NeuroShard":
@@ -175,7 +239,7 @@ class NeuroShard(Searcher):
         Columns alone, the best one by quick searches, and the best ones with a form fewer to choose from.
         """
         calls = known_calls(simulator.models, self.forms)
-        if not _has_choice(plan.task, allowed_forms(plan.task, calls)):
+        if not _has_choice(_allowed(plan.task, calls)):
             return []
         own = np.array([FORMS.index(form) for form in plan.forms])
         distinct = {own.tobytes(): own}
@@ -183,7 +247,7 @@ class NeuroShard(Searcher):
             allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
                 choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
-                for one in (choices.first, *choices.best(self.form_tries)):
+                for one in (choices.first, *(tried.forms for tried in likely_choices([choices], self.form_tries))):
                     distinct.setdefault(one.tobytes(), one)
         return list(distinct.values())[1:]
 
@@ -199,58 +263,6 @@ class NeuroShard(Searcher):
                 yield base.plan()
         except InfeasibleError:
             return
-
-    def _in_forms(self, task: Task, simulator: Simulator) -> Found:
-        """Find the best plan with tables in the memories that the task gives them.
-
-        Raises:
-            InfeasibleError: there is no plan, or none was found.
-        """
-        found = self._everywhere(task, simulator)
-        if self.rows_over == "all":
-            return found
-        moved = rows_on_hosts(found.plan, simulator)
-        return found if moved is found.plan else self._believed(found, replace(found, plan=moved), simulator)
-
-    def _everywhere(self, task: Task, simulator: Simulator) -> Found:
-        """Find the best plan with rows over all devices."""
-        calls = known_calls(simulator.models, self.forms)
-        simulator.models.check(task)
-        allowed = allowed_forms(task, calls)
-        if not _has_choice(task, allowed):
-            return self.column_search.find(task, simulator)
-        choices = FormChoices.of(task, simulator, allowed, self.quick)
-        likely = [forms for forms in choices.best(self.form_tries) if (forms != choices.first).any()]
-        others = [found for forms in likely if (found := self._of_choice(choices, forms)) is not None]
-        other = self._cheapest(others, simulator) if others else None
-        if other is not None and choices.beats_columns(other.plan):
-            return other
-        try:
-            columns = choices.searched(choices.first, self.column_search)
-        except InfeasibleError as error:
-            return other or self._in_any_forms(choices, error)
-        return columns if other is None else self._believed(columns, other, simulator)
-
-    def _of_choice(self, choices: FormChoices, forms: IntArray) -> Found | None:
-        """Find a plan with such forms (T,); None if there is none found."""
-        try:
-            return choices.searched(forms, self.column_search)
-        except InfeasibleError:
-            return None
-
-    def _in_any_forms(self, choices: FormChoices, error: InfeasibleError) -> Found:
-        """Find a plan with as few large tables in blocks as let the rest fit in columns; else in any forms that fit.
-
-        Raises:
-            InfeasibleError: there is no plan, which is said only with a proof for all forms, or none was found.
-        """
-        for forms in choices.more_in_blocks():
-            if (found := self._of_choice(choices, forms)) is not None:
-                return found
-        fitting, proven = choices.fitting()
-        if fitting is not None and (found := self._of_choice(choices, fitting)) is not None:
-            return found
-        raise choices.shortage(error, proven) from None
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
         """Choose what is expected to cost least, or predicted to, where every gain is believed; of equals the first."""
@@ -272,6 +284,14 @@ class NeuroShard(Searcher):
         return replace(other, fewer=columns.plan if more else other.fewer)
 
 
-def _has_choice(task: Task, allowed: BoolArray) -> bool:
-    """Tell whether some table may lie otherwise than in columns, on devices that all have memory."""
-    return bool(np.delete(allowed, COLUMNS, axis=1).any()) and int(device_memory(task).min()) > 0
+def _allowed(task: Task, calls: Collection[Call]) -> BoolArray:
+    """Tell which forms each table may lie in, (T, F); other forms than columns need memory on all devices."""
+    allowed = allowed_forms(task, calls)
+    if int(device_memory(task).min()) <= 0:
+        allowed[:, OTHERS] = False
+    return allowed
+
+
+def _has_choice(allowed: BoolArray) -> bool:
+    """Tell whether some table may lie otherwise than in columns, of forms `allowed` (T, F)."""
+    return bool(np.delete(allowed, COLUMNS, axis=1).any())
