@@ -1,9 +1,8 @@
 """Choices of a form for each table, of one memory for each or several: which look cheap, and what comes of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 
@@ -144,7 +143,22 @@ class FormChoices:
         bound_ms = lower_bound_ms(self.catalog, _BOUND_STEPS)
         return bound_ms is not None and cost_ms < bound_ms
 
-    def tried(self, tries: int) -> list["Tried"]:
+    def likely(self, tries: int) -> list["Tried"]:
+        """List, of the choices that are estimated to be cheap, some whose quick plans are nearly the cheapest.
+
+        Quick plans place badly what later steps would mend, in tight memory most: so of those that cost nearly as
+        little, one comes first if its estimate is lower besides, and then the best one that lacks a form of it. Without
+        any tries it is the first choice.
+        """
+        if not tries:
+            return [Tried(self, self.first)]
+        tried = self._tried(tries)
+        best = min(tried, key=lambda one: one.quick_ms)
+        near = sorted((one for one in tried if one.quick_ms <= best.quick_ms * _NEARLY), key=lambda one: one.both_ms)
+        without = [one for one in near if not np.isin(near[0].forms, one.forms).all()]
+        return list(dict.fromkeys((near[0], best, *without[:1])))
+
+    def _tried(self, tries: int) -> list["Tried"]:
         """Try so many choices by quick searches.
 
         The ends of descents, the cheapest first, until the next is estimated to cost more than one that has its place;
@@ -322,24 +336,10 @@ class Tried:
         """What the choice is estimated to cost."""
         return float(self.choices.estimates.costs(Forms(self.forms[None]))[0][0])
 
-
-def likely_choices(spaces: Sequence[FormChoices], tries: int) -> list[Tried]:
-    """List, of choices that are estimated to be cheap, some whose quick plans are nearly the cheapest.
-
-    So many are tried of each of some `spaces`, of the same tables in other memories; none: their first ones, untried.
-    Quick plans place badly what later steps would mend, in tight memory most: so of those that cost nearly as little,
-    one comes first if its estimate is lower besides, and then the best one that lacks a form of it.
-    """
-    if not tries:
-        return [Tried(choices, choices.first) for choices in spaces]
-    tried = list(chain.from_iterable(choices.tried(tries) for choices in spaces))
-    best = min(tried, key=lambda one: one.quick_ms)
-    near = sorted(
-        (one for one in tried if one.quick_ms <= best.quick_ms * _NEARLY),
-        key=lambda one: one.estimate_ms + one.quick_ms,
-    )
-    without = [one for one in near if not np.isin(near[0].forms, one.forms).all()]
-    return list(dict.fromkeys((near[0], best, *without[:1])))
+    @property
+    def both_ms(self) -> float:
+        """What its quick plan costs and the choice is estimated to, together."""
+        return self.quick_ms + self.estimate_ms
 
 
 def _too_large(sizes: Sizes) -> list[int]:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Literal
 
@@ -18,7 +19,7 @@ from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
-from neuroshard.stages.search.methods.form_choices import FormChoices, Tried, likely_choices
+from neuroshard.stages.search.methods.form_choices import FormChoices, Tried
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, Start, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
@@ -40,7 +41,8 @@ from neuroshard.words.placement import Placement, Tier
 RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
 _ROUNDS = 2  # searches with memories chosen anew, at most
 _FIRSTS = 2  # memories that columns alone are searched in, that look cheapest by each of
-_QUICK_MS, _ESTIMATE_MS = attrgetter("quick_ms"), attrgetter("estimate_ms")
+_LIKELY = 4  # choices of forms that are searched, at most
+_QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quick", "estimate", "both"))
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,10 @@ class NeuroShard(Searcher):
     estimated, the likely ones tried quickly, the best one searched, and taken where its gain is believed.
 
     Where hosts have memory for tables, and models know what that costs, tables lie there, behind caches or not, where
-    devices have too little or it is predicted to pay. The choices that are estimated to cost least within several
-    shares of the devices' memory are searched. Tables of the cheapest plan then take what memory is left on their
-    devices, and the columns are searched again, while that helps.
+    devices have too little or it is predicted to pay. There are several choices of memories, the cheapest within some
+    shares of the devices' memory, each with its choices of forms: of all of them together the likely ones are searched.
+    Tables of the cheapest plan then take what memory is left on their devices, and the columns are searched again,
+    while that helps.
 
     Attributes:
         num_candidates: candidates for a split: this many by size and this many by predicted compute.
@@ -163,8 +166,8 @@ class NeuroShard(Searcher):
             return self.column_search.find(asked, simulator)
         each = zip(tasks, allowed, strict=True)
         spaces = [FormChoices.of(task, simulator, may, self.quick, asked) for task, may in each]
-        likely = [tried for tried in likely_choices(spaces, self.form_tries) if not tried.is_first]
-        others = self._searched(likely)
+        likely = chain.from_iterable(choices.likely(self.form_tries) for choices in spaces)
+        others = self._searched(sorted((one for one in likely if not one.is_first), key=_BOTH_MS)[:_LIKELY])
         other = self._cheapest(others, simulator) if others else None
         if other is not None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):
             return other
@@ -247,7 +250,7 @@ class NeuroShard(Searcher):
             allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
                 choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
-                for one in (choices.first, *(tried.forms for tried in likely_choices([choices], self.form_tries))):
+                for one in (choices.first, *(tried.forms for tried in choices.likely(self.form_tries))):
                     distinct.setdefault(one.tobytes(), one)
         return list(distinct.values())[1:]
 

@@ -19,7 +19,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.explanation import explain
-from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, rehomed
+from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, homed, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import linear_models
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
@@ -95,6 +95,17 @@ def test_plans_of_tiny_tasks_are_near_the_best():
         gaps.append(ms_of(found(QUICKLY, task)) / best - 1)
     assert np.mean(gaps) < 0.02
     assert max(gaps) < 0.1
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.3, 8), (0.6, 8), (0.8, 6)])
+def test_no_choice_of_memories_would_have_been_cheaper_by_much(share, count):
+    """By the same search with every table bound to the memory that the choice gives it."""
+    task = _task(share, count)
+    options = HomeOptions.of(task, H100.compute_for(task))
+    bound = (homed(task, tuple(options.homes[option] for option in chosen)) for chosen in options.choices(task))
+    each = [ms_of(QUICKLY.find(one, H100).plan) for one in bound]
+    assert len(each) > 2
+    assert ms_of(found(QUICKLY, task)) <= min(each) * 1.01
 
 
 def test_rules_are_kept():
