@@ -164,7 +164,10 @@ class ImprovedSearch(Searcher):
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List ends of local searches from all first plans, by other random steps; first plans; the best one shaken."""
-        catalog = Catalog.checked(Base.of_plan(plan, simulator.compute_for(plan.task)), simulator)
+        base = Base.of_plan(plan, simulator.compute_for(plan.task))
+        if not len(base.in_columns):
+            return (plan,)
+        catalog = Catalog.checked(base, simulator)
         first = _first_plans(self.starts, catalog)
         ends = self._ends(first, catalog, -(-count // len(first)))
         shaken = self._shaken(first[cheapest(catalog.costs(first))], catalog, count)

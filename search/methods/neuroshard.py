@@ -11,7 +11,7 @@ import numpy as np
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
@@ -25,7 +25,7 @@ from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearc
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Spread, allowed_forms, known_calls, searched_forms
+from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms, known_calls, searched_forms
 from neuroshard.stages.search.space.homes import (
     HomeOptions,
     caches_grown,
@@ -36,7 +36,7 @@ from neuroshard.stages.search.space.homes import (
 )
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Call
-from neuroshard.words.placement import Placement, Tier
+from neuroshard.words.placement import Tier
 
 RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
 _ROUNDS = 2  # searches with memories chosen anew, at most
@@ -225,47 +225,34 @@ class NeuroShard(Searcher):
         The plan's own forms, columns alone, and the best choices with a form fewer.
         """
         same = settled(plan)
-        alternatives = self._alternatives(same, simulator, count)
-        return (plan, *(replace(one, task=plan.task) for one in alternatives if one is not same))
-
-    def _alternatives(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        choices, spread = self._other_forms(plan, simulator), Spread(plan.task)
+        choices = self._other_forms(same, simulator)
         share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
-        in_columns = any(layout.free for layout in plan.layouts)
-        own = self.column_search.finalists(plan, simulator, max(share, left)) if in_columns else ()
-        groups = (self._finalists(plan.task, spread.others(one), simulator, share) for one in choices)
-        return in_turns(plan, [own, *groups], simulator, count)
+        own = self.column_search.finalists(same, simulator, max(share, left))
+        groups = (self._finalists(one, simulator, share) for one in choices)
+        every = in_turns(same, [own, *groups], simulator, count)
+        return (plan, *(replace(one, task=plan.task) for one in every if one is not same))
 
-    def _other_forms(self, plan: Plan, simulator: Simulator) -> list[IntArray]:
-        """List choices of a form for each table, (T,), that differ from the plan's.
+    def _other_forms(self, plan: Plan, simulator: Simulator) -> list[Tried]:
+        """List choices of a form for each table that differ from the plan's.
 
         Columns alone, the best one by quick searches, and the best ones with a form fewer to choose from.
         """
         calls = known_calls(simulator.models, self.forms)
         if not _has_choice(_allowed(plan.task, calls)):
             return []
-        own = np.array([FORMS.index(form) for form in plan.forms])
-        distinct = {own.tobytes(): own}
+        own, distinct = np.array([FORMS.index(form) for form in plan.forms]), dict[bytes, Tried]()
         for left_out in (None, *(FORMS[form] for form in OTHERS)):
             allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
                 choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
-                for one in (choices.first, *(tried.forms for tried in choices.likely(self.form_tries))):
-                    distinct.setdefault(one.tobytes(), one)
-        return list(distinct.values())[1:]
+                for one in (Tried(choices, choices.first), *choices.likely(self.form_tries)):
+                    distinct.setdefault(one.forms.tobytes(), one)
+        return [one for forms, one in distinct.items() if forms != own.tobytes()]
 
-    def _finalists(self, task: Task, others: Sequence[Placement], simulator: Simulator, count: int) -> Iterator[Plan]:
-        """Yield finalists with some tables in rows and copies; none where nothing fits."""
-        try:
-            base = Base.of(task, others, simulator.compute_for(task))
-            if len(base.in_columns):
-                yield from self.column_search.finalists(
-                    self.column_search.found(base, simulator).plan, simulator, count
-                )
-            else:
-                yield base.plan()
-        except InfeasibleError:
-            return
+    def _finalists(self, choice: Tried, simulator: Simulator, count: int) -> Iterator[Plan]:
+        """Yield finalists with tables in the chosen forms; none where nothing fits."""
+        for found in self._searched([choice]):
+            yield from self.column_search.finalists(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
         """Choose what is expected to cost least, or predicted to, where every gain is believed; of equals the first."""
