@@ -1,6 +1,6 @@
 """Choices of a form for each table, of one memory for each or several: which look cheap, and what comes of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -189,7 +189,16 @@ class FormChoices:
         for forms, estimate_ms in estimated:
             if len(tried) < tries and estimate_ms < tried_ms(best) * _ESTIMATED:
                 tried_ms(forms)
-        return [Tried(self, forms, ms) for forms, ms in tried.values()]
+        return self._costed(list(tried.values()))
+
+    def first_tried(self) -> "Tried":
+        """Try the first choice by a quick search."""
+        return self._costed([(self.first, self.quick_ms(self.first))])[0]
+
+    def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Tried"]:
+        """Estimate choices of forms (T,) that were tried, with ms of their quick plans."""
+        estimate_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in tried])))[0].tolist()
+        return [Tried(self, forms, ms, its) for (forms, ms), its in zip(tried, estimate_ms, strict=True)]
 
     def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
         """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one."""
@@ -320,21 +329,18 @@ class Tried:
         choices: that it is one of.
         forms: (T,).
         quick_ms: cost of the quick plan; infinite where columns found no place.
+        estimate_ms: what the choice is estimated to cost.
     """
 
     choices: FormChoices
     forms: IntArray
     quick_ms: float = float("nan")
+    estimate_ms: float = float("nan")
 
     @property
     def is_first(self) -> bool:
         """Whether it is the first of its choices."""
         return bool((self.forms == self.choices.first).all())
-
-    @property
-    def estimate_ms(self) -> float:
-        """What the choice is estimated to cost."""
-        return float(self.choices.estimates.costs(Forms(self.forms[None]))[0][0])
 
     @property
     def both_ms(self) -> float:

@@ -184,7 +184,7 @@ class NeuroShard(Searcher):
             InfeasibleError: of the first space, where no plan is found.
         """
         if len(spaces) > 1:
-            firsts = [Tried(one, one.first, one.quick_ms(one.first)) for one in spaces]
+            firsts = [choices.first_tried() for choices in spaces]
             quick, likely = (sorted(firsts, key=key)[:_FIRSTS] for key in (_QUICK_MS, _ESTIMATE_MS))
             if found := self._searched(dict.fromkeys((*quick, *likely))):
                 return self._cheapest(found, simulator)
