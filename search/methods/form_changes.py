@@ -58,6 +58,7 @@ class FormChanges:
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
+            """Estimate choices; infinite where more bytes would arrive."""
             cost, evenly = self.choices.estimates.costs(choices)
             beyond = total_by_form(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
