@@ -11,7 +11,8 @@ then. Whatever the plan is, let its widest device, the one with the most columns
   the mean of the starts, of which we know what it is at least.
 
 The bound is the least of R + T over all R and w, in small steps: of each step, R at its beginning, T at its end.
-Memory and most constraints are left out: they only make the best plan dearer.
+What other parts of a step take on every device alike, whole tables at least, comes on top. Memory and most constraints
+are left out: they only make the best plan dearer.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.loads import Traffic
+from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CommModel, ReluHead, SumModel
 from neuroshard.models.interface import Outline
 from neuroshard.plumbing.arrays import FloatArray, IntArray
@@ -27,6 +28,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.exchange_bounds import OneDevice, least_outline
 from neuroshard.tasks.task import Task
+from neuroshard.words.form import CALLS
 
 _STEPS = 1000
 _HALVINGS = 40
@@ -62,7 +64,16 @@ def lower_bound_ms(catalog: Catalog, steps: int = _STEPS) -> float | None:
         left_ms = least_left_ms(forward, np.maximum(wait_ms, 0), waits)
         least_ms = min(least_ms, begin_ms + float(np.where(possible, left_ms, np.inf).min()))
         begin_ms = end_ms
-    return least_ms * (1 - _ROUNDING)
+    return least_ms * (1 - _ROUNDING) + _shared_ms(catalog)
+
+
+def _shared_ms(catalog: Catalog) -> float:
+    """Predict what other parts of a step take on every device, ms, with whole tables: cuts only add to that."""
+    base, simulator = catalog.items.base, catalog.simulator
+    loads = base.task.loads.take(base.in_columns)
+    counts = simulator.counts_of(LoadSets.alone(loads)).sum(axis=0, keepdims=True) / base.task.topology.num_devices
+    used = np.isin(np.arange(len(CALLS)), loads.call)[None]
+    return float(simulator.shared_ms(base.task, used, counts, np.zeros(1))[0])
 
 
 def _first_ms(prices: "Prices", backward_ms: float) -> float:

@@ -47,6 +47,7 @@ MODELS = {
     "linear": lambda num_devices, seed: linear_models(num_devices),
     "roofline": lambda num_devices, seed: CostModels.load("roofline:h100"),
     "installed": lambda num_devices, seed: CostModels.load("cpu"),
+    "whole steps": lambda num_devices, seed: CostModels.load("cpu+torchrec"),
     "networks": _networks,
     "offset": _offset_networks,
     "by widest": lambda num_devices, seed: replace(_networks(num_devices, seed), compute=random_by_widest(seed)),
@@ -93,7 +94,8 @@ def _gap(task, simulator):
 
 
 @pytest.mark.parametrize(
-    ("models", "batch_size", "most"), [("roofline:h100", 65536, 0.04), ("cpu", 4096, 0.1), ("h100", 65536, 0.2)]
+    ("models", "batch_size", "most"),
+    [("roofline:h100", 65536, 0.04), ("cpu", 4096, 0.1), ("h100", 65536, 0.2), ("cpu+torchrec", 4096, 0.2)],
 )
 def test_the_bound_is_close_for_models_that_keep_to_physics(models, batch_size, most):
     """Many tables of many sizes on a few devices leave little to be gained, but that each shard sorts all lookups."""
