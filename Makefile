@@ -63,7 +63,7 @@ docs: $(INSTALLED)  ## write the generated pages: docs/cli.md, docs/api.md
 
 results: $(INSTALLED)  ## make the tables and pictures of docs/results.md, but finished ones; about an hour, let nothing else run
 	$(BIN)/python benchmarks/results.py
-	mkdir -p build && $(BIN)/python benchmarks/h100.py > build/h100.md && mv build/h100.md docs/h100.md
+	$(BIN)/python benchmarks/h100.py
 
 bench: $(INSTALLED)  ## what is measured rather than asserted, and isn't in docs/results.md; let nothing else run
 	$(BIN)/python benchmarks/training_steps.py bench/steps

@@ -11,11 +11,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
-from shared import Made
+from shared import CPU, Made, simulator_of
 from training_steps import Tables, drawn, several_features
 
 import neuroshard as ns
-from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.stages.search.runs.in_parts import InParts
@@ -78,7 +77,7 @@ def _row(name: str, gains: pd.DataFrame) -> dict[str, str]:
 
 def _measured(path: Path, model: str, tasks: Sequence[int]) -> pd.DataFrame:
     """Measure, in a row each, the tasks whose plan in all forms is predicted to cost less than the one in columns."""
-    simulator, done = ns.Simulator(ns.CostModels.load(model)), pd.read_csv(path) if path.exists() else pd.DataFrame()
+    simulator, done = simulator_of(model), pd.read_csv(path) if path.exists() else pd.DataFrame()
     rows = done.to_dict("records")
     for number in tasks:
         if any(row["task"] == number for row in rows):
@@ -107,7 +106,7 @@ def _measured(path: Path, model: str, tasks: Sequence[int]) -> pd.DataFrame:
 def _ratios(columns: Plan, forms: Plan, number: int) -> np.ndarray:
     """Measure what one plan takes over what the other does, one after the other, (PASSES,)."""
     ratios = []
-    opened = InParts().opened([columns.task], Hardware(DeviceSpec("cpu")), False, print)
+    opened = InParts().opened([columns.task], CPU, False, print)
     with TemporaryDirectory() as run, opened as measure:
         for number_of_pass in range(PASSES):
             plans = [columns, forms][:: -1 if number_of_pass % 2 else 1]

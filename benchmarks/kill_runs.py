@@ -26,12 +26,11 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import safe_open
+from shared import CPU, simulator_of
 
-from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.hardware import Hardware
 from neuroshard.hardware.step_samples import StepProtocol
-from neuroshard.models import CostModels
 from neuroshard.models.bundle import load_bundle
-from neuroshard.models.simulator import Simulator
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory, runs_below
 from neuroshard.records.store import MEASURED
@@ -63,6 +62,7 @@ from neuroshard.words.topology import Topology
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
 _WORKERS_END_S, _WRITING_S = 10.0, 0.02
+_RUN = "--run"  # the case of that name, here
 _SHARES = (0.2, 1.1)  # of the time that a whole run takes, after which runs are killed
 _SEEDS = (0, 1)
 
@@ -72,15 +72,21 @@ class Case:
     """A run that is killed, and how it is looked at.
 
     Attributes:
-        arguments: of Python; the run leaves `out` in its working directory.
+        run: arguments of Python, or one of ours; it leaves `out` in its working directory.
         finished: patterns of the files that must survive, once they are there.
         same: whether two finished runs are alike.
     """
 
     name: str
-    arguments: tuple[str, ...]
+    run: tuple[str, ...] | Callable[[], object]
     finished: tuple[str, ...]
     same: Callable[[Path, Path], bool]
+
+    @property
+    def command(self) -> list[str]:
+        """What starts it in a process of its own."""
+        arguments = (str(Path(__file__).resolve()), _RUN, self.name) if callable(self.run) else self.run
+        return [sys.executable, *arguments]
 
 
 def _read(out: Path) -> None:
@@ -113,10 +119,6 @@ def _same_names(one: Path, other: Path) -> bool:
     return _digests(("**/*.*",), one).keys() == _digests(("**/*.*",), other).keys()
 
 
-def _of_ours(run: Callable[[], object]) -> tuple[str, ...]:
-    return str(Path(__file__).resolve()), _RUN, run.__name__
-
-
 def collect_made_up() -> object:
     """Collect in many small chunks on a device whose answers are known."""
     comm = CommAugmentation(num_devices=(2, 4), max_dim=64, min_tables=2, max_tables=6, max_start_ms=2.0)
@@ -142,22 +144,8 @@ def _measured_so_far() -> float:
     return float(sum(len(chunk) for chunks in (directory.compute(), directory.comm()) for chunk in chunks.each()))
 
 
-def verify_made_up() -> object:
-    """Search tasks and measure their finalists on a device whose answers are known."""
-    return _verified(4, MadeUpHardware(), InParts(), 4)
-
-
-def verify_steps() -> object:
-    """Search a task and train few steps of its finalists in every pass."""
-    return _verified(1, _CPU, InSteps(_STEPS), 2)
-
-
-def verify_mirrored() -> object:
-    """Search a task and train few mirrored steps of its finalists on every rank in every pass."""
-    return _verified(1, _CPU, InMirror(_STEPS, exchanges="cpu"), 2)
-
-
-def _verified(count: int, hardware: Hardware, means: Means, passes: int) -> object:
+def verified(count: int, hardware: Hardware, means: Means, passes: int) -> object:
+    """Search tasks and measure their finalists."""
     searcher = NeuroShard(2, 1, 1, GridSettings(points=2), Improvement(shakes=1), choice=None, forms=("columns",))
     verify = Verify(hardware, finalists=passes, passes=passes, means=means)
     return Search("cpu", _tasks(count), searcher, "neuroshard", "out", verify=verify).run()
@@ -169,22 +157,13 @@ def evaluate_made_up() -> object:
     return Evaluate(["searched"], None, MadeUpHardware(), out="out", count_input=True).run()
 
 
-def evaluate_steps() -> object:
-    """Train few steps of two plans in many builds."""
-    return _evaluated(InSteps(replace(_STEPS, builds=4)))
-
-
-def evaluate_mirrored() -> object:
-    """Train few mirrored steps of two plans on every rank, in two builds."""
-    return _evaluated(InMirror(_STEPS, exchanges="cpu"))
-
-
-def _evaluated(through: Means) -> object:
-    (task,), simulator = _tasks(1), Simulator(CostModels.load("cpu"))
+def evaluated(through: Means) -> object:
+    """Train few steps of two plans."""
+    (task,), simulator = _tasks(1), simulator_of("cpu")
     names = [f"plan-{seed:02d}.json" for seed in range(2)]
     for seed, name in enumerate(names):
         simulator.predicted(Random(seed).find(task, simulator).plan).save(Path(name))
-    return Evaluate(names, None, _CPU, out="out", count_input=True, through=through).run()
+    return Evaluate(names, None, CPU, out="out", count_input=True, through=through).run()
 
 
 def _tasks(count: int) -> tuple[Task, ...]:
@@ -192,22 +171,15 @@ def _tasks(count: int) -> tuple[Task, ...]:
     return drawn(tuple(tables), Topology(2, 4 << 30), 1024, TaskDraw(count, min_tables=8, max_tables=16, max_dim=64))
 
 
-_RUN = "--run"  # one of `_OURS`
-_OURS = {
-    run.__name__: run
-    for run in (
-        collect_made_up, refine_made_up, verify_made_up, verify_steps, verify_mirrored, evaluate_made_up,
-        evaluate_steps, evaluate_mirrored,
-    )
-}  # fmt: skip
-_CPU = Hardware(DeviceSpec("cpu"))
 _STEPS = StepProtocol(builds=2, turns=1, steps=1)
+_MIRRORED = InMirror(_STEPS, exchanges="cpu")
 _BRIEF = TrainingSettings(3, 32, 1e-3, "cosine", "absolute_relative", 3)
 _MOST_ROWS = 20_000
 _DATA = ("manifest.json", "tables.parquet", "compute/*.parquet", "comm/*.parquet", "local/*.parquet")
 _REFINED = ("rounds/*.json", "budget.json", "rounds.parquet", "models/*.*", *(f"measured/{one}" for one in _DATA))
 _BEGUN = ("settings.json", "tasks.json", "run.json")
 _PASSES = ("plans/*.json", "finalists/*/*.json", "finalists.parquet")
+_FINALISTS, _BUILDS, _RANKS = ((f"{name}/*/*.json", *_BEGUN) for name in ("finalists", "builds", "ranks"))
 _EVALUATED = ("devices.parquet", "tasks/*.json", *_BEGUN)  # results say how long searches took, too
 _POLICY = ("policy.json", "policy.safetensors", "curve.parquet", *_BEGUN)
 
@@ -220,21 +192,21 @@ CASES = (
          "tables.num_tables=60"),
         _DATA, _same_samples,
     ),
-    Case("collect-made-up", _of_ours(collect_made_up), _DATA, _same_files(*_DATA)),
-    Case("refine-made-up", _of_ours(refine_made_up), (*_REFINED, *_BEGUN), _same_files(*_REFINED, *_BEGUN)),
+    Case("collect-made-up", collect_made_up, _DATA, _same_files(*_DATA)),
+    Case("refine-made-up", refine_made_up, (*_REFINED, *_BEGUN), _same_files(*_REFINED, *_BEGUN)),
     Case(
-        "verify-made-up", _of_ours(verify_made_up),
+        "verify-made-up", partial(verified, 4, MadeUpHardware(), InParts(), 4),
         (*_PASSES, *_BEGUN, "finalists/*.json", "records/*.json", "results.parquet", "measured/*/*.parquet"),
         _same_files(*_PASSES, *_BEGUN),
     ),
-    Case("verify-steps", _of_ours(verify_steps), ("finalists/*/*.json", *_BEGUN), _same_names),
-    Case("verify-mirrored", _of_ours(verify_mirrored), ("finalists/*/*.json", *_BEGUN), _same_names),
+    Case("verify-steps", partial(verified, 1, CPU, InSteps(_STEPS), 2), _FINALISTS, _same_names),
+    Case("verify-mirrored", partial(verified, 1, CPU, _MIRRORED, 2), _FINALISTS, _same_names),
     Case(
-        "evaluate-made-up", _of_ours(evaluate_made_up),
+        "evaluate-made-up", evaluate_made_up,
         ("results.parquet", *_EVALUATED, *(f"measured/{one}" for one in _DATA)), _same_files(*_EVALUATED),
     ),
-    Case("evaluate-steps", _of_ours(evaluate_steps), ("builds/*/*.json", *_BEGUN), _same_names),
-    Case("evaluate-mirrored", _of_ours(evaluate_mirrored), ("ranks/*/*.json", *_BEGUN), _same_names),
+    Case("evaluate-steps", partial(evaluated, InSteps(replace(_STEPS, builds=4))), _BUILDS, _same_names),
+    Case("evaluate-mirrored", partial(evaluated, _MIRRORED), _RANKS, _same_names),
     Case(
         "train-policy",
         ("-m", "neuroshard", "train-policy", "out=out", "num_valid=4", "tasks.draw.count=12", "learner.rounds=12",
@@ -253,7 +225,7 @@ CASES = (
 
 def main() -> None:
     if sys.argv[1:2] == [_RUN]:
-        _OURS[sys.argv[2]]()
+        next(case for case in CASES if case.name == sys.argv[2]).run()
         return
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     tried: dict[str, Callable[[Path, np.random.Generator], str]] = {
@@ -315,7 +287,7 @@ def _tried(case: Case, kills: int, folder: Path, rng: np.random.Generator) -> st
     whole = folder / "whole"
     whole.mkdir()
     began = time.monotonic()
-    subprocess.run([sys.executable, *case.arguments], cwd=whole, check=True, capture_output=True)
+    subprocess.run(case.command, cwd=whole, check=True, capture_output=True)
     whole_s = time.monotonic() - began
     done, with_files, lost, compared = 0, 0, 0, 0
     place, held = folder / "killed", dict[str, str]()
@@ -337,10 +309,8 @@ def _tried(case: Case, kills: int, folder: Path, rng: np.random.Generator) -> st
 
 def _killed(case: Case, place: Path, after_s: float) -> bool:
     """Tell whether a run had to be killed; False if it ended before, as it should."""
-    command = [sys.executable, *case.arguments]
-    process = subprocess.Popen(
-        command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True
-    )
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(case.command, cwd=place, start_new_session=True, text=True, **quiet)
     try:
         _, said = process.communicate(timeout=after_s)
     except subprocess.TimeoutExpired:

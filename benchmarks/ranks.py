@@ -9,18 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from rich.console import Console
-from shared import Made
+from shared import Made, evaluated, simulator_of
 
 import neuroshard as ns
 from neuroshard.cost.cost import COMPUTE
-from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models.parts import FRAMEWORK
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import LOCAL_PHASES
-from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.words.placement import Placement
@@ -34,16 +31,10 @@ def beside_mirrors(work: Path, small: bool) -> Made:
     rows, floors = [], []
     for ranks in (8,) if small else (8, 64, 128):
         folder, protocol = work / str(ranks), StepProtocol(builds=1, turns=2 if small else 4, steps=2)
-        plans, steps = _planned(folder, ranks), str(folder / "steps")
-        through = InMirror(protocol, DATASHEET)
-        result = Evaluate([*plans], DATASHEET, Hardware(DeviceSpec("cpu")), out=steps, through=through).run()
-        if result is not None:
-            result.show(Console(width=200))
-        results = pd.read_parquet(folder / "steps" / "results.parquet")
-        floors.append(results["floor"].iloc[0])
-        rows += [
-            _row(ranks, its, _predicted_ms(plan)) for its, plan in zip(results.to_dict("records"), plans, strict=True)
-        ]
+        plans = _planned(folder, ranks)
+        results = evaluated(plans, DATASHEET, folder / "steps", InMirror(protocol, DATASHEET)).frames["results"]
+        floors.append(results[0]["floor"])
+        rows += [_row(ranks, its, _predicted_ms(plan)) for its, plan in zip(results, plans, strict=True)]
     noise = ", ".join(f"{floor:.1%}" for floor in floors)
     return Made(pd.DataFrame(rows), f"Noise: how far two copies of one plan differ, {noise} by number of ranks.")
 
@@ -61,7 +52,7 @@ def _row(ranks: int, row: dict[str, object], predicted_ms: float) -> dict[str, s
 def _predicted_ms(plan: str) -> float:
     """Predict the most that kernels and what TorchRec adds take on a rank."""
     loaded = Plan.load(plan)
-    parts = ns.Simulator(ns.CostModels.load(STEPS)).cost(loaded.task, loaded).parts
+    parts = simulator_of(STEPS).cost(loaded.task, loaded).parts
     return float(sum(part.ms for part in parts if part.name == COMPUTE or part.name.startswith(FRAMEWORK)).max())
 
 
@@ -71,7 +62,7 @@ def _planned(folder: Path, ranks: int) -> list[str]:
     if ranks == 8:
         tables = tuple(replace(table, rows=min(table.rows, 4_000_000)) for table in tables)
     task = ns.Task(tables, ns.Topology(ranks, "64GiB"), SAMPLES * ranks)
-    sim = ns.Simulator(ns.CostModels.load(DATASHEET))
+    sim = simulator_of(DATASHEET)
     columns = ns.search(task, sim, forms=["columns"])
     copied = {i: in_copies(task, i) for i, table in enumerate(tables) if table.rows <= SMALL}
     cut = {i: in_rows(task, i, range(ranks)) for i, table in enumerate(tables) if table.rows > SMALL}

@@ -8,11 +8,11 @@ its models stay: delete its file for that. After a stop the same command goes on
 """
 
 import argparse
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from form_gains import form_gains
 from h100 import memory_shares
 from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
-from shared import Made
+from shared import Made, markdown, with_tables
 from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
 
 from neuroshard.bundles import shipped_path
@@ -37,7 +37,6 @@ from neuroshard.words.fingerprint import fingerprint
 ROOT = Path(__file__).resolve().parents[1]
 TABLES, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
 WORK = ROOT / "build" / "results"
-_MARKED = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -50,7 +49,7 @@ def main() -> None:
         make(name, folder, work, options.small)
     if not options.small and all((TABLES / f"{name}.csv").exists() for name in MAKERS):
         pictures.draw(TABLES, PAGE.parent)
-        PAGE.write_text(with_tables(PAGE.read_text()))
+        PAGE.write_text(page())
 
 
 def make(name: str, folder: Path, work: Path, small: bool) -> None:
@@ -91,18 +90,17 @@ def models_of(name: str) -> str:
     return f"cpu {weights.stem.removeprefix('weights-')[:8]}"
 
 
-def with_tables(page: str) -> str:
+def page() -> str:
     """Put every table between its markers in the page."""
-    return _MARKED.sub(lambda match: f"{match[1]}{as_markdown(TABLES / f'{match[2]}.csv')}{match[3]}", page)
+    return with_tables(PAGE.read_text(), {name: partial(as_markdown, TABLES / f"{name}.csv") for name in MAKERS})
 
 
 def as_markdown(path: Path) -> str:
     """Write the table for readers, with what is known of it below."""
     frame = pd.read_csv(path, comment="#", dtype=str, keep_default_na=False)
-    rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
     known = facts(path)
     made = f"Made on {known['made']}, {known['machine']}. Models: `{known['models']}`. {known['noise']}"
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n<sub>{made}</sub>\n"
+    return f"{markdown(frame.columns, frame.to_numpy())}\n<sub>{made}</sub>\n"
 
 
 _ON_HARDWARE = {

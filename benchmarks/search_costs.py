@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from shared import Made
+from shared import Made, found, of_drawn_dims, papers_tasks, simulator_of, total_ms
 
 import neuroshard as ns
-from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.tables import halvings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.draw import TaskDraw, drawn
 
 BATCH_SIZE = 4096
 METHODS = (
@@ -27,8 +25,7 @@ SCALES = ((100, 4), (1000, 4), (2000, 4), (1000, 16), (1000, 128), (2000, 128), 
 def methods(_work: Path, small: bool) -> Made:
     """Compare every method on the papers' tasks: predicted costs by the installed models, and search times."""
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
-    simulator = ns.Simulator(ns.CostModels.load("cpu"))
-    tasks, timed = _tasks(2 if small else 12), {}
+    simulator, tasks, timed = simulator_of("cpu"), papers_tasks(4, BATCH_SIZE, 2 if small else 12), {}
     for name in METHODS:
         _timed(tasks[0], simulator, name)  # compiles
         timed[name] = np.array([_timed(task, simulator, name) for task in tasks])
@@ -51,17 +48,14 @@ def methods(_work: Path, small: bool) -> Made:
 def _timed(task: ns.Task, simulator: ns.Simulator, searcher: str) -> tuple[float, float]:
     """Time a search: (predicted ms, s of search); infinite ms where no plan is found."""
     start = time.perf_counter()
-    try:
-        plan = ns.search(task, simulator, searcher)
-    except InfeasibleError:
-        return np.inf, time.perf_counter() - start
-    return simulator.cost(task, plan).total_ms, time.perf_counter() - start
+    plan, seconds = found(task, simulator, searcher), time.perf_counter() - start
+    return total_ms(simulator, plan), seconds
 
 
 def two_plans(_work: Path, _small: bool) -> Made:
     """Compare the best heuristic's plan and the default's for the first of the papers' tasks: ms of each device."""
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
-    simulator, task, rows = ns.Simulator(ns.CostModels.load("cpu")), _tasks(1)[0], []
+    simulator, (task,), rows = simulator_of("cpu"), papers_tasks(4, BATCH_SIZE, 1), []
     for name, searcher in (("size-lookup greedy", "size_lookup_greedy"), ("NeuroShard", "neuroshard")):
         plan = ns.search(task, simulator, searcher)
         cost = simulator.cost(task, plan)
@@ -80,12 +74,6 @@ def two_plans(_work: Path, _small: bool) -> Made:
     return Made(pd.DataFrame(rows), f"Predicted; {len(task.tables)} tables.")
 
 
-def _tasks(count: int) -> list[ns.Task]:
-    """Draw the first of the papers' tasks, of tables that the installed models have never seen."""
-    tables = dlrm_like(batch_size=BATCH_SIZE, seed=1)
-    return list(drawn(tables, ns.Topology(4, "4GiB"), BATCH_SIZE, TaskDraw(count=count)))
-
-
 def scaling(_work: Path, small: bool) -> Made:
     """Measure time and memory of searches as tables and devices grow, each in a fresh process."""
     scales = [(*scale, name) for scale in (SCALES[:1] if small else SCALES) for name in _SCALED]
@@ -98,10 +86,7 @@ _SCALED = "neuroshard_published", "neuroshard"
 
 
 def _scaled(num_tables: int, num_devices: int, searcher: str) -> dict[str, str]:
-    simulator = ns.Simulator(ns.CostModels.load("roofline:h100"))
-    dims = np.random.default_rng(0).choice(halvings(128), size=num_tables)
-    pool = dlrm_like(num_tables, seed=3)
-    tables = tuple(table.with_dim(int(dim)) for table, dim in zip(pool, dims, strict=True))
+    simulator, tables = simulator_of("roofline:h100"), of_drawn_dims(dlrm_like(num_tables, seed=3), halvings(128))
     task = ns.Task(tables, ns.Topology(num_devices, "80GiB"), 65536)
     least, median, most = sorted([_timed(task, simulator, searcher)[1] for _ in range(4)][1:])
     return {

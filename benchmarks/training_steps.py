@@ -14,23 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 from scipy.stats import kendalltau
-from shared import Made
+from shared import CPU, Made, evaluated
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner import Topology as TorchRecTopology
 
 import neuroshard as ns
-from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.stand_in import StandIn, renamed
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.stages.augment.local import PlanAugmentation
-from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_parts import EvaluateResult
 from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
@@ -109,7 +105,7 @@ def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Method
 
 def _verified(task: ns.Task, folder: Path) -> Plan:
     """Find the plan that `NeuroShardPlanner(verify="torchrec", pipeline="none")` takes."""
-    verify = Verify(Hardware(DeviceSpec("cpu")), finalists=4, passes=4, means=InSteps())
+    verify = Verify(CPU, finalists=4, passes=4, means=InSteps())
     searcher = searcher_of("neuroshard")
     result = Search(STEPS, (task,), searcher, "verified", str(folder), count_input=True, verify=verify).run()
     assert result is not None
@@ -256,13 +252,10 @@ def _trained(
     A step has a dense part, which no cost knows: predicted ratios count it as measured on TorchRec's plan.
     """
     task = ns.Task(MODELS[model](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
-    planned, steps = _planned(out / model, task, searches, random), str(out / model / "steps")
+    planned = _planned(out / model, task, searches, random)
     files = list(dict.fromkeys(planned.values()))
-    result = Evaluate(files, None, Hardware(DeviceSpec("cpu")), None, 0, steps, through=InSteps(protocol)).run()
-    assert isinstance(result, EvaluateResult)
-    result.show(Console(width=160))
-    frame = pd.read_parquet(Path(steps) / "results.parquet")
-    dense = pd.read_parquet(Path(steps) / "phases.parquet")["dense"]
+    result = evaluated(files, None, out / model / "steps", InSteps(protocol))
+    frame, dense = pd.DataFrame(result.frames["results"]), pd.DataFrame(result.frames["phases"])["dense"]
     frame = frame.assign(dense_share=(dense / frame["step_ms"]).to_numpy())
     plans = [Plan.load(file) for file in files]
     for name, models in (("steps", STEPS), ("kernels", KERNELS)):
