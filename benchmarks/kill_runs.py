@@ -92,9 +92,7 @@ class Case:
 def _read(out: Path) -> None:
     """Read all that stands by itself; what else there is, the run that goes on reads."""
     for manifest in out.rglob("manifest.json"):
-        directory = DataDirectory(manifest.parent)
-        for chunks in (directory.compute(), directory.comm(), directory.local()):
-            chunks.read()
+        _sample_ids(manifest.parent)
     for bundle in out.rglob("bundle.json"):
         load_bundle(bundle.parent)
     for policy in out.rglob("policy.json"):
@@ -105,9 +103,12 @@ def _read(out: Path) -> None:
 
 
 def _same_samples(one: Path, other: Path) -> bool:
-    directories = [DataDirectory(path) for path in (one, other)]
-    ids = [[[m.sample_id for m in chunks.read()] for chunks in (d.compute(), d.comm(), d.local())] for d in directories]
-    return ids[0] == ids[1]
+    return _sample_ids(one) == _sample_ids(other)
+
+
+def _sample_ids(path: Path) -> list[list[int]]:
+    directory = DataDirectory(path)
+    return [[m.sample_id for m in its.read()] for its in (directory.compute(), directory.comm(), directory.local())]
 
 
 def _same_files(*patterns: str) -> Callable[[Path, Path], bool]:

@@ -8,8 +8,6 @@ its models stay: delete its file for that. After a stop the same command goes on
 """
 
 import argparse
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +22,7 @@ from form_gains import form_gains
 from h100 import memory_shares
 from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
-from shared import Made, markdown, with_tables
+from shared import Made, evaluated, markdown, papers_tasks, with_tables
 from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
 
 from neuroshard.bundles import shipped_path
@@ -32,6 +30,9 @@ from neuroshard.models import CostModels
 from neuroshard.models.bundle import load_with_digest
 from neuroshard.models.trust import ModelTest
 from neuroshard.plumbing.files import write_atomically
+from neuroshard.searching.searcher import searcher_of
+from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.stages.search.runs.search import Search
 from neuroshard.words.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,14 +113,11 @@ _ON_HARDWARE = {
 
 def hardware(work: Path, small: bool) -> Made:
     """Measure plans of the papers' tasks, beside their predictions."""
-    neuroshard = Path(sys.executable).with_name("neuroshard")
-    drawn = ["tasks=paper", f"tasks.draw.count={2 if small else 12}", "tables.seed=1", "topology.memory_bytes=4GiB"]
-    searched = [f"out={work}/${{method}}", f"searcher={','.join(_ON_HARDWARE)}"]
-    subprocess.run([neuroshard, "search", "-m", *drawn, *searched], check=True)
-    plans, file = [f"{work}/{name}" for name in _ON_HARDWARE], work / "measured" / "results.parquet"
-    if not file.exists():
-        subprocess.run([neuroshard, "evaluate", *plans, "hardware=cpu", f"out={work}/measured"], check=True)
-    return _of_plans(pd.read_parquet(file))
+    tasks, plans = papers_tasks(4, 4096, 2 if small else 12), {name: str(work / name) for name in _ON_HARDWARE}
+    for name, out in plans.items():
+        Search("cpu", tasks, searcher_of(name), name, out).run()
+    result = evaluated([*plans.values()], None, work / "measured", InParts())
+    return _of_plans(pd.DataFrame(result.frames["results"]))
 
 
 def _of_plans(frame: pd.DataFrame) -> Made:
