@@ -22,6 +22,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.testing import random_form_models, toy_task
 from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.topology import Topology
+from tests.kit.searches import H100
 from tests.kit.step_plans import mixed_plan
 
 TASK = Task(criteo(4096, dim=32), Topology(4, 16 << 30), 4096)
@@ -50,7 +51,7 @@ def test_copies_and_the_input_stay_as_they_are():
 def test_conversion_is_a_part_of_datasheets_steps():
     simulator = Simulator(CostModels.load("roofline:h100+fp16"))
     plan = Greedy("size").find(TASK, simulator).plan
-    cost, before = simulator.cost(TASK, plan), Simulator(CostModels.load("roofline:h100")).cost(TASK, plan)
+    cost, before = simulator.cost(TASK, plan), H100.cost(TASK, plan)
     (part,) = (part for part in cost.parts if part.name == "conversion")
     elements = plan.traffic.given(Collective.ALL_TO_ALL)[0] / 4
     assert part.ms == pytest.approx((elements + elements.mean()) * 2 * (4 + 2) / 3350e6)

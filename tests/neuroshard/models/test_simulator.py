@@ -16,6 +16,7 @@ from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
 from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.searches import H100
 
 
 def test_cost_of_linear_models_by_hand():
@@ -33,13 +34,13 @@ def test_cost_of_linear_models_by_hand():
 def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
     task = toy_task(6)
     plan = whole(task)
-    sheet, fitted = Simulator(CostModels.load("roofline:h100")), linear_models()
+    fitted = linear_models()
     here = fingerprint("cpu")
     there = Simulator(replace(fitted, name="mine", hardware=replace(here, device=f"not {here.device}")))
     same = Simulator(replace(fitted, hardware=replace(here, revision="1/2/3")))
     monkeypatch.setattr("neuroshard.models.trust.fingerprint", lambda kind: replace(here, revision="1/2/3"))
     for simulator, caveat in (
-        (sheet, f"{DATASHEET}: kernels covered, exchanges covered"),
+        (H100, f"{DATASHEET}: kernels covered, exchanges covered"),
         (there, ELSEWHERE),
         (same, None),
         (Simulator(fitted), None),

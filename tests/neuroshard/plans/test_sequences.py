@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.constraints import Constraints, TableRule
@@ -18,12 +17,12 @@ from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, table
+from tests.kit.searches import H100
 
 BATCH = 64
 TABLE = table("s", pooling_factor=2.5, features=2, pooled=False)
 TASK = Task((TABLE, replace(TABLE, name="p", pooled=True)), Topology(4, 1 << 20, devices_per_host=2), BATCH)
 HALVES = {1: 8, 3: 8}
-ROOFLINE = Simulator(CostModels.load("roofline:h100"))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_buffers_hold_a_row_for_every_lookup():
 
 def test_calls_add_up():
     """A device with both kinds calls two kernels, each with a launch of its own."""
-    together, alone = (ROOFLINE.cost(TASK, laid_out(TASK, where, 2)).compute for where in (2, 1))
+    together, alone = (H100.cost(TASK, laid_out(TASK, where, 2)).compute for where in (2, 1))
     assert together[2] == pytest.approx(alone.sum(), rel=1e-6)
     assert alone[1] > alone[2]  # more outputs, of the same lookups
 

@@ -13,6 +13,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import constrained, for_target
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.testing import linear_models, toy_task
+from tests.kit.searches import H100, ms_of
 
 SIMULATOR = Simulator(linear_models(4))
 SEARCH = build("searcher", "neuroshard")
@@ -31,14 +32,10 @@ def _widths(plan):
     return sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0)
 
 
-def _ms(plan):
-    return SIMULATOR.cost(plan.task, plan).total_ms
-
-
 def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
     halved, found = (searcher.find(_task(), SIMULATOR).plan for searcher in (SEARCH, EqualParts(SEARCH)))
     assert (_widths(halved), _widths(found)) == ([32, 32], [16, 16, 16, 16])
-    assert _ms(found) < _ms(halved)
+    assert ms_of(found, SIMULATOR) < ms_of(halved, SIMULATOR)
     assert found.violations == ()
     assert found.task.constraints.rules[-1] == TableRule("hot", min_shards=4)
     assert ns.export_plan(found, "hugectr").content["shard_strategy"][0][1][0] == ["hot", 4]
@@ -68,7 +65,7 @@ def test_no_plan_gets_dearer():
         (task,) = constrained([toy_task(12, 4, seed=seed)], "hugectr")
         halved, found = (searcher.find(task, SIMULATOR).plan for searcher in (SEARCH, EqualParts(SEARCH)))
         assert found.violations == ()
-        assert _ms(found) <= _ms(halved)
+        assert ms_of(found, SIMULATOR) <= ms_of(halved, SIMULATOR)
 
 
 def test_tables_too_large_to_be_halved_are_cut_in_more():
@@ -89,9 +86,8 @@ def test_tasks_without_equal_widths_are_searched_as_they_are():
 
 
 def test_copies_stay_copies():
-    simulator = Simulator(ns.CostModels.load("roofline:h100"))
     task = replace(_task(rows=50), batch_size=65536)
-    plan = EqualParts(NeuroShard()).find(task, simulator).plan
+    plan = EqualParts(NeuroShard()).find(task, H100).plan
     assert plan.forms[0] == "copies"
 
 

@@ -19,6 +19,7 @@ from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import ONCE, linear_models, toy_task
 from neuroshard.torchrec import register_perf_config
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
+from tests.kit.searches import H100
 from tests.kit.torchrec_models import bags, sequences, topology
 
 
@@ -64,7 +65,7 @@ def test_sequence_tables_exchange_a_row_for_every_lookup():
     pooled = ns.Table("p", 1000, 16, 7.5, ONCE, features=2)
     task = ns.Task((replace(pooled, name="s", pooled=False), pooled), ns.Topology(2, 1 << 30), 256)
     options = _options(task, assemble(task, [(0, 16, 0), (1, 16, 1)]))
-    SimulatorShardEstimator(task, Simulator(ns.CostModels.load("roofline:h100"))).estimate(options, {})
+    SimulatorShardEstimator(task, H100).estimate(options, {})
     sequence, summed = (option.shards[0].perf.fwd_comms for option in options)
     assert sequence == pytest.approx(summed * 7.5 / 2)
 
@@ -105,7 +106,7 @@ def test_a_whole_table_costs_what_our_simulator_says(estimated):
     reuse = zipf_reuse(ROWS, 4.0 * BATCH_SIZE)
     task = ns.Task((Table("a", ROWS, DIM, 1.0, reuse, 4, 4 * BATCH_SIZE),), ns.Topology(4, 1 << 30), 4 * BATCH_SIZE)
     plan = assemble(task, [(0, DIM, 0)])
-    ms = Simulator(ns.CostModels.load("roofline:h100")).cost(task, plan).compute[0]
+    ms = H100.cost(task, plan).compute[0]
     perf = _perf(estimated(), "table_wise")
     assert perf.fwd_compute + perf.bwd_compute == pytest.approx(ms)
     assert perf.bwd_compute == pytest.approx(2 * perf.fwd_compute)

@@ -36,6 +36,7 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import toy_task
 from neuroshard.torchrec.delegated import without_copies_remarks
 from neuroshard.words.form import Form
+from tests.kit.searches import H100
 from tests.kit.torchrec_models import CPU, META, bag, bags, places, planned, planner, sequence, sequences, topology
 from tests.kit.training import sharded
 
@@ -274,7 +275,7 @@ def test_tables_that_fused_kernels_do_not_take_are_copied_and_shard(make, dim, g
 def test_a_search_with_torchrecs_planner_is_quiet_about_copies(caplog):
     copied = Constraints((TableRule("*", forms=(Form.COPIES,)),))
     task = replace(toy_task(3, num_devices=2), constraints=copied)
-    plan = ns.search(task, ns.Simulator(ns.CostModels.load("roofline:h100")), "torchrec_all_forms")
+    plan = ns.search(task, H100, "torchrec_all_forms")
     assert set(plan.forms) == {Form.COPIES}
     assert "Sharding spec" not in caplog.text
 

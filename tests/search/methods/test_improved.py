@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 
-from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import moved_between
 from neuroshard.plumbing.arrays import IntArray
@@ -25,6 +24,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task
 from neuroshard.testing import LinearCompute, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from neuroshard.words.topology import Topology
+from tests.kit.searches import H100, ms_of
 
 NONE, FEW = Improvement(shakes=0, max_plans=1), Improvement(shakes=5)
 
@@ -115,9 +115,7 @@ def test_narrow_shards_find_room_where_memory_is_nearly_full():
     tables = criteo()
     total = sum(table.size_bytes for table in tables)
     task = Task(tables, Topology(8, int(1.02 * total / 8)), 65536)
-    simulator = Simulator(CostModels.load("roofline:h100"))
-    catalog = Catalog.checked(Base.empty(task), simulator)
+    catalog = Catalog.checked(Base.empty(task), H100)
     packed, even = (catalog.items.plan(start.first_held(catalog)) for start in (BeamSearch(), EvenLayouts()))
-    costs = [simulator.cost(task, plan).total_ms for plan in (packed, even)]
-    assert costs[1] < costs[0] / 1.5
+    assert ms_of(even) < ms_of(packed) / 1.5
     assert not even.violations

@@ -27,6 +27,7 @@ from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models
 from neuroshard.testing.toys import LinearComm, LinearCompute
 from neuroshard.words.form import Form
 from neuroshard.words.topology import Topology
+from tests.kit.searches import H100, ms_of
 
 FEW = Improvement(shakes=5)
 
@@ -191,7 +192,6 @@ def test_a_plan_that_costs_nothing_has_a_remark():
     assert "0.00 -> 0.00 ms" in replan.find(task, simulator).remark
 
 
-H100 = Simulator(CostModels.load("roofline:h100"))
 BATCH = 65536
 KEEP = {"forms": (), "improvement": FEW}
 
@@ -206,10 +206,6 @@ def _mixed(task):
     columns = [(i, task.tables[i].dim, 3) for i in range(len(task.tables)) if i not in {0, 9, 2, *copied}]
     rows = (*in_rows(task, 0, range(4)), *in_rows(task, 9, range(4)), *in_rows(task, 2, [0, 1]))
     return Plan(task, (*rows, *(placed for i in copied for placed in in_copies(task, i)), *in_columns(task, columns)))
-
-
-def _ms(plan):
-    return H100.cost(plan.task, plan).total_ms
 
 
 def _others(plan):
@@ -242,8 +238,8 @@ def test_columns_move_beside_rows_and_copies_that_stay(use):
         assert most is None or sum(moved) <= most
         assert {plan.forms[table] for table in np.flatnonzero(moved)} <= {Form.COLUMNS}
         assert sum(move.size_bytes for move in table_changes(start, plan)) == sum(moved)
-    costs = [_ms(plan) for plan in found.values()]
-    assert costs[0] == pytest.approx(_ms(start))
+    costs = [ms_of(plan) for plan in found.values()]
+    assert costs[0] == pytest.approx(ms_of(start))
     assert max(costs[1:]) < 0.9 * costs[0]
     assert max(costs[2:]) < 1.01 * costs[1]
 
@@ -260,14 +256,14 @@ def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
     )
     plan = Replan(start, **KEEP).find(task, H100).plan
     assert plan.forms == start.forms
-    assert _ms(plan) < _ms(evenly)
+    assert ms_of(plan) < ms_of(evenly)
     assert sum(plan.device_dims[2:]) > 3 * sum(plan.device_dims[:2])
 
 
 def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_limit():
     task = replace(_criteo(), topology=Topology(4, "80GiB"))
     start = NeuroShard(forms=("columns",), improvement=FEW).find(task, H100).plan
-    best = _ms(NeuroShard(improvement=FEW).find(task, H100).plan)
+    best = ms_of(NeuroShard(improvement=FEW).find(task, H100).plan)
     costs = []
     for most in (0, 10**8, None):
         found = Replan(start, most, FEW).find(task, H100)
@@ -277,8 +273,8 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
         changed = sum(one is not other for one, other in zip(start.forms, plan.forms, strict=True))
         said = f"{changed} of 16 tables change their form"
         assert (said in found.remark) == (changed > 0)
-        costs.append((_ms(plan), changed))
-    assert costs[0] == (pytest.approx(_ms(start)), 0)
+        costs.append((ms_of(plan), changed))
+    assert costs[0] == (pytest.approx(ms_of(start)), 0)
     assert costs[1][1] > 0
     assert costs[1][0] < 0.98 * costs[0][0]
     assert costs[2][0] < 1.02 * best
@@ -290,7 +286,7 @@ def test_copies_that_do_not_pay_become_columns_and_move_nothing():
     plan = Replan(start, 0, FEW).find(task, H100).plan
     assert moved_between(start, plan).sum() == 0
     assert Form.COLUMNS in plan.forms
-    assert _ms(plan) < 0.8 * _ms(start)
+    assert ms_of(plan) < 0.8 * ms_of(start)
     assert Replan(start, forms=(), improvement=FEW).find(task, H100).plan == start
 
 
@@ -311,5 +307,5 @@ def test_columns_stay_apart_from_rows_of_a_host():
     assert start.violations == ()
     plan = Replan(start, improvement=FEW).find(task, H100).plan
     assert plan.violations == ()
-    assert _ms(plan) < _ms(start)
+    assert ms_of(plan) < ms_of(start)
     assert plan.forms[1] is Form.ROWS

@@ -21,8 +21,8 @@ from neuroshard.testing import constrained_task, linear_models, toy_task
 from neuroshard.testing.toys import LinearComm, OpaqueCompute
 from neuroshard.words.form import Form
 from neuroshard.words.topology import Topology
+from tests.kit.searches import H100, ms_of
 
-SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 ALL = NeuroShard(improvement=Improvement(shakes=20))
 
 
@@ -30,16 +30,12 @@ def _simpler(plan, simulator, tolerance):
     return simpler(plan, simulator, known_calls(simulator.models), tolerance)
 
 
-def _ms(plan, simulator=SIMULATOR):
-    return simulator.cost(plan.task, plan).total_ms
-
-
 def test_the_default_search_takes_fewer_shards_for_next_to_nothing():
     task = Task(criteo(), Topology(4, "80GiB"), 65536)
-    cheapest, plan = (replace(ALL, tolerance=tolerance).find(task, SIMULATOR).plan for tolerance in (0.0, 0.005))
+    cheapest, plan = (replace(ALL, tolerance=tolerance).find(task, H100).plan for tolerance in (0.0, 0.005))
     assert len(plan.placements) < len(cheapest.placements)
-    assert _ms(cheapest) < _ms(plan) <= _ms(cheapest) * 1.005
-    assert ALL.find(task, SIMULATOR).plan == plan
+    assert ms_of(cheapest) < ms_of(plan) <= ms_of(cheapest) * 1.005
+    assert ALL.find(task, H100).plan == plan
 
 
 def test_columns_alone_are_kept_where_other_forms_save_less_than_the_tolerance():
@@ -48,14 +44,14 @@ def test_columns_alone_are_kept_where_other_forms_save_less_than_the_tolerance()
     tables = (ns.Table(f"t{i}", *its, ns.zipf_reuse(its[0], round(4096 * its[2]))) for i, its in enumerate(sizes))
     task = Task(tuple(tables), Topology(4, "1GiB"), 4096)
     alone = NeuroShard(forms=("columns",), improvement=ALL.improvement, tolerance=0.0)
-    columns, cheapest = (one.find(task, SIMULATOR).plan for one in (alone, replace(ALL, tolerance=0.0)))
-    more = _ms(columns) / _ms(cheapest) - 1
-    found = {share: replace(ALL, tolerance=share * more).find(task, SIMULATOR).plan for share in (0.9, 1.1)}
+    columns, cheapest = (one.find(task, H100).plan for one in (alone, replace(ALL, tolerance=0.0)))
+    more = ms_of(columns) / ms_of(cheapest) - 1
+    found = {share: replace(ALL, tolerance=share * more).find(task, H100).plan for share in (0.9, 1.1)}
     assert 0 < more < ALL.tolerance
     assert set(found[0.9].forms) == {Form.ROWS}
     assert set(found[1.1].forms) == {Form.COLUMNS}
     assert len(found[1.1].placements) <= len(columns.placements) < len(found[0.9].placements)
-    assert _ms(found[1.1]) <= _ms(cheapest) * (1 + 1.1 * more)
+    assert ms_of(found[1.1]) <= ms_of(cheapest) * (1 + 1.1 * more)
 
 
 def _in_quarters():
@@ -74,13 +70,13 @@ def test_shards_join_as_long_as_the_tolerance_lasts(compute):
     shards = [len(one.placements) for one in found]
     assert shards == sorted(shards, reverse=True)
     assert (found[0] is plan, shards[-1]) == (True, 6)
-    assert _ms(found[1], simulator) <= _ms(plan, simulator) * 1.2
+    assert ms_of(found[1], simulator) <= ms_of(plan, simulator) * 1.2
 
 
 def test_what_a_step_takes_whatever_the_plan_gives_no_room_for_more():
     """A tolerance of so much less of a cost that is so much more: the same shards join."""
     plan, models = _in_quarters(), linear_models(4)
-    step = Framework(1.0, {"step": 99 * _ms(plan, Simulator(models))}, {}, {})
+    step = Framework(1.0, {"step": 99 * ms_of(plan, Simulator(models))}, {}, {})
     whole_step = Simulator(replace(models, framework=step).in_torchrec())
     found = _simpler(plan, Simulator(models), 0.2), _simpler(plan, whole_step, 0.2 / 100)
     assert found[0].placements == found[1].placements != plan.placements
@@ -90,7 +86,7 @@ def test_forms_that_save_next_to_nothing_are_undone():
     task = Task(criteo()[:8], Topology(4, "80GiB"), 65536)
     columns = [(t, task.tables[t].dim, t % 4) for t in range(6)]
     plan = Plan(task, (*in_columns(task, columns), *in_rows(task, 6, range(4)), *in_copies(task, 7)))
-    found = _simpler(plan, SIMULATOR, 10.0)
+    found = _simpler(plan, H100, 10.0)
     assert set(found.forms) == {Form.COLUMNS}
     assert found.violations == ()
     assert len(found.placements) == 8
@@ -102,10 +98,10 @@ def test_limits_are_kept():
     for seed in range(10):
         task = constrained_task(seed)
         try:
-            plan = replace(ALL, tolerance=0.0).find(task, SIMULATOR).plan
+            plan = replace(ALL, tolerance=0.0).find(task, H100).plan
         except InfeasibleError:
             continue
-        found = _simpler(plan, SIMULATOR, 1.0)
+        found = _simpler(plan, H100, 1.0)
         assert found.violations == ()
         kept, fewer = kept + (found is plan), fewer + (len(found.placements) < len(plan.placements))
     assert kept > 0

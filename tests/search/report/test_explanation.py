@@ -11,7 +11,6 @@ from neuroshard.app.searching import search
 from neuroshard.cost.cost import Prediction
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.models.cost_models import CostModels
 from neuroshard.models.parts import Framework
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
@@ -27,6 +26,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_form_models, random_models, toy_task
 from neuroshard.words.form import Form
 from neuroshard.words.topology import Topology
+from tests.kit.searches import H100, ms_of
 
 PER_TABLE, PER_COLUMN, PER_SENT = 0.05, 0.01, 0.002
 
@@ -101,7 +101,7 @@ def _mixed(memory_bytes=1 << 30):
 
 
 def test_plans_with_rows_and_copies_are_explained():
-    found = explain(_mixed(), Simulator(CostModels.load("roofline:h100")))
+    found = explain(_mixed(), H100)
     here = [share for share in found.shards if share.placed.device == 0]
     assert {(share.table.name, share.layout.form, share.placed.shard.rows) for share in here} == {
         ("t0", Form.ROWS, 50), ("t1", Form.COPIES, 100), ("t2", Form.COLUMNS, 100),
@@ -117,15 +117,15 @@ def test_plans_with_rows_and_copies_are_explained():
 
 
 def test_the_next_best_move_leaves_rows_and_copies_where_they_are():
-    task, simulator = _task([64, 8, 32, 16]), Simulator(CostModels.load("roofline:h100"))
+    task = _task([64, 8, 32, 16])
     others = (*in_rows(task, 0, [0, 1]), *in_copies(task, 1))
     bad, good = (Plan(task, (*others, *in_columns(task, [(2, 32, 0), (3, 16, to)]))) for to in (0, 1))
-    found = explain(bad, simulator)
+    found = explain(bad, H100)
     (step,) = found.next_move.moves
     assert (step.table, step.before, step.after) in {
         ("t2", ((0, 32),), ((1, 32),)), ("t3", ((0, 16),), ((1, 16),)), ("t2", ((0, 32),), ((0, 8), (1, 24))),
     }  # fmt: skip
-    assert found.next_move.total_ms <= simulator.cost(task, good).total_ms < found.cost.total_ms
+    assert found.next_move.total_ms <= ms_of(good) < found.cost.total_ms
 
 
 def test_moves_between_forms_are_named():
@@ -136,16 +136,13 @@ def test_moves_between_forms_are_named():
         "t0": (Form.ROWS, Form.COLUMNS), "t1": (Form.COPIES, Form.COLUMNS),
     }  # fmt: skip
     assert (moves["t0"].size_bytes, moves["t1"].size_bytes) == (50 * 64 * 4, 0)
-    simulator = Simulator(CostModels.load("roofline:h100"))
-    (grid,) = difference(explain(rows, simulator), explain(columns, simulator)).grids
+    (grid,) = difference(explain(rows, H100), explain(columns, H100)).grids
     assert grid.rows[0][:3] == ("t0", "rows on 2 devices, 0 to 1", "64 on 0")
 
 
 def test_a_plan_without_columns_is_explained():
     task = _task([8, 16])
-    found = explain(
-        Plan(task, (*in_copies(task, 0), *in_rows(task, 1, [0, 1]))), Simulator(CostModels.load("roofline:h100"))
-    )
+    found = explain(Plan(task, (*in_copies(task, 0), *in_rows(task, 1, [0, 1]))), H100)
     assert found.next_move == "not looked for: steps move columns, and no table lies in columns"
     assert "none: the devices are balanced" in _shown(found)
     assert found.plan.device_dims == (0, 0)
@@ -331,8 +328,7 @@ def test_plans_are_explained_by_the_models_that_found_them(tmp_path):
 
 def test_costs_explained_are_those_that_were_promised(tmp_path):
     task = toy_task(5, num_devices=2)
-    simulator = Simulator(CostModels.load("roofline:h100"))
-    plan = search(task, simulator, searcher="dim_greedy")
+    plan = search(task, H100, searcher="dim_greedy")
     plan.save(tmp_path / "plan.json")
     result = Explain(str(tmp_path / "plan.json"), None, None).run()
     assert result.explanations[0].cost.total_ms == pytest.approx(plan.prediction.cost_ms)
@@ -396,7 +392,7 @@ def test_copies_and_rows_are_the_reason_where_there_is_no_bound():
     task = _task([32, 32])
     rest = in_columns(task, [(1, 32, 1)])
     for placed, form in ((in_copies(task, 0), "copies"), (in_rows(task, 0, range(2)), "rows")):
-        found = explain(Plan(task, (*placed, *rest)), Simulator(CostModels.load("roofline:h100")))
+        found = explain(Plan(task, (*placed, *rest)), H100)
         assert _summary_of(found)["best possible"].startswith(f"not known for plans with tables in {form}: the bound")
 
 
@@ -404,7 +400,7 @@ def test_columns_are_counted_alike_everywhere():
     """Copies and rows give out none: in the lines of a plan as in what explains it."""
     task = _task([32, 32])
     plan = Plan(task, (*in_copies(task, 0), *in_columns(task, [(1, 32, 1)])))
-    found = explain(plan, Simulator(CostModels.load("roofline:h100")))
+    found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")
     column = devices.grids[0].columns.index("columns")
     explained = [row[column] for row in devices.grids[0].rows]

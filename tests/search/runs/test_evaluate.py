@@ -9,7 +9,7 @@ from rich.console import Console
 
 from neuroshard.cost.cost import Prediction
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models import Card, save_bundle
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET
 from neuroshard.plans.plan import Plan, assemble
@@ -27,6 +27,7 @@ from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 from tests.kit.costs import cost_of
 from tests.kit.measuring import CPU
+from tests.kit.searches import H100
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def test_a_method_that_solves_nothing_keeps_others_from_nothing():
 
 
 def test_predicted_costs_that_nobody_measured_say_so():
-    plan = Greedy("dim").find(toy_task(3), simulator := Simulator(CostModels.load("roofline:h100"))).plan
+    plan = Greedy("dim").find(toy_task(3), simulator := H100).plan
     entries = [replace(_entry("a", 0, 10.0), plan=simulator.predicted(plan)), _entry("b", 0, 10.0)]
     assert list(trust_lines(entries)) == [f"predicted costs of a are {DATASHEET}: kernels covered, exchanges covered"]
 

@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.models.cost_models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET, Margin, Margins
 from neuroshard.plumbing.errors import UserError
@@ -19,6 +18,7 @@ from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_form_models, random_models, toy_task
+from tests.kit.searches import H100
 
 MARGINS = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
 
@@ -56,7 +56,7 @@ def test_costs_that_nobody_measured_say_so_wherever_they_stand(tmp_path, capsys)
     plan = SearchRun.load(tmp_path / "out").plans()[0]
     assert plan.prediction.caveat == f"{DATASHEET}: kernels covered, exchanges covered"
     assert DATASHEET in str(plan)
-    found = explain(plan, Simulator(CostModels.load("roofline:h100")))
+    found = explain(plan, H100)
     assert DATASHEET in dict(sections(found)[0].facts)["predicted cost"]
     assert any(DATASHEET in warning for warning in found.warnings)
 
