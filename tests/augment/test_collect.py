@@ -4,7 +4,8 @@ import json
 import re
 import signal
 from dataclasses import dataclass, replace
-from itertools import count, product
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,33 +25,26 @@ from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables
-from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
 from neuroshard.words.collective import name_of
 from tests.kit.commands import shown
+from tests.kit.made_up import drifting
+from tests.kit.measuring import Answering
 from tests.kit.processes import PATIENCE_S, die_at_file
 
 TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=4, flush_bytes=0)
 
 
-@dataclass(frozen=True)
-class FakeMeter:
-    """Measures nothing; every third sample fails."""
+def _measured(shape, sample, seed):
+    """Every third sample fails."""
+    if seed % 3 == 0:
+        return Outcome(None, "MemoryError: too much", 0.0)
+    return Outcome(Repeats(np.full(shape, seed % 1000 + 1.0), np.zeros(2)), None, 0.01)
 
-    shape: tuple
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def measure(self, samples, seeds):
-        return [self._outcome(seed) for seed in seeds]
-
-    def _outcome(self, seed):
-        if seed % 3 == 0:
-            return Outcome(None, "MemoryError: too much", 0.0)
-        return Outcome(Repeats(np.full(self.shape, seed % 1000 + 1.0), np.zeros(2)), None, 0.01)
+def _steps(sample, seed):
+    """Those of one rank; every third fails."""
+    steps = Outcome(Repeats(np.full((2, 3, 1), 2.5), np.zeros(2)), None, 0.01, (Stretch("input", "all_to_all"),))
+    return steps if seed % 3 else _measured((), sample, seed)
 
 
 @dataclass(frozen=True)
@@ -58,27 +52,13 @@ class FakeHardware(Hardware):
     """The CPU, without running anything."""
 
     def compute_meter(self, warn):
-        return FakeMeter((2,))
+        return Answering(partial(_measured, (2,)))
 
     def comm_meter(self, num_devices, warn):
-        return FakeMeter((2, 2, num_devices))
+        return Answering(partial(_measured, (2, 2, num_devices)))
 
     def mirror_meter(self, protocol, warn):
-        return FakeSteps(())
-
-
-@dataclass(frozen=True)
-class FakeSteps(FakeMeter):
-    """Of one rank; every third fails."""
-
-    def close(self):
-        pass
-
-    def _outcome(self, seed):
-        outcome = super()._outcome(seed)
-        steps = Repeats(np.full((2, 3, 1), 2.5), np.zeros(2))
-        stretches = (Stretch("input", "all_to_all"),)
-        return outcome if outcome.error else Outcome(steps, None, 0.01, stretches)
+        return Answering(_steps)
 
 
 def collect_run(out, kind=FakeHardware, samples=18):
@@ -199,24 +179,13 @@ def test_exchanges_take_turns_among_device_counts(tmp_path):
     assert {m.sample.batch_size for m in comm} == {16, 64}
 
 
-class Busy(MadeUpHardware):
-    """A made-up machine on which kernels take three times as long in some of the batches that it measures."""
-
-    def __new__(cls, spell):
-        self = super().__new__(cls)
-        object.__setattr__(self, "spell", spell)
-        return self
-
-    def __init__(self, spell):
-        super().__init__()
-
-    def compute_meter(self, warn):
-        return SlowerBy(super().compute_meter(warn), (3.0 if batch in self.spell else 1.0 for batch in count()))
-
-
 def _busy_run(out, spell, **settings):
-    """45 samples of three parts, and 6 of them again, each part with a reference; no exchange."""
-    run = replace(collect_run(out, samples=45), hardware=Busy(spell), num_comm_samples=0, num_second_pass=6)
+    """45 samples of three parts, and 6 of them again, each part with a reference; no exchange.
+
+    Kernels take three times as long in some of the batches that are measured, those of the spell.
+    """
+    busy = drifting([3.0 if batch in spell else 1.0 for batch in range(100)])
+    run = replace(collect_run(out, samples=45), hardware=busy, num_comm_samples=0, num_second_pass=6)
     run = replace(run, max_noise=0.5)
     return replace(run, **settings)
 

@@ -1,6 +1,6 @@
 """What was measured on made-up devices, and what is fitted to it where it doesn't matter how well, in tests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,14 @@ def measured(
     return Measurement(sample, number, split, 0, Repeats(np.stack([np.asarray(times_ms)] * repeats), np.zeros(repeats)))
 
 
-def drifting(factors: Iterator[float], **settings: Any) -> MadeUpHardware:
-    """Make hardware that is now slower, now faster: each batch of kernel calls takes the next factor times as long."""
+def drifting(factors: Iterable[float], **settings: Any) -> MadeUpHardware:
+    """Make hardware that is now slower, now faster: each batch of kernel calls takes the next factor times as long.
+
+    Of an iterator, a meter goes on where the last one stopped; of a list, each begins anew.
+    """
 
     class Drifting(MadeUpHardware):
         def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
-            return SlowerBy(super().compute_meter(warn), factors)
+            return SlowerBy(super().compute_meter(warn), iter(factors))
 
     return Drifting(**settings)

@@ -1,6 +1,7 @@
 """How the measured costs of a plan come of its kernel calls and exchanges, on hardware that only counts."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,34 +17,22 @@ from neuroshard.testing import toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
+from tests.kit.measuring import Answering
 
 
-class _Meter:
+def _took(ms):
+    return Outcome(Repeats(np.array([ms]), np.zeros(1)), None, 0.0)
+
+
+def _measured(seen, sample, _):
     """Calls take 1 ms a table, and 10 ms more as copies; exchanges 5 ms forward after the wait, and 3 ms backward."""
-
-    def __init__(self, seen):
-        self.seen = seen
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        pass
-
-    def measure(self, samples, seeds):
-        self.seen += samples
-        return [self._outcome(sample) for sample in samples]
-
-    def _outcome(self, sample):
-        if isinstance(sample, ComputeSample):
-            return self._took(len(sample.tables) + 10.0 * (sample.form is Form.COPIES))
-        if sample.collective is Collective.ALL_REDUCE:
-            return Outcome(None, "RuntimeError: lost", 0.0)
-        starts = np.array(sample.start_ms)
-        return self._took(np.stack([starts.max() - starts + 5.0, np.full(len(starts), 3.0)]))
-
-    def _took(self, ms):
-        return Outcome(Repeats(np.array([ms]), np.zeros(1)), None, 0.0)
+    seen.append(sample)
+    if isinstance(sample, ComputeSample):
+        return _took(len(sample.tables) + 10.0 * (sample.form is Form.COPIES))
+    if sample.collective is Collective.ALL_REDUCE:
+        return Outcome(None, "RuntimeError: lost", 0.0)
+    starts = np.array(sample.start_ms)
+    return _took(np.stack([starts.max() - starts + 5.0, np.full(len(starts), 3.0)]))
 
 
 @dataclass(frozen=True)
@@ -51,10 +40,10 @@ class _Counting(Hardware):
     calls: list = None
 
     def compute_meter(self, warn):
-        return _Meter(self.calls)
+        return Answering(partial(_measured, self.calls))
 
     def comm_meter(self, num_devices, warn):
-        return _Meter(self.calls)
+        return Answering(partial(_measured, self.calls))
 
 
 def _costs(plans, hardware, advance=lambda _: None, count_input=False):

@@ -41,11 +41,13 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
-from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
+from neuroshard.testing.devices.made_up import MadeUpHardware
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.topology import Topology
 from tests.kit.commands import run_command, shown
+from tests.kit.made_up import drifting
+from tests.kit.measuring import Answering
 from tests.kit.processes import PATIENCE_S, die_at_file
 
 BATCH_SIZE, DEVICES = 4096, 2
@@ -114,7 +116,7 @@ def _run(home, out, **changes):
     settings = {
         "model": str(home),
         "tasks": _tasks(),
-        "searchers": (SEARCH,),
+        "searchers": (Greedy("dim"),),
         "hardware": MadeUpHardware(made_up=AWAY, noise=0.05),
         "calls": CALLS,
         "exchanges": EXCHANGES,
@@ -131,7 +133,8 @@ def _run(home, out, **changes):
 
 @pytest.mark.slow
 def test_errors_on_fresh_proposals_fall_to_the_noise(home, tmp_path):
-    result = _run(home, tmp_path / "out", samples=200, shares=Shares(measurements=50), **_fitters(FURTHER)).run()
+    further = _fitters(FURTHER)
+    result = _run(home, tmp_path / "out", samples=200, shares=Shares(50), searchers=(SEARCH,), **further).run()
     for part in ("compute", "exchange"):
         proposed = [one for each in result.rounds if len(one := each.errors(part, "proposal"))]
         first, last = proposed[0].mean(), proposed[-1].mean()
@@ -143,7 +146,7 @@ def test_errors_on_fresh_proposals_fall_to_the_noise(home, tmp_path):
 
 
 def test_what_a_run_leaves(home, tmp_path):
-    result = _run(home, tmp_path / "out", enough=0.0).run()
+    result = _run(home, tmp_path / "out", searchers=(SEARCH,), enough=0.0).run()
     models, card = load_bundle(tmp_path / "out" / "models")
     assert models.margins is not None
     assert CostModels.load(tmp_path / "out").name == str(tmp_path / "out" / "models")
@@ -160,12 +163,12 @@ def test_what_a_run_leaves(home, tmp_path):
     assert {row["why"] for row in rows} == {"proposal", "doubt", "random"}
     assert (tmp_path / "out" / "refine.png").stat().st_size > 1000
     assert "120 measurements, 0 failed" in shown(result)
-    again = _run(home, tmp_path / "out", enough=0.0).run()
+    again = _run(home, tmp_path / "out", searchers=(SEARCH,), enough=0.0).run()
     assert again == result
 
 
 def test_a_run_ends_when_proposals_are_predicted_well_enough(home, tmp_path):
-    settings = {"searchers": (Greedy("dim"),), "tasks": _tasks(6), "shares": Shares(40, again=0.2, tasks=6)}
+    settings = {"tasks": _tasks(6), "shares": Shares(40, again=0.2, tasks=6)}
     early = _run(home, tmp_path / "early", enough=100.0, **settings).run()
     assert len(early.rounds) == 1
     assert early.why == "the last round's proposals were predicted within 100 times the noise"
@@ -176,39 +179,37 @@ def test_a_run_ends_when_proposals_are_predicted_well_enough(home, tmp_path):
 def test_the_budget_is_kept_exactly(home, tmp_path, samples, each):
     still = MadeUpHardware(made_up=AWAY, noise=1e-4)  # never as good as so little noise
     shares = Shares(measurements=each)
-    result = _run(
-        home, tmp_path / "out", samples=samples, shares=shares, hardware=still, searchers=(Greedy("dim"),)
-    ).run()
+    result = _run(home, tmp_path / "out", samples=samples, shares=shares, hardware=still).run()
     directory = DataDirectory(tmp_path / "out" / "measured")
     assert len(directory.compute().read()) + len(directory.comm().read()) == samples
-    assert [one.measurements for one in result.rounds] == [each] * (samples // each) + [samples % each] * (
-        samples % each > 0
-    )
+    full, rest = divmod(samples, each)
+    assert [one.measurements for one in result.rounds] == [each] * full + [rest] * (rest > 0)
 
 
 def test_models_of_other_versions_are_told_of_once(home, tmp_path, capsys):
     save_bundle(tmp_path / "old", load_bundle(home)[0], Card(versions={"torch": "0.9.0"}))
-    few = {"samples": 10, "shares": Shares(measurements=5), "enough": 0.0, "searchers": (Greedy("dim"),)}
+    few = {"samples": 10, "shares": Shares(measurements=5), "enough": 0.0}
     for model, times in ((home, 0), (tmp_path / "old", 1)):
         _run(model, tmp_path / f"out{times}", **few).run()
         assert capsys.readouterr().err.count("were measured with torch 0.9.0, where torch ") == times
 
 
+def _timed_run(home, out, minutes, between_looks):
+    """A run of so many minutes; every look at the clock is that many seconds later."""
+    clock = map(float, count(0, between_looks)).__next__
+    return _run(home, out, samples=None, minutes=minutes, clock=clock, shares=Shares(measurements=20)).run()
+
+
 def test_minutes_become_samples_once(home, tmp_path):
-    seconds = count(0, 30)  # every look at the clock is 30 s later
-    run = {"samples": None, "minutes": 2.0, "searchers": (Greedy("dim"),), "shares": Shares(measurements=20)}
-    result = _run(home, tmp_path / "out", clock=lambda: float(next(seconds)), **run).run()
+    result = _timed_run(home, tmp_path / "out", 2.0, 30)
     decided = read_json(tmp_path / "out" / "budget.json", "budget")
     assert decided == {"measurements": 80, "measured": 20, "seconds": 30.0}
     assert sum(one.measurements for one in result.rounds) == 80
-    slower = count(0, 1000)
-    assert _run(home, tmp_path / "out", clock=lambda: float(next(slower)), **run).run() == result
+    assert _timed_run(home, tmp_path / "out", 2.0, 1000) == result
 
 
 def test_a_first_round_longer_than_the_minutes_is_the_only_one(home, tmp_path):
-    seconds = count(0, 600)
-    run = {"samples": None, "minutes": 1.0, "searchers": (Greedy("dim"),), "shares": Shares(measurements=20)}
-    assert len(_run(home, tmp_path / "out", clock=lambda: float(next(seconds)), **run).run().rounds) == 1
+    assert len(_timed_run(home, tmp_path / "out", 1.0, 600).rounds) == 1
 
 
 def _refine_and_die(home, out, settings, number, when):
@@ -223,7 +224,7 @@ KILLS = [(1, "before"), (3, "before"), (3, "after"), (2, "after"), (2, "before")
 @pytest.mark.slow
 @pytest.mark.parametrize(("kills", "rounds"), [(KILLS[1:4:2], 0), (KILLS, 1)])
 def test_a_killed_run_goes_on_to_the_same_bundle(home, tmp_path, kills, rounds):
-    settings = {"samples": 45, "shares": Shares(measurements=20), "searchers": (Greedy("dim"),), "tasks": _tasks(2)}
+    settings = {"samples": 45, "shares": Shares(measurements=20), "tasks": _tasks(2)}
     kept: dict[Path, int] = {}
     for number, when in kills:
         arguments = (home, tmp_path / "killed", settings, number, when)
@@ -247,7 +248,7 @@ def test_a_killed_run_goes_on_to_the_same_bundle(home, tmp_path, kills, rounds):
 
 
 def test_a_run_goes_on_with_the_same_settings_only(home, tmp_path):
-    settings = {"samples": 10, "searchers": (Greedy("dim"),)}
+    settings = {"samples": 10}
     _run(home, tmp_path / "out", **settings).run()
     with pytest.raises(UserError, match="holds a run already, begun with samples=10, not 11"):
         _run(home, tmp_path / "out", **(settings | {"samples": 11})).run()
@@ -278,17 +279,6 @@ def test_users_mistakes_are_one_line(home, tmp_path):
     assert not out.exists()
 
 
-def _moody_hardware(times):
-    """Kernel calls of every round take so many times as long as they should."""
-    factor = iter([times[0], *times])  # the first round measures its own a second time, in another batch
-
-    class MoodyHardware(MadeUpHardware):
-        def compute_meter(self, warn):
-            return SlowerBy(super().compute_meter(warn), factor)
-
-    return MoodyHardware(made_up=AWAY, compute_timing=TimingProtocol(live=64))
-
-
 @dataclass(frozen=True)
 class Listening(Ensemble):
     """Keeps what it is given to learn from."""
@@ -306,9 +296,11 @@ class Listening(Ensemble):
 
 def test_a_machine_that_is_now_fast_and_now_slow_is_seen_through(home, tmp_path):
     times, listening = np.array([1.0, 1.25, 0.8, 1.1]), Listening()
+    of_batches = iter([times[0], *times])  # the first round measures its own a second time, in another batch
+    moody = drifting(of_batches, made_up=AWAY, compute_timing=TimingProtocol(live=64))
     result = _run(
-        home, tmp_path / "out", hardware=_moody_hardware(times), samples=200, enough=0.0,
-        compute_model=listening, shares=Shares(50, again=0.2), searchers=(Greedy("dim"),),
+        home, tmp_path / "out", hardware=moody, samples=200, enough=0.0,
+        compute_model=listening, shares=Shares(50, again=0.2),
     ).run()  # fmt: skip
     off = np.log(slowness(result.rounds, "compute") / times)
     assert np.abs(off - off.mean()).max() < 0.06
@@ -329,7 +321,6 @@ def test_second_measurements_are_of_earlier_rounds_and_none_is_a_third(home, tmp
     shares = Shares(30, again=0.3, exchanges=0.4)
     result = _run(
         home, tmp_path / "out", tasks=tasks, hardware=hardware, samples=120, enough=0.0, shares=shares,
-        searchers=(Greedy("dim"),),
     ).run()  # fmt: skip
     again = [(its.number, one) for its in result.rounds for one in its.again]
     assert all(one.before < number for number, one in again if number)
@@ -343,7 +334,7 @@ def test_second_measurements_are_of_earlier_rounds_and_none_is_a_third(home, tmp
 
 
 def test_parts_of_other_samples_are_not_taken_for_these(home, tmp_path):
-    settings = {"samples": 40, "enough": 0.0, "shares": Shares(20), "searchers": (Greedy("dim"),)}
+    settings = {"samples": 40, "enough": 0.0, "shares": Shares(20)}
     for name, seed in (("one", 0), ("other", 1)):
         _run(home, tmp_path / name, **settings, seed=seed).run()
     shutil.rmtree(tmp_path / "one" / "models")
@@ -364,13 +355,10 @@ def test_parts_of_other_samples_are_not_taken_for_these(home, tmp_path):
 
 
 def test_minutes_are_kept_by_a_run_that_was_killed_after_its_first_round(home, tmp_path):
-    run = {"samples": None, "minutes": 1.0, "searchers": (Greedy("dim"),), "shares": Shares(measurements=20)}
-    seconds = count(0, 600)
-    first = _run(home, tmp_path / "out", clock=lambda: float(next(seconds)), **run).run()
+    first = _timed_run(home, tmp_path / "out", 1.0, 600)
     shutil.rmtree(tmp_path / "out" / "models")
     (tmp_path / "out" / "rounds" / "round-0000.json").unlink()  # the budget was written before it
-    fast = count(0)
-    assert _run(home, tmp_path / "out", clock=lambda: float(next(fast)) * 1e-3, **run).run() == first
+    assert _timed_run(home, tmp_path / "out", 1.0, 0.001) == first
 
 
 @pytest.mark.slow
@@ -381,7 +369,7 @@ def test_gains_of_forms_come_true(tmp_path):
     fitters = {"compute_model": Ensemble(), "comm_model": SetCommunication()}
     _run(
         "cpu", tmp_path / "out", tasks=(small,), hardware=MadeUpHardware(made_up=HOME, noise=0.02),
-        searchers=(Greedy("dim"),), samples=150,
+        samples=150,
         shares=Shares(50, exchanges=0.4, proposals=0.25, doubts=0.5), **fitters,
     ).run()  # fmt: skip
     simulators = [Simulator(models) for models in (CostModels.load(tmp_path / "out"), HOME.truth)]
@@ -393,18 +381,7 @@ def test_gains_of_forms_come_true(tmp_path):
         assert promised == pytest.approx(true, rel=0.1)
 
 
-@dataclass(frozen=True)
-class _Broken:
-    """Measures nothing."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def measure(self, samples, seeds):
-        return [Outcome(None, "MemoryError: too much", 0.0) for _ in seeds]
+BROKEN = Answering(lambda sample, seed: Outcome(None, "MemoryError: too much", 0.0))
 
 
 @dataclass(frozen=True)
@@ -414,14 +391,14 @@ class _BrokenHardware(MadeUpHardware):
     exchanges_too: bool = False
 
     def compute_meter(self, warn):
-        return _Broken()
+        return BROKEN
 
     def comm_meter(self, num_devices, warn):
-        return _Broken() if self.exchanges_too else super().comm_meter(num_devices, warn)
+        return BROKEN if self.exchanges_too else super().comm_meter(num_devices, warn)
 
 
 def test_failed_samples_are_counted_and_left_out(home, tmp_path):
-    settings = {"samples": 20, "searchers": (Greedy("dim"),)}
+    settings = {"samples": 20}
     result = _run(home, tmp_path / "half", hardware=_BrokenHardware(made_up=AWAY), **settings).run()
     failed = [one for one in result.rounds[0].samples if one.measured_ms is None]
     assert {one.part for one in failed} == {"compute"}
@@ -435,7 +412,7 @@ def test_failed_samples_are_counted_and_left_out(home, tmp_path):
 
 def test_one_device_exchanges_nothing(home, tmp_path):
     alone = tuple(replace(task, topology=Topology(1, 16 << 30)) for task in _tasks(2))
-    result = _run(home, tmp_path / "out", tasks=alone, samples=20, searchers=(Greedy("dim"),)).run()
+    result = _run(home, tmp_path / "out", tasks=alone, samples=20).run()
     assert result.rounds[0].count("compute") == 18
     assert result.rounds[0].count("exchange") == 0
 
@@ -446,7 +423,7 @@ def test_a_tiny_run_on_real_hardware(home, tmp_path):
     task = toy_task(num_devices=2)
     calls = ComputeAugmentation(max_dim=16, max_tables=3)
     result = _run(
-        home, tmp_path / "out", hardware=hardware, tasks=(task,), calls=calls, searchers=(Greedy("dim"),), samples=16,
+        home, tmp_path / "out", hardware=hardware, tasks=(task,), calls=calls, samples=16,
         shares=Shares(measurements=8, again=0.25),
     ).run()  # fmt: skip
     assert sum(one.measurements for one in result.rounds) <= 16

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from neuroshard.app import cli
-from neuroshard.hardware import Outcome
+from neuroshard.hardware import Meter, Outcome
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.simulator import Simulator
@@ -154,16 +154,14 @@ class _Killed(Exception):
     pass
 
 
-class _Counter:
+@dataclass(frozen=True)
+class _Counter(Meter):
     """Counts kernel calls, and dies at one of them."""
 
-    def __init__(self, meter, counts):
-        self.meter, self.counts = meter, counts
+    meter: Meter
+    counts: dict
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def close(self):
         pass
 
     def measure(self, samples, seeds):
