@@ -31,6 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from neuroshard.hardware.compute_bench import Arenas, build_operator, dense_run, fused_run
 from neuroshard.hardware.device import Device, make_device
 from neuroshard.hardware.inputs import LEARNING_RATE
@@ -43,6 +45,7 @@ from neuroshard.testing import ONCE, toy_tables
 from neuroshard.words.fingerprint import fingerprint, versions
 from neuroshard.words.form import Call, Form
 from neuroshard.words.placement import Tier
+from tests.kit.plain_torch import plain_torch
 
 CHECKED = Call(Form.COLUMNS), Call(Form.COLUMNS, pooled=False), Call(Form.COPIES)
 SMALL, LIMITS = 1 / 64, {4: 1e-5, 2: 3e-4}  # weights so small that fp16 resolves a step; errors, by bytes per element
@@ -127,8 +130,8 @@ def _checked(device: Device) -> dict[str, float | str]:
 
 
 def _error(device: Device, call: Call, optimizer: str, element_bytes: int) -> float:
-    width, pooled = {} if call.pooled else {"dim": 32}, call.pooled
-    alike = tuple(replace(its, bytes_per_element=element_bytes, pooled=pooled, **width) for its in toy_tables(3))
+    shape = {"bytes_per_element": element_bytes, "pooled": call.pooled} | ({} if call.pooled else {"dim": 32})
+    alike = tuple(replace(its, **shape) for its in toy_tables(3))
     asked = ComputeSample(alike, BATCH, call.form), EmbeddingSettings(optimizer), device.torch_device
     prepare = dense_run if call.form is Form.COPIES else partial(fused_run, arenas=Arenas())
     run = prepare(*asked, rng=np.random.default_rng(SEED)).run
@@ -136,22 +139,13 @@ def _error(device: Device, call: Call, optimizer: str, element_bytes: int) -> fl
     weights = operator.split_embedding_weights()  # views of them
     for weight in weights:
         weight.data.copy_(SMALL * torch.randn_like(weight, dtype=torch.float32))
-    before = [weight.detach().float().clone().requires_grad_() for weight in weights]
-    output = operator(inputs.indices, inputs.offsets).detach()
+    before = [weight.detach().float().clone() for weight in weights]
+    plain, steps = plain_torch(asked[0], before, inputs)
+    errors = [(operator(inputs.indices, inputs.offsets).detach() - plain).abs().max()]
     run()
-    errors, column = [], 0
-    for index, (table, weight) in enumerate(zip(alike, before, strict=True)):
-        ends = inputs.offsets[BATCH * index : BATCH * (index + 1) + 1]
-        lookups, columns = slice(int(ends[0]), int(ends[-1])), slice(column, column + table.dim)
-        part, own = (slice(None), columns) if pooled else lookups, inputs.indices[lookups]
-        bags = ends[:-1] - ends[0] if pooled else torch.arange(len(own), device=own.device)
-        plain = torch.nn.functional.embedding_bag(own, weight, bags, mode="sum")
-        plain.backward(inputs.gradient[part])
-        step = weight.grad
-        if optimizer == "rowwise_adagrad":
-            step = step / (step.square().mean(dim=1, keepdim=True).sqrt() + 1e-8)
-        errors += [(output[part] - plain).abs().max(), (weights[index] - weight + LEARNING_RATE * step).abs().max()]
-        column += table.dim
+    for after, weight, step in zip(weights, before, steps, strict=True):
+        scale = step.square().mean(dim=1, keepdim=True).sqrt() + 1e-8 if optimizer == "rowwise_adagrad" else 1
+        errors.append((after - weight + LEARNING_RATE * step / scale).abs().max())
     return float(torch.stack(errors).detach().max())  # nan if one is
 
 

@@ -20,6 +20,7 @@ from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.testing import toy_tables
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
+from tests.kit.plain_torch import plain_torch
 from tests.kit.plans import table
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{DENSE_WARNING}")
@@ -47,20 +48,6 @@ def _dense(sample, optimizer="sgd"):
     return dense_run(sample, EmbeddingSettings(optimizer), CPU, np.random.default_rng(0))
 
 
-def _plain(sample, weights, inputs):
-    """What plain torch says: all features' pooled embeddings, and each table's gradient."""
-    found, size = [weight.clone().requires_grad_() for weight in weights], sample.batch_size
-    of_features = [its for one, its in zip(sample.tables, found, strict=True) for _ in range(one.features)]
-    pooled = []
-    for i, its in enumerate(of_features):
-        offsets = inputs.offsets[size * i : size * (i + 1) + 1]
-        indices = inputs.indices[offsets[0] : offsets[-1]]
-        pooled.append(torch.nn.functional.embedding_bag(indices, its, offsets[:-1] - offsets[0], mode="sum"))
-    output = torch.cat(pooled, dim=1)
-    output.backward(inputs.gradient)
-    return output.detach(), [its.grad for its in found]
-
-
 @pytest.mark.parametrize("features", FEATURES)
 def test_forward_and_update_agree_with_plain_torch(features):
     sample, rng = ComputeSample(_tables(features), 16), np.random.default_rng(1)
@@ -70,9 +57,12 @@ def test_forward_and_update_agree_with_plain_torch(features):
         lengths = torch.from_numpy(rng.integers(0, 4, size=one.features * 16))
         drawn.append((torch.from_numpy(rng.integers(one.rows, size=int(lengths.sum()))), lengths))
     inputs = inputs_of(sample, drawn, torch.Generator().manual_seed(0))
-    output = operator(inputs.indices, inputs.offsets)
-    plain, gradients = _plain(sample, before, inputs)
-    assert torch.allclose(output, plain, atol=1e-5)
+    _check_beside_plain_torch(sample, operator, before, inputs, operator(inputs.indices, inputs.offsets), 1e-5)
+
+
+def _check_beside_plain_torch(sample, operator, before, inputs, output, output_atol):
+    plain, gradients = plain_torch(sample, before, inputs)
+    assert torch.allclose(output, plain, atol=output_atol)
     output.backward(inputs.gradient)
     for now, weight, gradient in zip(operator.split_embedding_weights(), before, gradients, strict=True):
         assert torch.allclose(now, weight - RATE * gradient, atol=1e-5)
@@ -82,19 +72,13 @@ def test_forward_and_update_agree_with_plain_torch(features):
 def test_sequence_tables_have_an_output_for_every_lookup(features):
     sample = ComputeSample(_tables(features, dim=16, pooled=False), 16)
     operator = _built(sample)
-    weights = [weight.clone().requires_grad_() for weight in operator.split_embedding_weights()]
+    before = [weight.clone() for weight in operator.split_embedding_weights()]
     inputs = draw_inputs(sample, CPU, np.random.default_rng(1))
     output = operator(inputs.indices, inputs.offsets)
     assert output.shape == inputs.gradient.shape == (len(inputs.indices), 16)
-    output.backward(inputs.gradient)
     ends = inputs.offsets[16 * np.cumsum([0, *features])]
-    for one, weight, first, last in zip(sample.tables, weights, ends[:-1], ends[1:], strict=True):
-        rows = weight[inputs.indices[first:last]]
-        assert torch.allclose(output[first:last], rows)
-        assert int(last - first) == round(16 * one.pooling_factor)
-        rows.backward(inputs.gradient[first:last])
-    for after, weight in zip(operator.split_embedding_weights(), weights, strict=True):
-        assert torch.allclose(after, weight - RATE * weight.grad, atol=1e-5)
+    assert np.diff(ends).tolist() == [round(16 * one.pooling_factor) for one in sample.tables]
+    _check_beside_plain_torch(sample, operator, before, inputs, output, 1e-8)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -227,7 +211,7 @@ def test_every_row_of_a_copy_gets_the_gradient_that_plain_torch_computes(optimiz
     operator, _, inputs = prepared.run.args
     assert torch.equal(inputs.indices, _dense(sample, optimizer).run.args[2].indices)
     before = _parts(operator.weights, sample.tables)
-    _, gradients = _plain(sample, before, inputs)
+    _, gradients = plain_torch(sample, before, inputs)
     prepared.run()
     for weight, gradient, now in zip(before, gradients, _parts(operator.weights, sample.tables), strict=True):
         scale = gradient.square().mean(1, keepdim=True).sqrt() + 1e-8 if optimizer != "sgd" else 1.0
