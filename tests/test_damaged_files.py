@@ -22,7 +22,7 @@ from neuroshard.app.overrides import check_overrides
 from neuroshard.cost.cost import PARTS
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import build, instantiate_config
 from neuroshard.records import DataDirectory, Manifest
@@ -53,6 +53,7 @@ from neuroshard.words.fingerprint import Fingerprint
 from tests.kit.bundles import newer_models
 from tests.kit.damage import damaged
 from tests.kit.hydra_configs import compose_config
+from tests.kit.plans import whole
 from tests.kit.traces import gpu_events
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "15"))
@@ -63,7 +64,7 @@ def good(tmp_path_factory):
     """A directory with a sound file of every kind."""
     root = tmp_path_factory.mktemp("good")
     task = constrained_task(1)
-    plan = assemble(toy_task(5), [(i, table.dim, i % 4) for i, table in enumerate(toy_task(5).tables)])
+    plan = whole(toy_task(5), *range(4))
     plan.save(root / "plan.json")
     save_tasks(root / "tasks.json", [toy_task(4), task])
     save_sharding_plan(to_sharding_plan(plan, "ebc"), root / "sharding.json")

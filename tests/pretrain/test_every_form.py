@@ -8,7 +8,7 @@ import pytest
 
 from neuroshard import CostModels, Plan, Simulator, Task, Topology, UserError
 from neuroshard.cost.loads import Loads, Traffic
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_copies
 from neuroshard.models.parts import compute_part
 from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
@@ -28,6 +28,7 @@ from neuroshard.testing.devices import MADE_UP, measured_comm
 from neuroshard.words.collective import Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form
 from tests.kit.made_up import BRIEF, BRIEF_SETS, MACHINE, begun, collected
+from tests.kit.plans import COPIES, laid_out, whole
 
 pytestmark = pytest.mark.xdist_group("forms")  # its tests share models that take long to fit
 DEVICE = MADE_UP["cpu"]
@@ -80,9 +81,7 @@ def _mixed(devices_per_host):
     wide = sorted(TABLES, key=lambda table: -table.rows)
     tables = tuple(table.with_dim(32) for table in (*wide[:2], wide[-1], *wide[20:23]))
     task = Task(tables, Topology(4, 8 << 30, devices_per_host=devices_per_host), 4096)
-    blocks = *in_rows(task, 0, range(4)), *in_rows(task, 1, range(2) if devices_per_host else range(4))
-    columns = in_columns(task, [(3, 32, 0), (4, 32, 2), (5, 32, 3)])
-    return Plan(task, (*blocks, *in_copies(task, 2), *columns))
+    return laid_out(task, range(4), range(2 if devices_per_host else 4), COPIES, 0, 2, 3)
 
 
 def test_every_part_has_a_model_that_learns_its_costs(data, fitted):
@@ -207,11 +206,11 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
         assert found.total_ms == pytest.approx(true.total_ms, rel=0.3)
     ours, best = (Simulator(DEVICE.truth).cost(task, plan).total_ms for plan in plans)
     assert ours < 1.15 * best
-    rows = Plan(task, (*in_rows(task, 3, range(4)), *in_columns(task, [(i, 32, i % 4) for i in range(12) if i != 3])))
+    rows = laid_out(task, *(range(4) if i == 3 else i % 4 for i in range(12)))
     found, true = (Simulator(models).cost(task, rows) for models in (sequences, DEVICE.truth))
     assert found.compute == pytest.approx(true.compute, rel=0.4)
     long = replace(task, tables=(replace(tables[0], pooling_factor=5000.0), *tables[1:]))
-    told = Simulator(sequences).warnings(Plan(long, tuple(in_columns(long, [(i, 32, i % 4) for i in range(12)]))))
+    told = Simulator(sequences).warnings(whole(long))
     assert any(line.startswith("compute.sequence_columns: outputs of a sample") for line in told)
     assert not any(line.startswith("pooling factor") for line in told)
 

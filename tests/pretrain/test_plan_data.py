@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import CostModels, Plan, UserError
+from neuroshard import CostModels, UserError
 from neuroshard.lab.plan_costs import PlanRecords, measure_plans
 from neuroshard.lab.recorder import meters_of
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.records import DataDirectory
 from neuroshard.stages.pretrain.fit_additive import Ensemble
 from neuroshard.stages.pretrain.measurements import Measured
@@ -21,6 +20,7 @@ from neuroshard.testing import toy_task
 from neuroshard.testing.devices.made_up import MadeUpHardware
 from neuroshard.words.form import Form
 from tests.kit.made_up import BRIEF_SETS, drifting
+from tests.kit.plans import COPIES, laid_out, whole
 
 HARDWARE = MadeUpHardware(noise=0.01)
 TASKS = tuple(toy_task(12, num_devices=4, seed=seed) for seed in range(6))
@@ -55,9 +55,8 @@ def _measured(run, plans, meters, passes):
 
 def test_copies_stand_beside_the_tables_that_they_are_of(tmp_path):
     task = TASKS[0]
-    rest = in_columns(task, [(i, task.tables[i].dim, i % 4) for i in range(2, 12)])
-    plan = Plan(task, (*in_copies(task, 0), *in_rows(task, 1, range(4)), *rest))
-    in_one = Plan(task, in_columns(task, [(i, table.dim, i % 4) for i, table in enumerate(task.tables)]))
+    plan = laid_out(task, COPIES, range(4), *(i % 4 for i in range(2, 12)))
+    in_one = whole(task, *range(4))
     with meters_of(HARDWARE, print) as meters:
         directory = _measured(tmp_path, [in_one, plan], meters, 2)
     copied = directory.tables()[f"{task.tables[0].name} (2)"]

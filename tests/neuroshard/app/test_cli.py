@@ -13,12 +13,13 @@ import neuroshard as ns
 from neuroshard.app import cli
 from neuroshard.app.completion import bash_script, completions
 from neuroshard.models import Card, save_bundle
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.files import exclusive
 from neuroshard.testing import random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint
 from tests.kit.commands import done, run_command
+from tests.kit.plans import whole
 
 TABLES = "name,rows,dim,pooling_factor\n"
 
@@ -209,7 +210,7 @@ def test_malformed_plan(here, capsys):
 
 def test_plan_that_leaves_out_columns(here, capsys):
     task = toy_task(3)
-    content = assemble(task, [(i, t.dim, i) for i, t in enumerate(task.tables)]).to_json()
+    content = whole(task).to_json()
     (here / "plan.json").write_text(json.dumps(content | {"placements": content["placements"][1:]}))
     _refused(capsys, "is covered by no shard", "evaluate", f"{here}/plan.json")
 

@@ -8,11 +8,11 @@ import pytest
 import neuroshard as ns
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Range, Ranges
-from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.testing import linear_models, toy_task
+from tests.kit.plans import whole
 
 
 def test_what_is_doubtful_is_one_line_of_one_category(capsys):
@@ -37,7 +37,7 @@ def test_what_is_doubtful_is_one_line_of_one_category(capsys):
 def test_a_plan_is_a_setting_like_any_other():
     """Hydra must not make a config of it."""
     task = toy_task(5)
-    plan = assemble(task, [(index, table.dim, 0) for index, table in enumerate(task.tables)])
+    plan = whole(task, 0)
     searcher = searcher_of("replan", start=plan, max_moved_bytes=0, improvement={"shakes": 1})
     assert (searcher.start, searcher.max_moved_bytes, searcher.improvement.shakes) == (plan, 0, 1)
     assert searcher.find(task, Simulator(linear_models())).plan == plan

@@ -18,6 +18,7 @@ from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
 from tests.kit.measuring import Answering
+from tests.kit.plans import whole
 
 
 def _took(ms):
@@ -121,7 +122,7 @@ def test_exchanges_follow_one_another(plan, monkeypatch):
 
 
 def test_an_exchange_that_fails_stops_its_plan_alone(plan, monkeypatch):
-    other = assemble(plan.task, [(i, table.dim, 0) for i, table in enumerate(plan.task.tables)])
+    other = whole(plan.task, 0)
     good = CommSample.of_columns(plan.device_dims, (0.0, 0.0), 256)
     bad = CommSample((64, 64), (0.0, 0.0), 256, Collective.ALL_REDUCE)
     monkeypatch.setattr(plan_costs, "exchanges", lambda its, direction: (bad, good) if its is other else (good,))

@@ -15,6 +15,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.targets.target import target_named
 from neuroshard.testing import linear_models, random_form_models, toy_task
+from tests.kit.plans import COPIES, laid_out
 
 FRAMEWORK = Framework(
     0.5,
@@ -28,8 +29,7 @@ COUNTED = PLAIN.in_torchrec()
 
 
 def _mixed():
-    placed = [*in_columns(TASK, [(0, TASK.tables[0].dim, 0)]), *in_rows(TASK, 1, [0, 1]), *in_copies(TASK, 2)]
-    return Plan(TASK, (*placed, *in_columns(TASK, [(3, TASK.tables[3].dim, 1)])))
+    return laid_out(TASK, 0, [0, 1], COPIES, 1)
 
 
 def _counts(plan, device, name):

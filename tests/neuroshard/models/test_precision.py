@@ -8,12 +8,10 @@ from rich.console import Console
 
 from neuroshard.app.listing import show_models
 from neuroshard.cost.loads import Traffic
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.parts import CONVERTED, Framework
 from neuroshard.models.precision import converted_mb, narrowed
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -22,6 +20,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.testing import random_form_models, toy_task
 from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.topology import Topology
+from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100
 from tests.kit.step_plans import mixed_plan
 
@@ -78,12 +77,12 @@ def test_conversion_counts_in_steps_of_models_that_learned_it(tmp_path, name, di
 def test_what_is_converted_is_what_a_device_gives_and_what_it_gets():
     task = toy_task(2, num_devices=4)
     outputs = [4e-6 * task.batch_size * table.dim for table in task.tables]
-    columns = Plan(task, tuple(in_columns(task, [(0, task.tables[0].dim, 0), (1, task.tables[1].dim, 3)])))
+    columns = laid_out(task, 0, 3)
     got = sum(outputs) / 4
     np.testing.assert_allclose(converted_mb(columns.traffic), [[outputs[0] + got, got, got, outputs[1] + got]])
-    rows = Plan(task, (*in_rows(task, 0, range(4)), *in_rows(task, 1, range(4))))
+    rows = laid_out(task, range(4), range(4))
     np.testing.assert_allclose(converted_mb(rows.traffic), [[sum(outputs) * (1 + 1 / 4)] * 4])
-    copies = Plan(task, (*in_copies(task, 0), *in_copies(task, 1)))
+    copies = laid_out(task, COPIES, COPIES)
     assert not converted_mb(copies.traffic).any()
 
 

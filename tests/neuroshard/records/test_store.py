@@ -7,8 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.parquet_schema import LOCAL_CODEC, read_tables, tables_rows
@@ -26,6 +24,7 @@ from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
+from tests.kit.plans import COPIES, laid_out
 
 BLOCKS = (RowBlock(0, 2), RowBlock(1, 1))
 SEEN = (BlockLookups(17, (0.25, 0.75, *(0.0,) * 15)), BlockLookups(0, ONCE))
@@ -76,8 +75,7 @@ def _comm():
 
 def _local():
     task = toy_task(3, num_devices=2)
-    columns = in_columns(task, [(0, task.tables[0].dim, 1)])
-    plan = Plan(task, (*columns, *in_rows(task, 1, [0, 1]), *in_copies(task, 2)))
+    plan = laid_out(task, 1, [0, 1], COPIES)
     repeats = Repeats(np.arange(16.0).reshape(2, 8), np.array([1.0, 2.0]))
     return [
         Measurement(LocalSample(plan, 1), 3, "test", 5, repeats),

@@ -21,6 +21,7 @@ from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 from neuroshard.words.topology import Topology
+from tests.kit.plans import COPIES, laid_out
 from tests.kit.torchrec_models import bags
 
 TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
@@ -153,17 +154,7 @@ def test_broken_files_are_one_line(path, break_it):
 
 TABLES = tuple(replace(TASK.tables[0], name=name, dim=16) for name in ("columns", "rows", "host", "grid", "copied"))
 HOSTS = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
-MIXED = Plan(
-    HOSTS,
-    (
-        *in_columns(HOSTS, [(0, 4, 1), (0, 12, 2)]),
-        *in_rows(HOSTS, 1, range(4)),
-        *in_rows(HOSTS, 2, [2, 3]),
-        *in_rows(HOSTS, 3, [2, 3], (0, 4)),
-        *in_rows(HOSTS, 3, [0, 1], (4, 16)),
-        *in_copies(HOSTS, 4),
-    ),
-)
+MIXED = laid_out(HOSTS, {1: 4, 2: 12}, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES)
 
 
 def test_every_form_has_torchrecs_word_and_the_blocks_that_it_wants(path):

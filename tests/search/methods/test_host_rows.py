@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import Constraints, Plan, Simulator, TableRule, Task, Topology, UserError
+from neuroshard import Constraints, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.layouts import in_columns, in_rows
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts
@@ -15,6 +15,7 @@ from neuroshard.testing.toys import random_by_collective, random_form_models
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
+from tests.kit.plans import laid_out
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
 from tests.kit.tasks import hot_table
 
@@ -31,9 +32,7 @@ def _task(dims, num_devices=32, host=8, constraints=IN_ROWS, memory="80GiB"):
 
 def _everywhere(task):
     """All tables but the last in rows on all devices."""
-    count, devices = len(task.tables) - 1, range(task.topology.num_devices)
-    rows = [placed for table in range(count) for placed in in_rows(task, table, devices)]
-    return Plan(task, (*rows, *in_columns(task, [(count, 16, 0)])))
+    return laid_out(task, *[range(task.topology.num_devices)] * (len(task.tables) - 1), 0)
 
 
 def _hosts(plan):

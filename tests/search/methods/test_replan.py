@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import moved_between, table_changes
@@ -18,8 +17,6 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task
@@ -27,7 +24,9 @@ from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models
 from neuroshard.testing.toys import LinearComm, LinearCompute
 from neuroshard.words.form import Form
 from neuroshard.words.topology import Topology
+from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, ms_of
+from tests.kit.tasks import hot_table
 
 FEW = Improvement(shakes=5)
 
@@ -66,14 +65,13 @@ def test_the_more_may_move_the_lower_the_cost(compute):
 
 def test_models_that_do_not_know_a_form_of_the_plan_are_refused():
     task = toy_task(3)
-    rest = in_columns(task, [(i, task.tables[i].dim, 0) for i in (1, 2)])
-    for placed, form in ((in_rows(task, 0, range(4)), "rows"), (in_copies(task, 0), "copies")):
+    for where, form in ((range(4), "rows"), (COPIES, "copies")):
         with pytest.raises(
             UserError, match=f"table 'toy0' lies in {form}, and these cost models know costs of columns"
         ):
-            Replan(Plan(task, (*placed, *rest))).find(task, Simulator(linear_models()))
+            Replan(laid_out(task, where, 0, 0)).find(task, Simulator(linear_models()))
     with pytest.raises(UserError, match="did you mean 'copies'"):
-        Replan(Plan(task, (*in_copies(task, 0), *rest)), forms=("copy",))
+        Replan(laid_out(task, COPIES, 0, 0), forms=("copy",))
 
 
 def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
@@ -202,10 +200,8 @@ def _criteo(count=16, **fields):
 
 def _mixed(task):
     """Two tables in rows on all devices, one on the first host's, four copied; all columns on the last device."""
-    copied = (4, 5, 7, 8)
-    columns = [(i, task.tables[i].dim, 3) for i in range(len(task.tables)) if i not in {0, 9, 2, *copied}]
-    rows = (*in_rows(task, 0, range(4)), *in_rows(task, 9, range(4)), *in_rows(task, 2, [0, 1]))
-    return Plan(task, (*rows, *(placed for i in copied for placed in in_copies(task, i)), *in_columns(task, columns)))
+    others = {0: range(4), 9: range(4), 2: [0, 1]} | dict.fromkeys((4, 5, 7, 8), COPIES)
+    return laid_out(task, *(others.get(i, 3) for i in range(len(task.tables))))
 
 
 def _others(plan):
@@ -246,14 +242,10 @@ def test_columns_move_beside_rows_and_copies_that_stay(use):
 
 def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
     """The hot table's rows keep the first host busy: columns that lie on one device are spread over the second."""
-    hot = Table("hot", 10_000_000, 64, 300.0, zipf_reuse(10_000_000, BATCH * 300, 1.05))
-    narrow = Table("narrow", 1_000_000, 16, 40.0, zipf_reuse(1_000_000, BATCH * 40, 1.05))
-    tables = (hot, *(replace(narrow, name=f"narrow{i}") for i in range(12)))
+    narrow = (hot_table(f"narrow{i}", 1_000_000, 16, 40) for i in range(12))
+    tables = (hot_table("hot", 10_000_000, 64, 300), *narrow)
     task = Task(tables, Topology(4, "80GiB", devices_per_host=2), BATCH)
-    start, evenly = (
-        Plan(task, (*in_rows(task, 0, [0, 1]), *in_columns(task, [(i, 16, device(i)) for i in range(1, 13)])))
-        for device in (lambda i: 2, lambda i: i % 4)
-    )
+    start, evenly = (laid_out(task, [0, 1], *devices) for devices in ([2] * 12, [1, 2, 3, 0] * 3))
     plan = Replan(start, **KEEP).find(task, H100).plan
     assert plan.forms == start.forms
     assert ms_of(plan) < ms_of(evenly)
@@ -282,7 +274,7 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
 
 def test_copies_that_do_not_pay_become_columns_and_move_nothing():
     task = _criteo(12)
-    start = Plan(task, tuple(placed for i in range(12) for placed in in_copies(task, i)))
+    start = laid_out(task, *[COPIES] * 12)
     plan = Replan(start, 0, FEW).find(task, H100).plan
     assert moved_between(start, plan).sum() == 0
     assert Form.COLUMNS in plan.forms
@@ -292,8 +284,7 @@ def test_copies_that_do_not_pay_become_columns_and_move_nothing():
 
 def test_rows_may_go_back_to_columns():
     task = _criteo(10)
-    columns = [(i, table.dim, i % 4) for i, table in enumerate(task.tables) if i]
-    start = Plan(task, (*in_rows(task, 0, range(4)), *in_columns(task, columns)))
+    start = laid_out(task, range(4), *(i % 4 for i in range(1, 10)))
     within = task.tables[0].size_bytes // 2
     plans = [Replan(start, most, FEW, forms=("columns",)).find(task, H100).plan for most in (within, None)]
     assert [plan.forms[0] for plan in plans] == [Form.ROWS, Form.COLUMNS]
@@ -302,8 +293,7 @@ def test_rows_may_go_back_to_columns():
 
 def test_columns_stay_apart_from_rows_of_a_host():
     task = _criteo(10, constraints=Constraints(apart=(("criteo_1", "criteo_2"),)))
-    columns = [(0, task.tables[0].dim, 3), *((i, task.tables[i].dim, 3) for i in range(2, 10))]
-    start = Plan(task, (*in_rows(task, 1, [0, 1]), *in_columns(task, columns)))
+    start = laid_out(task, 3, [0, 1], *[3] * 8)
     assert start.violations == ()
     plan = Replan(start, improvement=FEW).find(task, H100).plan
     assert plan.violations == ()

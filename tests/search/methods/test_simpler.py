@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_columns
 from neuroshard.models import CostModels
 from neuroshard.models.parts import Framework
 from neuroshard.models.simulator import Simulator
@@ -21,6 +21,7 @@ from neuroshard.testing import constrained_task, linear_models, toy_task
 from neuroshard.testing.toys import LinearComm, OpaqueCompute
 from neuroshard.words.form import Form
 from neuroshard.words.topology import Topology
+from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, ms_of
 
 ALL = NeuroShard(improvement=Improvement(shakes=20))
@@ -84,8 +85,7 @@ def test_what_a_step_takes_whatever_the_plan_gives_no_room_for_more():
 
 def test_forms_that_save_next_to_nothing_are_undone():
     task = Task(criteo()[:8], Topology(4, "80GiB"), 65536)
-    columns = [(t, task.tables[t].dim, t % 4) for t in range(6)]
-    plan = Plan(task, (*in_columns(task, columns), *in_rows(task, 6, range(4)), *in_copies(task, 7)))
+    plan = laid_out(task, *(t % 4 for t in range(6)), range(4), COPIES)
     found = _simpler(plan, H100, 10.0)
     assert set(found.forms) == {Form.COLUMNS}
     assert found.violations == ()

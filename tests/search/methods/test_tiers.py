@@ -11,7 +11,7 @@ from neuroshard import Constraints, Found, InfeasibleError, PinnedShard, Searche
 from neuroshard.layouts import in_columns, in_rows
 from neuroshard.plans.hosts import assigned_to_hosts, least_host_bytes
 from neuroshard.plans.moves import moved_bytes
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.schema import to_bytes
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
@@ -23,6 +23,7 @@ from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, home
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import linear_models
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from tests.kit.plans import whole
 from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import plain_tables
 
@@ -252,7 +253,7 @@ def test_an_accident_of_placement_is_no_proof(searcher):
 
 class _Careless(Searcher):
     def find(self, task, simulator):
-        return Found(assemble(task, [(index, table.dim, 0) for index, table in enumerate(task.tables)]))
+        return Found(whole(task, 0))
 
 
 def test_nobodys_plan_is_handed_out_with_violations():

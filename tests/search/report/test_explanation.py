@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -9,7 +10,6 @@ from rich.console import Console
 
 from neuroshard.app.searching import search
 from neuroshard.cost.cost import Prediction
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.parts import Framework
 from neuroshard.models.simulator import Simulator
@@ -26,16 +26,14 @@ from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_form_models, random_models, toy_task
 from neuroshard.words.form import Form
 from neuroshard.words.topology import Topology
+from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.searches import H100, ms_of
+from tests.kit.tasks import plain_task
 
 PER_TABLE, PER_COLUMN, PER_SENT = 0.05, 0.01, 0.002
 
 
-def _task(dims, memory_bytes=1 << 30, num_devices=2):
-    tables = tuple(Table(f"t{i}", 100, dim, 1.0, ONCE) for i, dim in enumerate(dims))
-    return Task(tables, Topology(num_devices, memory_bytes), 256)
-
-
+_task = partial(plain_task, rows=100, lookups=1.0)
 SIMULATOR = Simulator(linear_models(2))
 SIMULATOR_128 = Simulator(linear_models(128))
 
@@ -96,8 +94,8 @@ def test_a_first_cut_is_no_next_move_where_it_costs_more_than_it_saves(cut_ms):
 
 def _mixed(memory_bytes=1 << 30):
     """A table in rows, one in copies, two in columns."""
-    task = _task([64, 8, 32, 16], memory_bytes)
-    return Plan(task, (*in_rows(task, 0, [0, 1]), *in_copies(task, 1), *in_columns(task, [(2, 32, 0), (3, 16, 1)])))
+    task = _task([64, 8, 32, 16], memory_bytes=memory_bytes)
+    return laid_out(task, [0, 1], COPIES, 0, 1)
 
 
 def test_plans_with_rows_and_copies_are_explained():
@@ -118,8 +116,7 @@ def test_plans_with_rows_and_copies_are_explained():
 
 def test_the_next_best_move_leaves_rows_and_copies_where_they_are():
     task = _task([64, 8, 32, 16])
-    others = (*in_rows(task, 0, [0, 1]), *in_copies(task, 1))
-    bad, good = (Plan(task, (*others, *in_columns(task, [(2, 32, 0), (3, 16, to)]))) for to in (0, 1))
+    bad, good = (laid_out(task, [0, 1], COPIES, 0, to) for to in (0, 1))
     found = explain(bad, H100)
     (step,) = found.next_move.moves
     assert (step.table, step.before, step.after) in {
@@ -142,7 +139,7 @@ def test_moves_between_forms_are_named():
 
 def test_a_plan_without_columns_is_explained():
     task = _task([8, 16])
-    found = explain(Plan(task, (*in_copies(task, 0), *in_rows(task, 1, [0, 1]))), H100)
+    found = explain(laid_out(task, COPIES, [0, 1]), H100)
     assert found.next_move == "not looked for: steps move columns, and no table lies in columns"
     assert "none: the devices are balanced" in _shown(found)
     assert found.plan.device_dims == (0, 0)
@@ -177,7 +174,7 @@ def test_models_of_any_form_explain():
 
 def test_explaining_many_splits_builds_no_more_plans_than_explaining_one(monkeypatch):
     def built(num_split):
-        task = _task([64] * 12, num_devices=4)
+        task = _task([64] * 12, devices=4)
         places = [(i, 32, d) for i in range(num_split) for d in (i % 4, (i + 1) % 4)]
         plan = assemble(task, [*places, *((i, 64, i % 4) for i in range(num_split, 12))])
         made = []
@@ -197,7 +194,7 @@ def _shown(found, width=80):
 
 
 def test_a_terminal_shows_a_few_of_many_devices():
-    task = _task([4 * (1 + i % 16) for i in range(256)], num_devices=128)
+    task = _task([4 * (1 + i % 16) for i in range(256)], devices=128)
     text = _shown(explain(assemble(task, [(i, t.dim, i // 2) for i, t in enumerate(task.tables)]), SIMULATOR_128))
     devices = text[text.index("Devices") : text.index("What slows")]
     assert len(devices.splitlines()) < 20
@@ -311,7 +308,7 @@ def test_mistakes_are_named(files):
 
 
 def _found_with(models):
-    plan = assemble(toy_task(3), [(i, table.dim, i) for i, table in enumerate(toy_task(3).tables)])
+    plan = whole(toy_task(3))
     return plan if models == "unknown" else replace(plan, prediction=Prediction(models, 1.0))
 
 
@@ -390,16 +387,15 @@ def test_a_balanced_plan_has_no_bottleneck():
 
 def test_copies_and_rows_are_the_reason_where_there_is_no_bound():
     task = _task([32, 32])
-    rest = in_columns(task, [(1, 32, 1)])
-    for placed, form in ((in_copies(task, 0), "copies"), (in_rows(task, 0, range(2)), "rows")):
-        found = explain(Plan(task, (*placed, *rest)), H100)
+    for where, form in ((COPIES, "copies"), (range(2), "rows")):
+        found = explain(laid_out(task, where, 1), H100)
         assert _summary_of(found)["best possible"].startswith(f"not known for plans with tables in {form}: the bound")
 
 
 def test_columns_are_counted_alike_everywhere():
     """Copies and rows give out none: in the lines of a plan as in what explains it."""
     task = _task([32, 32])
-    plan = Plan(task, (*in_copies(task, 0), *in_columns(task, [(1, 32, 1)])))
+    plan = laid_out(task, COPIES, 1)
     found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")
     column = devices.grids[0].columns.index("columns")

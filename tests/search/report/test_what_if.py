@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
@@ -15,8 +14,8 @@ from neuroshard.stages.search.report.what_if import Change, changed_compute_ms, 
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import OpaqueCompute, linear_models, random_by_form, random_ensemble, random_models, toy_task
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Placement, Shard
 from neuroshard.words.topology import Topology
+from tests.kit.plans import COPIES, laid_out, placed, whole
 
 MODELS = {
     "linear": linear_models(),
@@ -56,16 +55,9 @@ MIXED_TASK = replace(toy_task(8), topology=Topology(4, 1 << 30, devices_per_host
 
 def _mixed(*whole, task=MIXED_TASK, lie=(0, 1, 2, 3)):
     """Tables in rows on all devices, in rows on one host, in copies, in two shards; or whole, as (table, device)."""
-    first = task.tables[3]
-    forms = {
-        0: in_rows(task, 0, range(4)),
-        1: in_rows(task, 1, [2, 3]),
-        2: in_copies(task, 2),
-        3: [Placement(Shard(3, 0, 4, 0, first.rows), 0), Placement(Shard(3, 4, first.dim - 4, 0, first.rows), 3)],
-    }
-    alone = [(i, i % 4) for i in range(4, len(task.tables))] + list(whole)
-    wholes = [Placement(Shard(i, 0, task.tables[i].dim, 0, task.tables[i].rows), device) for i, device in alone]
-    return Plan(task, (*(placed for i in lie for placed in forms[i]), *wholes))
+    forms = range(4), [2, 3], COPIES, {0: 4, 3: task.tables[3].dim - 4}
+    places = *((i, forms[i]) for i in lie), *((i, i % 4) for i in range(4, len(task.tables))), *whole
+    return Plan(task, tuple(one for i, where in places for one in placed(task, i, where)))
 
 
 ROOFLINE = CostModels.load("roofline:h100")
@@ -117,15 +109,15 @@ def test_tables_on_many_devices_are_tried_where_there_is_room():
     caps = [tables[0].size_bytes] * 64
     caps[40] = 3 * tables[0].size_bytes
     task = replace(toy_task(2), tables=tables, topology=Topology(64, tuple(caps)))
-    plan, simulator = Plan(task, (*in_copies(task, 0), *in_rows(task, 1, range(64)))), Simulator(ROOFLINE)
+    plan, simulator = laid_out(task, COPIES, range(64)), Simulator(ROOFLINE)
     worths = {worth.table: worth.whole_ms for worth in split_worths(plan, simulator.cost(task, plan), simulator)}
-    alone = Plan(task, (Placement(Shard(1, 0, 64, 0, 10_000), 40), *in_copies(task, 0)))
+    alone = laid_out(task, COPIES, 40)
     assert worths["b"] == pytest.approx(simulator.cost(task, alone).total_ms, rel=1e-4)
 
 
 def test_a_device_left_without_tables_costs_nothing():
     task = toy_task(2, num_devices=2)
-    plan = assemble(task, [(0, task.tables[0].dim, 0), (1, task.tables[1].dim, 1)])
+    plan = whole(task)
     for models in MODELS.values():
         assert changed_compute_ms(plan, [Change(0, 0, 0), Change(0, 1, 0)], models.compute)[0] == 0
         assert changed_compute_ms(plan, [Change(0, 1, 0)], models.compute)[0] > 0

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.cost import PARTS, Cost, Part, When
-from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Pass
 from neuroshard.testing import toy_task
+from tests.kit.plans import whole
 
 PLACES = dict(zip(PARTS, (When.COMPUTE, When.FORWARD, When.BACKWARD), strict=True))
 
@@ -17,7 +17,7 @@ PLACES = dict(zip(PARTS, (When.COMPUTE, When.FORWARD, When.BACKWARD), strict=Tru
 @pytest.fixture
 def passes(tmp_path):
     task = toy_task(2, num_devices=2)
-    plan = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
+    plan = whole(task)
     return FinalistFiles(tmp_path, 0).passes([plan])
 
 

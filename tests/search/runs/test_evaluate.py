@@ -8,11 +8,10 @@ import pytest
 from rich.console import Console
 
 from neuroshard.cost.cost import Prediction
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import Card, save_bundle
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import exclusive
 from neuroshard.stages.search.methods.heuristics import Greedy
@@ -27,6 +26,7 @@ from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 from tests.kit.costs import cost_of
 from tests.kit.measuring import CPU
+from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.searches import H100
 
 
@@ -89,7 +89,7 @@ def test_models_of_other_versions_are_told_of_once(tmp_path):
 
 def test_one_plan_shows_its_devices(bundle, tmp_path):
     task = toy_task(3, num_devices=2)
-    assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)]).save(tmp_path / "lopsided.json")
+    whole(task, 0).save(tmp_path / "lopsided.json")
     result = Evaluate(str(tmp_path / "lopsided.json"), str(bundle), CPU, None, 0, str(tmp_path / "out")).run()
     cost = result.entries[0].measured
     assert cost.compute[1] == 0  # an empty device
@@ -101,9 +101,8 @@ def test_one_plan_shows_its_devices(bundle, tmp_path):
 def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
     task = toy_task(4, num_devices=2)
     tight = Task(task.tables, Topology(2, task.size_bytes // 2 + 1), 256)
-    assemble(tight, [(i, table.dim, 0) for i, table in enumerate(task.tables)]).save(tmp_path / "heavy.json")
-    whole = assemble(task, [(i, table.dim, i % 2) for i, table in enumerate(task.tables)])
-    whole.save(tmp_path / "fine.json")
+    whole(tight, 0).save(tmp_path / "heavy.json")
+    whole(task).save(tmp_path / "fine.json")
     plans = [str(tmp_path / "heavy.json"), str(tmp_path / "fine.json")]
     result = Evaluate(plans, None, CPU, None, 0, str(tmp_path / "out")).run()
     assert "doesn't fit" in result.entries[0].error
@@ -117,9 +116,7 @@ def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
 def test_plans_in_all_forms_are_measured(tmp_path):
     tables = toy_task(4, num_devices=2).tables
     task = Task(tables, Topology(4, 1 << 30, devices_per_host=2), 256)
-    columns = in_columns(task, [(2, tables[2].dim, 0)])
-    on_host = in_rows(task, 1, [2, 3])
-    Plan(task, (*in_rows(task, 0, range(4)), *on_host, *columns, *in_copies(task, 3))).save(tmp_path / "mixed.json")
+    laid_out(task, range(4), [2, 3], 0, COPIES).save(tmp_path / "mixed.json")
     result = Evaluate(str(tmp_path / "mixed.json"), None, CPU, None, 0, str(tmp_path / "out"), count_input=True).run()
     (entry,) = result.entries
     assert entry.error is None
@@ -179,7 +176,7 @@ def _fixed():
 def lopsided(tmp_path):
     task = toy_task(3, num_devices=2)
     path = tmp_path / "lopsided.json"
-    plan = assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)])
+    plan = whole(task, 0)
     replace(plan, prediction=Prediction("cpu", 5.5, 0.25)).save(path)
     return path
 
@@ -200,7 +197,7 @@ def test_a_directory_is_one_evaluations(lopsided, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="holds a run already, begun with seed=0, not 1"):
         replace(evaluate, seed=1).run()
     plan = Plan.load(lopsided)
-    assemble(plan.task, [(i, table.dim, 1) for i, table in enumerate(plan.task.tables)]).save(lopsided)
+    whole(plan.task, 1).save(lopsided)
     with pytest.raises(UserError, match="holds a run already, begun with digest of plans="):
         evaluate.run()
     assert (tmp_path / "out" / "results.parquet").read_bytes() == kept
@@ -224,10 +221,10 @@ def test_a_run_that_was_stopped_goes_on_with_the_first_task_that_is_not_measured
     assert asked == [*_tasks()[:2]]
     again = evaluate.run()  # finished: nothing is left to measure
     path = tmp_path / "out" / "tasks" / "task-0001.json"
-    for whole, damaged in (('"compute"', '"computed"'), ('"step_ms": null', '"step_ms": 3.0')):
+    for sound, damaged in (('"compute"', '"computed"'), ('"step_ms": null', '"step_ms": 3.0')):
         kept = path.read_text()
-        assert whole in kept
-        path.write_text(kept.replace(whole, damaged))
+        assert sound in kept
+        path.write_text(kept.replace(sound, damaged))
         with pytest.raises(UserError, match=r"task-0001.json .*delete it, and it is measured again"):
             evaluate.run()
         path.write_text(kept)

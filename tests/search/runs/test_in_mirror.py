@@ -9,8 +9,6 @@ import pytest
 
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
-from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.evaluate import Evaluate
@@ -19,6 +17,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
 from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
+from tests.kit.plans import COPIES, laid_out, whole
 
 THROUGH = InMirror(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")
 
@@ -30,9 +29,8 @@ def plans(tmp_path):
     """One in columns, and one that mixes forms, for more devices than are here."""
     tables = tuple(replace(table, rows=table.rows + 32) for table in toy_task(4, num_devices=32).tables)
     task = Task(tables, Topology(32, 1 << 30), 64)
-    assemble(task, [(i, table.dim, i) for i, table in enumerate(tables)]).save(tmp_path / "columns.json")
-    mixed = (*in_rows(task, 0, range(32)), *in_copies(task, 1))
-    Plan(task, (*mixed, *in_columns(task, [(i, tables[i].dim, 0) for i in (2, 3)]))).save(tmp_path / "mixed.json")
+    whole(task).save(tmp_path / "columns.json")
+    laid_out(task, range(32), COPIES, 0, 0).save(tmp_path / "mixed.json")
     return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
 
 
@@ -89,7 +87,7 @@ def test_exchanges_are_left_out_without_models(plans, tmp_path):
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_finalists_are_measured_as_verifying_asks(tmp_path, pipeline):
     task = toy_task(2, num_devices=2)
-    finalist = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
+    finalist = whole(task)
     through = replace(THROUGH, protocol=replace(THROUGH.protocol, pipeline=pipeline))
     with through.opened([task], Hardware(DeviceSpec("cpu")), False, print) as measure:
         (found,) = measure([finalist], 0, (steps := []).append, tmp_path)

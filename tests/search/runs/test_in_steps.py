@@ -7,8 +7,6 @@ import pytest
 
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PHASES, StepProtocol
-from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_steps import InSteps
@@ -16,6 +14,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
 from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
+from tests.kit.plans import COPIES, laid_out, whole
 
 STEPS = InSteps(StepProtocol(builds=1, turns=2, steps=2, dense=(8,)))
 
@@ -28,10 +27,8 @@ def plans(tmp_path):
     tables = list(toy_task(5, num_devices=2).tables)
     tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
     task = Task(tuple(tables), Topology(2, 1 << 30), 64)
-    assemble(task, [(i, table.dim, i % 2) for i, table in enumerate(tables)]).save(tmp_path / "columns.json")
-    mixed = (*in_rows(task, 0, range(2)), *in_copies(task, 1), *in_copies(task, 3))
-    rest = in_columns(task, [(2, tables[2].dim, 0), (4, tables[4].dim, 1)])
-    Plan(task, (*mixed, *rest)).save(tmp_path / "mixed.json")
+    whole(task, 0, 1).save(tmp_path / "columns.json")
+    laid_out(task, range(2), COPIES, 0, COPIES, 1).save(tmp_path / "mixed.json")
     return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
 
 
@@ -80,7 +77,7 @@ def test_a_pipeline_that_is_not_known_is_refused():
 
 def test_plans_of_different_tasks_are_refused_before_any_work(plans, tmp_path):
     task = toy_task(2, num_devices=2)
-    assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)]).save(tmp_path / "other.json")
+    whole(task, 0).save(tmp_path / "other.json")
     with pytest.raises(UserError, match="give plans of one task"):
         _run([*plans, str(tmp_path / "other.json")], tmp_path / "out")
     assert not (tmp_path / "out").exists()

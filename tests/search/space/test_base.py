@@ -15,6 +15,7 @@ from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_ca
 from neuroshard.stages.search.space.sizes import DeviceLoads
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_form_models, toy_task
 from neuroshard.words.form import FORMS, Form
+from tests.kit.plans import laid_out
 from tests.kit.searches import H100, catalog_of
 from tests.kit.tasks import plain_tables
 
@@ -26,8 +27,7 @@ LINEAR = Simulator(replace(linear_models(4), batch_size=None))
 
 def _mixed(task):
     """A copy of the first table, columns of the second and fourth, rows of the third on the second host."""
-    columns = in_columns(task, [(1, 4, 0), (1, 12, 3), (3, 16, 1)])
-    return Plan(task, (*in_copies(task, 0), *in_rows(task, 2, [2, 3]), *columns))
+    return laid_out(task, "copies", {0: 4, 3: 12}, [2, 3], 1)
 
 
 def _base(plan):
@@ -96,7 +96,7 @@ def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
 
 def test_rows_and_copies_may_take_all_of_a_device():
     task = Task(TABLES[:2], Topology(2, (TABLES[0].size_bytes, 1 << 20)), 64)
-    base = _base(Plan(task, (*in_copies(task, 0), *in_columns(task, [(1, 16, 1)]))))
+    base = _base(laid_out(task, "copies", 1))
     assert base.free_bytes.tolist() == [0, (1 << 20) - TABLES[0].size_bytes]
     assert base.plan([(1, 16, 1)]).fits
 

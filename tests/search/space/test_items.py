@@ -8,9 +8,8 @@ import torch
 
 from neuroshard import Constraints, MemoryUse, PinnedShard, Simulator, TableRule, Task, Topology, UserError, search
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.moves import moved_between
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment
@@ -19,6 +18,7 @@ from neuroshard.stages.search.space.items import keeps_limits, may_lie, open_dev
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, may_put, put
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
+from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import items_of, sizes_of
 from tests.kit.tasks import plain_task
 
@@ -92,10 +92,9 @@ def test_tables_that_may_not_lie_in_columns_are_refused():
 
 def test_plans_with_rows_or_copies_are_no_items():
     task = toy_task(2)
-    whole = in_columns(task, [(1, task.tables[1].dim, 0)])
-    for placed, form in ((in_rows(task, 0, range(4)), "rows"), (in_copies(task, 0), "copies")):
+    for where, form in ((range(4), "rows"), (COPIES, "copies")):
         with pytest.raises(UserError, match=f"table 'toy0' lies in {form}, and searches set out from columns only"):
-            items_of(task).held(Plan(task, (*placed, *whole)))
+            items_of(task).held(laid_out(task, where, 0))
 
 
 def _random_held(items, rng):
