@@ -18,32 +18,37 @@ from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
 
 TABLES = toy_tables(30)
+SPLIT = split_tables(TABLES, 0)
+
+
+def _drawn(augmentation, count):
+    """Combinations that follow one another."""
+    rng = np.random.default_rng(0)
+    return [augmentation.draw(SPLIT, 256, rng)[0] for _ in range(count)]
+
+
+def _of_seed(augmentation, seed):
+    return augmentation.draw(SPLIT, 256, np.random.default_rng(seed))[0]
 
 
 @given(st.integers(0, 10_000), st.sampled_from([8, 32, 128]), st.integers(1, 15), st.integers(40_000, 10_000_000))
 def test_combinations_keep_their_caps(seed, max_dim, max_tables, max_bytes):
     augmentation = ComputeAugmentation(max_dim, 1, max_tables, max_bytes)
-    split = split_tables(TABLES, 0)
-    sample, name = augmentation.draw(split, 256, np.random.default_rng(seed))
+    sample, name = augmentation.draw(SPLIT, 256, np.random.default_rng(seed))
     assert 1 <= len(sample.tables) <= max_tables
     assert sample.size_bytes <= max_bytes
     assert all(table.dim <= max_dim and (table.dim & (table.dim - 1)) == 0 for table in sample.tables)
-    assert {table.name for table in sample.tables} <= {table.name for table in split[name]}
+    assert {table.name for table in sample.tables} <= {table.name for table in SPLIT[name]}
 
 
 def test_combinations_cover_every_width_and_count():
-    rng = np.random.default_rng(0)
-    samples = [
-        ComputeAugmentation(max_dim=32, max_tables=5).draw(split_tables(TABLES, 0), 256, rng)[0] for _ in range(300)
-    ]
+    samples = _drawn(ComputeAugmentation(max_dim=32, max_tables=5), 300)
     assert {len(sample.tables) for sample in samples} == {1, 2, 3, 4, 5}
     assert {table.dim for sample in samples for table in sample.tables} == {4, 8, 16, 32}
 
 
 def test_a_share_of_the_tables_has_any_width():
-    rng = np.random.default_rng(0)
-    augmentation = ComputeAugmentation(max_dim=32, max_tables=5, any_width_share=0.5)
-    samples = [augmentation.draw(split_tables(TABLES, 0), 256, rng)[0] for _ in range(300)]
+    samples = _drawn(ComputeAugmentation(max_dim=32, max_tables=5, any_width_share=0.5), 300)
     dims = [table.dim for sample in samples for table in sample.tables]
     assert set(dims) == set(range(4, 36, 4))
     odd = sum((dim & (dim - 1)) != 0 for dim in dims) / len(dims)
@@ -51,9 +56,8 @@ def test_a_share_of_the_tables_has_any_width():
 
 
 def test_tables_are_read_by_as_many_features_as_are_listed():
-    split = split_tables(TABLES, 0)
     plain, shared = ComputeAugmentation(), ComputeAugmentation(features=(1, 4))
-    found = [shared.draw(split, 256, np.random.default_rng(seed))[0] for seed in range(60)]
+    found = [_of_seed(shared, seed) for seed in range(60)]
     assert Counter(table.features for sample in found for table in sample.tables).keys() == {1, 4}
     several = tuple(replace(table, features=3) for table in TABLES)
     (one, _), (other, _) = (plain.draw(split_tables(t, 0), 256, np.random.default_rng(1)) for t in (TABLES, several))
@@ -61,18 +65,17 @@ def test_tables_are_read_by_as_many_features_as_are_listed():
 
 
 def test_combinations_lie_in_the_memories_that_are_listed():
-    split = split_tables(TABLES, 0)
     plain, tiered = ComputeAugmentation(), ComputeAugmentation(tiers=("device", "cached", "host"), cached=(0.1, 1.0))
-    found = [tiered.draw(split, 256, np.random.default_rng(seed))[0] for seed in range(80)]
+    found = [_of_seed(tiered, seed) for seed in range(80)]
     homes = {Home(), Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 1.0), Home(Tier.HOST)}
     assert {sample.home for sample in found} == homes
     for seed, sample in enumerate(found):  # as many tables as in device memory, and the same ones
-        assert plain.draw(split, 256, np.random.default_rng(seed))[0] == replace(sample, home=Home())
+        assert _of_seed(plain, seed) == replace(sample, home=Home())
     in_rows = ComputeAugmentation(forms=("rows",), sharers=(2,), hot_first_share=1.0, tiers=("cached",))
-    blocks = [in_rows.draw(split, 256, np.random.default_rng(seed))[0] for seed in range(10)]
+    blocks = [_of_seed(in_rows, seed) for seed in range(10)]
     assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("cached_rows", 0.0)}
-    copies = ComputeAugmentation(forms=("copies",), tiers=("host",)).draw(split, 256, np.random.default_rng(0))[0]
-    assert copies.home == Home()  # which have no other memory
+    copies = ComputeAugmentation(forms=("copies",), tiers=("host",))
+    assert _of_seed(copies, 0).home == Home()  # which have no other memory
     with pytest.raises(UserError, match="unknown tier 'disk'"):
         ComputeAugmentation(tiers=("disk",))
 
@@ -82,7 +85,7 @@ def test_sequence_tables_have_one_width_and_outputs_below_a_cap(seed, max_tables
     augmentation = ComputeAugmentation(
         128, 1, max_tables, 10_000_000, forms=(form,), sharers=(2, 3), pooled=(False,), max_output_bytes=1 << 20
     )
-    sample, _ = augmentation.draw(split_tables(TABLES, 0), 256, np.random.default_rng(seed))
+    sample = _of_seed(augmentation, seed)
     assert not any(table.pooled for table in sample.tables)
     assert len({table.dim for table in sample.tables}) == 1
     assert 1 <= len(sample.tables) <= max_tables
@@ -92,13 +95,12 @@ def test_sequence_tables_have_one_width_and_outputs_below_a_cap(seed, max_tables
 
 
 def test_sequence_tables_come_as_often_as_they_are_listed_and_never_as_copies():
-    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
     augmentation = ComputeAugmentation(forms=("columns", "rows", "copies"), pooled=(True, False), max_tables=3)
-    calls = Counter(augmentation.draw(split, 256, rng)[0].call.name for _ in range(300))
+    calls = Counter(sample.call.name for sample in _drawn(augmentation, 300))
     assert calls.keys() == {"columns", "rows", "copies", "sequence_columns", "sequence_rows"}
     assert calls["copies"] == pytest.approx(100, abs=35)
     assert calls["sequence_rows"] == pytest.approx(50, abs=25)
-    (alone,) = ComputeAugmentation(pooled=(False,), max_output_bytes=1).draw(split, 256, rng)[0].tables
+    (alone,) = _of_seed(ComputeAugmentation(pooled=(False,), max_output_bytes=1), 0).tables
     assert (alone.dim, alone.pooled) == (4, False)
 
 
@@ -111,13 +113,13 @@ def test_a_small_group_repeats_tables_at_other_widths_only():
 
 def test_a_table_that_fits_at_no_width_is_refused():
     with pytest.raises(UserError, match="above max_bytes=100"):
-        ComputeAugmentation(max_bytes=100).check(split_tables(TABLES, 0))
+        ComputeAugmentation(max_bytes=100).check(SPLIT)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.integers(200_000, 10_000_000))
 def test_blocks_of_rows_are_those_that_a_device_of_some_would_hold(seed, max_tables, max_bytes):
     augmentation = ComputeAugmentation(128, 1, max_tables, max_bytes, forms=("rows",), sharers=(2, 3, 8))
-    sample, _ = augmentation.draw(split_tables(TABLES, 0), 256, np.random.default_rng(seed))
+    sample = _of_seed(augmentation, seed)
     assert sample.form is Form.ROWS
     assert sample.batch_size == 256
     assert sample.size_bytes <= max_bytes
@@ -129,9 +131,7 @@ def test_blocks_of_rows_are_those_that_a_device_of_some_would_hold(seed, max_tab
 
 
 def test_every_block_and_some_hot_first_blocks_are_drawn():
-    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
-    augmentation = ComputeAugmentation(forms=("rows",), sharers=(4,), hot_first_share=0.25)
-    samples = [augmentation.draw(split, 256, rng)[0] for _ in range(300)]
+    samples = _drawn(ComputeAugmentation(forms=("rows",), sharers=(4,), hot_first_share=0.25), 300)
     places = {block.row // -(-t.rows // 4) for s in samples for t, block in zip(s.tables, s.blocks, strict=True)}
     assert places == {0, 1, 2, 3}
     ordered = sum(sample.hot_first > 0 for sample in samples) / len(samples)
@@ -139,22 +139,20 @@ def test_every_block_and_some_hot_first_blocks_are_drawn():
 
 
 def test_copies_are_small_and_see_a_devices_own_samples():
-    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
-    augmentation = ComputeAugmentation(forms=("copies",), sharers=(2, 8), max_copy_bytes=100_000)
-    samples = [augmentation.draw(split, 256, rng)[0] for _ in range(100)]
+    samples = _drawn(ComputeAugmentation(forms=("copies",), sharers=(2, 8), max_copy_bytes=100_000), 100)
     assert {sample.form for sample in samples} == {Form.COPIES}
     assert {sample.batch_size for sample in samples} == {128, 32}
     assert all(sample.tables and sample.size_bytes <= 100_000 for sample in samples)
 
 
 def test_forms_and_collectives_come_as_often_as_they_are_listed():
-    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
     compute = ComputeAugmentation(forms=("columns", "columns", "rows", "copies"))
-    forms = Counter(compute.draw(split, 256, rng)[0].form for _ in range(400))
+    forms = Counter(sample.form for sample in _drawn(compute, 400))
     assert forms[Form.COLUMNS] == pytest.approx(200, abs=40)
     assert forms[Form.ROWS] == pytest.approx(100, abs=35)
     assert forms[Form.COPIES] == pytest.approx(100, abs=35)
     comm = CommAugmentation(collectives=[name_of(collective) for collective in Collective])
+    rng = np.random.default_rng(0)
     collectives = Counter(comm.draw(4, 256, rng, 2)[0].collective for _ in range(600))
     assert all(collectives[collective] == pytest.approx(100, abs=40) for collective in Collective)
 
@@ -240,16 +238,15 @@ def test_impossible_shares_and_device_counts_are_refused():
 
 
 def test_forms_that_the_tables_cannot_take_are_refused():
-    few = split_tables(TABLES, 0)
     with pytest.raises(UserError, match=r"unknown form 'diagonals'"):
         ComputeAugmentation(forms=("diagonals",))
     with pytest.raises(UserError, match=r"forms.* must be a list"):
         ComputeAugmentation(forms="rows")
     with pytest.raises(UserError, match=r"fits under max_copy_bytes=10"):
-        ComputeAugmentation(forms=("copies",), max_copy_bytes=10).check(few)
+        ComputeAugmentation(forms=("copies",), max_copy_bytes=10).check(SPLIT)
     with pytest.raises(UserError, match=r"a row for each of 4096 blocks"):
-        ComputeAugmentation(forms=("rows",), sharers=(4096,)).check(few)
-    ComputeAugmentation(forms=("columns",), sharers=(4096,), max_copy_bytes=10).check(few)
+        ComputeAugmentation(forms=("rows",), sharers=(4096,)).check(SPLIT)
+    ComputeAugmentation(forms=("columns",), sharers=(4096,), max_copy_bytes=10).check(SPLIT)
 
 
 def test_collectives_that_cannot_be_are_refused():
