@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from shared import Made
+from shared import Made, found
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -23,7 +23,6 @@ from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records.splits import split_tables
@@ -180,13 +179,9 @@ def _judged(setting: Setting, count: int) -> list[AtHand]:
     simulator, judged = Simulator(models), []
     for number in range(count):
         task = _on(setting, task_of(number))
-        plans = []
-        for searcher in _AT_HAND:
-            try:
-                plans.append(searcher.find(task, simulator).plan)
-            except InfeasibleError:
-                plans += plans[:1]
-        if len(plans) == len(_AT_HAND):
+        published, *others = (found(task, simulator, searcher) for searcher in _AT_HAND)
+        if published is not None:
+            plans = [published, *(plan or published for plan in others)]
             true_ms = [cost.total_ms for cost in truth.costs(task, plans)]
             judged.append(AtHand(task, simulator, simulator.costs(task, plans), true_ms))
     return judged

@@ -90,22 +90,14 @@ def _methods(frame: pd.DataFrame, figure: Figure) -> None:
 def _tiers(frame: pd.DataFrame, figure: Figure) -> None:
     """Draw cost against device memory, with tables in host memory and without."""
     axes = figure.add_subplot()
-    memory = 100 * frame["memory"]
-    for column, name, color in (
+    memory, alone = 100 * frame["memory"], pd.to_numeric(frame["device memory alone, ms"], errors="coerce")
+    hollow = {"color": "black", "markerfacecolor": "none", "markersize": 11, "label": "NeuroShard, device memory alone"}
+    for cost, name, color in (
         ("TorchRec's planner, ms", "TorchRec's planner", OTHERS),
         ("all memories, ms", "NeuroShard, host memory too", OURS),
     ):
-        axes.plot(memory, frame[column].astype(float), "o-", color=color, label=name)
-    alone = pd.to_numeric(frame["device memory alone, ms"], errors="coerce")
-    axes.plot(
-        memory,
-        alone,
-        "s",
-        color="black",
-        markerfacecolor="none",
-        markersize=11,
-        label="NeuroShard, device memory alone",
-    )
+        axes.plot(memory, frame[cost].astype(float), "o-", color=color, label=name)
+    axes.plot(memory, alone, "s", **hollow)
     axes.text(58, float(alone.max()), "with less there is no plan", ha="center", va="center", fontsize=10)
     axes.set(title="DLRM-DCNv2 on 8 H100s, by the datasheet", yscale="log")
     axes.set(xlabel="device memory, % of what all tables take", ylabel="predicted cost, ms")

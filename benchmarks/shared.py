@@ -13,6 +13,7 @@ from rich.console import Console
 import neuroshard as ns
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Means
 from neuroshard.tables.sources.dlrm_like import dlrm_like
@@ -65,7 +66,9 @@ def of_drawn_dims(tables: Sequence[ns.Table], dims: Sequence[int]) -> tuple[ns.T
     return tuple(table.with_dim(int(dim)) for table, dim in zip(tables, of_each, strict=True))
 
 
-def found(task: ns.Task, simulator: ns.Simulator, searcher: str = "neuroshard", **settings: object) -> ns.Plan | None:
+def found(
+    task: ns.Task, simulator: ns.Simulator, searcher: str | Searcher = "neuroshard", **settings: object
+) -> ns.Plan | None:
     """Search a plan; None if none is found."""
     try:
         return ns.search(task, simulator, searcher, **settings)
