@@ -85,13 +85,8 @@ def _local():
 
 
 def _same(left, right):
-    assert (left.sample, left.sample_id, left.split, left.seed) == (
-        right.sample,
-        right.sample_id,
-        right.split,
-        right.seed,
-    )
-    assert (left.error, left.second_pass) == (right.error, right.second_pass)
+    for name in ("sample", "sample_id", "split", "seed", "error", "second_pass"):
+        assert getattr(left, name) == getattr(right, name)
     assert (left.repeats is None) == (right.repeats is None)
     if left.repeats is not None:
         assert (left.repeats.times_ms == right.repeats.times_ms).all()
