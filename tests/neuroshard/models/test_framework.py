@@ -7,15 +7,13 @@ import pytest
 
 from neuroshard import Task, Topology, load_tables, search
 from neuroshard.cost.loads import LoadSets
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.parts import CONVERTED, COUNTS, TERMS, Framework, counts_of
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.targets.target import target_named
 from neuroshard.testing import linear_models, random_form_models, toy_task
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import COPIES, laid_out, whole
 
 FRAMEWORK = Framework(
     0.5,
@@ -70,49 +68,40 @@ def _outputs_ms(plan, **slopes):
     return Simulator(models).cost(plan.task, plan).ms("framework.outputs").tolist()
 
 
-def _in_columns(task, *shards):
-    return tuple(in_columns(task, [*shards, *((t, task.tables[t].dim, t % 2) for t in range(2, 4))]))
-
-
 def test_outputs_of_several_forms_are_joined():
     """All that a device gets for its samples, once more, whichever form it comes from."""
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(_mixed(), MB_out_of_several_forms=2.0) == pytest.approx([2 * out] * 2)
-    columns = Plan(TASK, _in_columns(TASK, (0, TASK.tables[0].dim, 0), (1, TASK.tables[1].dim, 1)))
-    copied = Plan(TASK, tuple(placed for table in range(4) for placed in in_copies(TASK, table)))
+    columns, copied = whole(TASK), laid_out(TASK, *[COPIES] * 4)
     assert _outputs_ms(columns, MB_out_of_several_forms=2.0) == _outputs_ms(copied, MB_out_of_several_forms=2.0)
     assert _outputs_ms(columns, MB_out_of_several_forms=2.0) == [0.0, 0.0]
 
 
 def test_sequence_tables_are_joined_to_nothing():
     task = replace(TASK, tables=(replace(TASK.tables[0], pooled=False), *TASK.tables[1:]))
-    rows = in_rows(task, 0, [0, 1])
-    plan = Plan(task, (*rows, *_in_columns(task, (1, task.tables[1].dim, 1))))
-    assert _outputs_ms(plan, MB_out_of_several_forms=2.0) == [0.0, 0.0]
+    assert _outputs_ms(laid_out(task, [0, 1], 1, 0, 1), MB_out_of_several_forms=2.0) == [0.0, 0.0]
 
 
 def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
     first, second = TASK.tables[:2]
-    cut = [(0, first.dim // 2, device) for device in range(2)]
-    plan = Plan(TASK, _in_columns(TASK, *cut, (1, second.dim, 1)))
+    cut = dict.fromkeys(range(2), first.dim // 2)
+    plan = laid_out(TASK, cut, 1, 0, 1)
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(plan, MB_out_of_columns_if_some_are_cut=3.0) == pytest.approx([3 * out] * 2)
     assert _outputs_ms(plan, own_shards_of_cut_tables=1.0) == [1.0, 1.0]
-    some = Plan(TASK, (*_in_columns(TASK, *cut), *in_copies(TASK, 1)))
+    some = laid_out(TASK, cut, COPIES, 0, 1)
     out -= TASK.batch_size / 2 * second.dim * 4 / 1e6
     assert _outputs_ms(some, MB_out_of_columns_if_some_are_cut=3.0) == pytest.approx([3 * out] * 2)
-    whole = Plan(TASK, _in_columns(TASK, (0, first.dim, 0), (1, second.dim, 1)))
-    assert _outputs_ms(whole, MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
+    assert _outputs_ms(whole(TASK), MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
     sequences = replace(TASK, tables=(replace(first, pooled=False), *TASK.tables[1:]))
-    plan = Plan(sequences, _in_columns(sequences, *cut, (1, second.dim, 1)))
-    assert _outputs_ms(plan, MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
+    assert _outputs_ms(laid_out(sequences, cut, 1, 0, 1), MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
 
 
 def test_where_all_tables_are_copied_nothing_is_exchanged_and_put_in_order():
     ordered = {"step": 0.1, "calls": 0.2, "own copies": 5.0, "own lookups of copies": 1.0, "mean lookups": 1.0}
     framework = Framework(0.5, ordered, {"own copies": 5.0}, {"own MB out of copies": 9.0})
     models = replace(PLAIN, framework=framework).in_torchrec()
-    copied = Plan(TASK, tuple(placed for table in range(4) for placed in in_copies(TASK, table)))
+    copied = laid_out(TASK, *[COPIES] * 4)
     cost = Simulator(models, count_input=True).cost(TASK, copied)
     expected = {"input": 0.0, "framework.input": 0.1 + 0.2, "framework.kernels": 4 * 5.0, "framework.outputs": 0.0}
     for name, each_ms in expected.items():
