@@ -14,8 +14,7 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
@@ -26,6 +25,7 @@ from neuroshard.words.form import Form
 from neuroshard.words.placement import Home, Tier
 from neuroshard.words.topology import Topology
 from tests.kit import training
+from tests.kit.plans import COPIES, laid_out
 from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import CPU, META, bag, bags, planner, sequence, shaped_bags
 
@@ -34,15 +34,22 @@ READ_BY = {"a": ["f_a"], "b": ["f_b", "g_b"], "c": ["f_c"]}  # two features shar
 FEATURES = {feature: SHAPES[name][0] for name, features in READ_BY.items() for feature in features}
 SAMPLES, RATE = 8, 0.5
 
-# (table, dim, device) for 2 devices; on 4, the same with two devices left empty, and one plan over all.
+# Where the tables lie on 2 devices; on 4, the same with two devices left empty, and one plan over all.
+CUT = {1: 20, 0: 44}
 PLANS = {
-    "table-wise": [(0, 16, 0), (1, 32, 1), (2, 64, 0)],
-    "equal columns": [(0, 16, 1), (1, 16, 0), (1, 16, 1), (2, 32, 0), (2, 32, 1)],
-    "unequal columns": [(0, 4, 1), (0, 12, 0), (1, 28, 0), (1, 4, 1), (2, 20, 1), (2, 44, 0)],
-    "an empty device": [(0, 16, 1), (1, 32, 1), (2, 64, 1)],
+    "table-wise": (0, 1, 0),
+    "equal columns": (1, {0: 16, 1: 16}, {0: 32, 1: 32}),
+    "unequal columns": ({1: 4, 0: 12}, {0: 28, 1: 4}, CUT),
+    "an empty device": (1, 1, 1),
 }
 HOMES = (Home(Tier.CACHED, 0.5), Home(Tier.HOST), Home(Tier.CACHED, 0.1))  # FBGEMM keeps no caches on CPU
-WIDE = {"over all four": [(0, 16, 3), (1, 8, 0), (1, 24, 2), (2, 4, 0), (2, 12, 1), (2, 40, 2), (2, 8, 3)]}
+GRID = {(2, 3): 16, (0, 1): 16}
+WIDE = {
+    "over all four": (3, {0: 8, 2: 24}, {0: 4, 1: 12, 2: 40, 3: 8}),
+    "rows of a host": ([0, 1], 3, [2, 3]),
+    "a grid": ({3: 4, 0: 12}, GRID, COPIES),
+    "all forms": (range(4), GRID, [2, 3]),
+}
 
 
 def _task(world_size):
@@ -50,26 +57,14 @@ def _task(world_size):
     return Task(tables, Topology(world_size, 1 << 30, devices_per_host=2), SAMPLES * world_size)
 
 
-def _formed(task):
-    """Plans with rows and copies for any number of devices: (placements of the tables) by name."""
-    everywhere = range(task.topology.num_devices)
-    rows, copies = [in_rows(task, i, everywhere) for i in range(3)], [in_copies(task, i) for i in range(3)]
+def _formed(world_size):
+    """Where they lie in rows and copies on any number of devices."""
+    rows = range(world_size)
     return {
-        "rows": [*rows[0], *rows[1], *rows[2]],
-        "copies": [*copies[0], *copies[1], *copies[2]],
-        "rows, copies and columns": [*rows[0], *copies[1], *in_columns(task, [(2, 20, 1), (2, 44, 0)])],
-        "rows of what two features share": [*in_columns(task, [(0, 16, 1)]), *rows[1], *copies[2]],
-    }
-
-
-def _formed_on_hosts(task):
-    """The same for two hosts of two devices."""
-    second = in_rows(task, 2, [2, 3])
-    grid = [*in_rows(task, 1, [2, 3], (0, 16)), *in_rows(task, 1, [0, 1], (16, 32))]
-    return {
-        "rows of a host": [*in_rows(task, 0, [0, 1]), *in_columns(task, [(1, 32, 3)]), *second],
-        "a grid": [*in_columns(task, [(0, 4, 3), (0, 12, 0)]), *grid, *in_copies(task, 2)],
-        "all forms": [*in_rows(task, 0, range(4)), *grid, *second],
+        "rows": (rows, rows, rows),
+        "copies": (COPIES, COPIES, COPIES),
+        "rows, copies and columns": (rows, COPIES, CUT),
+        "rows of what two features share": (1, rows, COPIES),
     }
 
 
@@ -110,10 +105,8 @@ def _train(rank, world_size, plan):
 @pytest.mark.parametrize(("world_size", "placed"), [pytest.param(2, PLANS, marks=pytest.mark.slow), (4, PLANS | WIDE)])
 def test_sharded_training_computes_what_the_whole_module_does(world_size, placed):
     task = _task(world_size)
-    plans = {name: assemble(task, places) for name, places in placed.items()}
-    formed = _formed(task) | (_formed_on_hosts(task) if world_size == 4 else {})
-    plans |= {name: Plan(task, tuple(places)) for name, places in formed.items()}
-    rows = Plan(task, (*formed["rows"][:-world_size], *in_columns(task, [(2, 20, 1), (2, 44, 0)])))
+    plans = {name: laid_out(task, *places) for name, places in (placed | _formed(world_size)).items()}
+    rows = laid_out(task, *[range(world_size)] * 2, CUT)
     plans["behind caches and in host memory"] = rehomed(rows, task, HOMES)
     cases = {name: (world_size, plan) for name, plan in plans.items()}
     on_gloo(world_size, of_all, _train, cases, local_world_size=2)

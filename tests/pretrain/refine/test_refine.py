@@ -12,11 +12,9 @@ import pytest
 
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
-from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Ranges
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import read_json
 from neuroshard.plumbing.parquet import read_rows
@@ -48,6 +46,7 @@ from neuroshard.words.topology import Topology
 from tests.kit.commands import run_command, shown
 from tests.kit.made_up import drifting
 from tests.kit.measuring import Answering
+from tests.kit.plans import COPIES, laid_out
 from tests.kit.processes import PATIENCE_S, die_at_file
 
 BATCH_SIZE, DEVICES = 4096, 2
@@ -374,9 +373,7 @@ def test_gains_of_forms_come_true(tmp_path):
     ).run()  # fmt: skip
     simulators = [Simulator(models) for models in (CostModels.load(tmp_path / "out"), HOME.truth)]
     columns = Greedy("dim").find(small, simulators[0]).plan
-    copies = Plan(small, tuple(one for table in range(24) for one in in_copies(small, table)))
-    rows = Plan(small, tuple(one for table in range(24) for one in in_rows(small, table, range(DEVICES))))
-    for plan in (copies, rows):
+    for plan in (laid_out(small, *[COPIES] * 24), laid_out(small, *[range(DEVICES)] * 24)):
         promised, true = (sim.cost(small, plan).total_ms / sim.cost(small, columns).total_ms for sim in simulators)
         assert promised == pytest.approx(true, rel=0.1)
 

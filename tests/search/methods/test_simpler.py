@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
-from neuroshard.layouts import in_columns
 from neuroshard.models import CostModels
 from neuroshard.models.parts import Framework
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_changes import simpler
@@ -58,9 +56,8 @@ def test_columns_alone_are_kept_where_other_forms_save_less_than_the_tolerance()
 def _in_quarters():
     """Every table that can be, on four devices."""
     task = replace(toy_task(6), topology=Topology(4, 1 << 40))
-    cuts = [(t, table.dim // 4, d) for t, table in enumerate(task.tables) if table.dim % 16 == 0 for d in range(4)]
-    whole = [(t, table.dim, t % 4) for t, table in enumerate(task.tables) if table.dim % 16]
-    return Plan(task, tuple(in_columns(task, [*cuts, *whole])))
+    quarters = (dict.fromkeys(range(4), table.dim // 4) if table.dim % 16 == 0 else None for table in task.tables)
+    return laid_out(task, *(places or number % 4 for number, places in enumerate(quarters)))
 
 
 @pytest.mark.parametrize("compute", [linear_models().compute, OpaqueCompute()])

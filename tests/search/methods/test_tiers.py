@@ -8,7 +8,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard import Constraints, Found, InfeasibleError, PinnedShard, Searcher, Simulator, TableRule, Task, Topology
-from neuroshard.layouts import in_columns, in_rows
+from neuroshard.layouts import in_columns
 from neuroshard.plans.hosts import assigned_to_hosts, least_host_bytes
 from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan
@@ -23,7 +23,7 @@ from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, home
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import linear_models
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
-from tests.kit.plans import whole
+from tests.kit.plans import laid_out, whole
 from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import plain_tables
 
@@ -143,8 +143,8 @@ def test_the_memory_that_is_short_is_named(share, host_share, rules, why):
 
 def test_caches_of_tables_on_several_devices_take_what_is_left():
     task = _task(0.5, count=3)
-    placed = [placed for table in range(3) for placed in in_rows(task, table, range(4))]
-    plan = rehomed(Plan(task, tuple(placed)), task, (Home(Tier.CACHED, 0.01), Home(Tier.HOST), Home(Tier.CACHED, 0.2)))
+    rows = laid_out(task, *[range(4)] * 3)
+    plan = rehomed(rows, task, (Home(Tier.CACHED, 0.01), Home(Tier.HOST), Home(Tier.CACHED, 0.2)))
     grown = caches_grown(plan, HomeOptions.of(task, H100.models.compute), H100)
     assert grown.violations == ()
     assert ms_of(grown) < ms_of(plan)

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from torchrec.distributed.planner.types import Shard as PlannerShard
 
-from neuroshard import Constraints, InfeasibleError, MemoryUse, Plan, Simulator, TableRule, Task, Topology, UserError
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard import Constraints, InfeasibleError, MemoryUse, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.torchrec.estimators import TaskStorageEstimator
 from neuroshard.words.form import Form
+from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import plain_tables, plain_task
 
@@ -77,8 +77,8 @@ def test_its_rows_may_lie_on_one_host():
 def test_what_it_counts_of_memory_is_what_the_task_counts():
     """Of every form, shard by shard."""
     task = plain_task([16], devices=4, memory=MemoryUse("adam", batches_in_flight=1))
-    for layout in (in_rows(task, 0, range(4)), in_copies(task, 0), in_columns(task, [(0, 4, 0), (0, 12, 3)])):
-        plan = Plan(task, tuple(layout))
+    for where in (range(4), COPIES, {0: 4, 3: 12}):
+        plan = laid_out(task, where)
         shards = [PlannerShard([p.shard.rows, p.shard.dim], [p.shard.row, p.shard.column]) for p in plan.by_device]
         option = SimpleNamespace(name="t0", shards=shards, compute_kernel="fused", cache_params=None)
         TaskStorageEstimator(task).estimate([option], {})
