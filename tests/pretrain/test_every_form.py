@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import CostModels, Plan, Simulator, Task, Topology, UserError
+from neuroshard import CostModels, Simulator, Task, Topology, UserError
 from neuroshard.cost.loads import Loads, Traffic
-from neuroshard.layouts import in_copies
 from neuroshard.models.parts import compute_part
 from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
@@ -108,7 +107,7 @@ def test_plans_in_every_form_cost_about_what_they_truly_do(models, devices_per_h
 def test_what_lies_outside_of_what_was_measured_is_told_by_part(models):
     task = _mixed(None).task
     huge = replace(task, tables=(replace(task.tables[2], rows=500_000_000),))
-    other = Plan(huge, tuple(in_copies(huge, 0)))
+    other = laid_out(huge, COPIES)
     told = [line for line in Simulator(models).warnings(other) if line.startswith(("compute.copies", "backward.all"))]
     assert any("compute.copies: rows" in line for line in told)
     assert any("backward.all_reduce: bytes from a device" in line for line in told)

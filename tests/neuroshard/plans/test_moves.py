@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard.layouts import in_columns, in_rows
 from neuroshard.plans.moves import TableChange, layout_key, moved_between, moved_bytes, table_changes
-from neuroshard.plans.plan import Plan
 from neuroshard.tasks.constraints import Constraints, PinnedShard
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
@@ -138,13 +136,10 @@ def test_the_order_of_devices_and_of_hosts_does_not_count(host_size, devices, al
 def test_columns_are_alike_and_rows_are_not():
     task = toy_task(3, num_devices=2)
     wide = next(i for i, its in enumerate(task.tables) if its.dim >= 16)
-    dim, rest = task.tables[wide].dim, [i for i in range(3) if i != wide]
-    others = in_columns(task, [(i, task.tables[i].dim, 0) for i in rest])
-    one, other = (
-        Plan(task, (*others, *in_columns(task, [(wide, width, 0), (wide, dim - width, 1)]))) for width in (4, dim - 4)
-    )
+    dim = task.tables[wide].dim
+    places = {0: 4, 1: dim - 4}, {0: dim - 4, 1: 4}, [0, 1], [1, 0]
+    one, other, *blocks = (laid_out(task, *(where if i == wide else 0 for i in range(3))) for where in places)
     assert layout_key(one) != layout_key(other)
-    blocks = [Plan(task, (*others, *in_rows(task, wide, devices))) for devices in ([0, 1], [1, 0])]
     in_order = layout_key(blocks[0]) == layout_key(blocks[1])
     assert in_order == (blocks[0] == blocks[1])  # the block beside the others is another one
     assert layout_key(blocks[0]) != layout_key(one)

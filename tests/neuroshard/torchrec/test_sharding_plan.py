@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
-from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.homes import rehomed
@@ -207,7 +206,7 @@ def test_blocks_that_torchrec_would_take_for_others_are_refused(table, kind):
 
 def test_a_host_of_all_devices_has_three_words():
     task = Task(TABLES[:1], Topology(4, 1 << 20), 64)
-    plan = Plan(task, tuple(in_rows(task, 0, range(4))))
+    plan = laid_out(task, range(4))
     exported = to_sharding_plan(plan)
     assert exported.plan[""]["columns"].sharding_type == "row_wise"
     for kind in ROW_KINDS:
@@ -263,13 +262,8 @@ SEQUENCES = Task(
 PATHS = {"columns": "ec", "rows": "ec", "host": "ec", "pooled": "ebc"}
 
 
-def _sequence_plan(columns, others=()):
-    """The table "rows" in rows, the others in columns or as they are given."""
-    placed = [*others, *in_columns(SEQUENCES, columns), *in_rows(SEQUENCES, 1, range(4))]
-    return Plan(SEQUENCES, tuple(sorted(placed, key=lambda one: one.shard.table)))
-
-
-SERVED = _sequence_plan([(0, 8, 3), (0, 8, 1), (2, 16, 2), (3, 4, 0), (3, 12, 1)])
+HALVES = {3: 8, 1: 8}
+SERVED = laid_out(SEQUENCES, HALVES, range(4), 2, {0: 4, 1: 12})
 
 
 def test_sequence_tables_are_whole_halved_or_in_rows(path):
@@ -288,19 +282,16 @@ def test_sequence_tables_are_whole_halved_or_in_rows(path):
             from_sharding_plan(SEQUENCES, broken)
 
 
-EIGHTHS = [(2, 4, device) for device in range(4)]
-
-
 @pytest.mark.parametrize(
-    ("columns", "others", "message"),
+    ("columns", "host", "message"),
     [
-        ([(0, 4, 3), (0, 12, 1), (2, 16, 2)], [], "'columns' and 'columns' are in shards of 12 and 4 columns"),
-        ([(0, 8, 3), (0, 8, 1), *EIGHTHS], [], "'columns' and 'host' are in shards of 8 and 4 columns"),
-        ([(2, 16, 2)], in_copies(SEQUENCES, 0), "'columns' is a sequence table, sharded data_parallel; plans have"),
+        ({3: 4, 1: 12}, 2, "'columns' and 'columns' are in shards of 12 and 4 columns"),
+        (HALVES, dict.fromkeys(range(4), 4), "'columns' and 'host' are in shards of 8 and 4 columns"),
+        (COPIES, 2, "'columns' is a sequence table, sharded data_parallel; plans have"),
     ],
 )
-def test_sequence_tables_that_torchrec_would_not_serve_are_refused(columns, others, message):
-    plan = _sequence_plan([*columns, (3, 16, 0)], others)
+def test_sequence_tables_that_torchrec_would_not_serve_are_refused(columns, host, message):
+    plan = laid_out(SEQUENCES, columns, range(4), host, 0)
     with pytest.raises(UserError, match=message):
         to_sharding_plan(plan, PATHS)
     pooled = replace(SEQUENCES, tables=tuple(replace(table, pooled=True) for table in SEQUENCES.tables))
