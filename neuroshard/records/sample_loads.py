@@ -70,6 +70,9 @@ def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommS
     """
     sample, repeats = measurement.sample, measurement.repeats
     assert repeats is not None
+    if sample.collective is Collective.ALL_TO_ALL and any(sample.size_bytes):
+        yield measurement
+        return
     groups = own_traffic(sample).groups(sample.collective)
     host_size = sample.devices_per_host if len(groups) == 1 else None
     for group in groups:

@@ -61,6 +61,8 @@ def with_slowness(
     chunks: Sequence[Sequence[Measurement[Sample]]], told_by: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
     """Add to the kernel calls of all chunks how slow the machine was, told by some splits' in several chunks."""
+    if len(chunks) < 2:
+        return [list(chunk) for chunk in chunks]
     first: dict[int, tuple[int, float]] = {}
     pairs: list[Pair] = []
     for number, chunk in enumerate(chunks):
