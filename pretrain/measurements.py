@@ -305,8 +305,8 @@ def _read(directory: DataDirectory) -> _Read:
     """
     held_out = directory.manifest().holds_out_tables
     calls = fastest(with_slowness(directory.compute().each(), {REFERENCE} if held_out else {TRAIN, VALID}))
-    drawn = dict.fromkeys((table, m.split) for m in calls for table in m.sample.tables)
-    splits = [(table.with_dim(DIM_MULTIPLE), split) for table, split in drawn]
+    drawn = {(one.name, one.features, one.pooled, m.split): one for m in calls for one in m.sample.tables}
+    splits = [(table.with_dim(DIM_MULTIPLE), split) for (*_, split), table in drawn.items()]
     exchanges = directory.comm().read()
     if held_out:
         return calls, exchanges, splits

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Generic, TypeVar, final
 
 from neuroshard.layouts import LAYOUTS
@@ -94,16 +93,16 @@ class ComputeSample:
         """Raise UserError if no kernel takes these tables together."""
         if len({table.pooled for table in self.tables}) > 1:
             raise UserError("pooled and sequence tables in one kernel call")
-        if self.call not in CALLS:
+        if (call := self.call) not in CALLS:
             what = "sequence tables" if self.home == ON_DEVICE else f"tables in tier {self.home.tier}"
             raise UserError(f"{what} of the form {self.form}")
-        if not self.call.pooled and len(widths := {table.dim for table in self.tables}) > 1:
+        if not call.pooled and len(widths := {table.dim for table in self.tables}) > 1:
             raise UserError(f"sequence tables of {' and '.join(map(str, sorted(widths)))} columns in one kernel call")
 
-    @cached_property
+    @property
     def call(self) -> Call:
         """The kernel call: form, pooled or not, and tier of memory."""
-        return Call(self.form, all(table.pooled for table in self.tables), self.home.tier)
+        return Call(self.form, not self.tables or self.tables[0].pooled, self.home.tier)
 
     @property
     def held(self) -> tuple[Table, ...]:
