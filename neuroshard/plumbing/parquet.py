@@ -1,6 +1,8 @@
 """Reading Parquet files that anybody may have written."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -10,6 +12,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import MAX_FILE_BYTES, read_bytes, write_atomically
 
 Row = dict[str, object]
+_Read = TypeVar("_Read")
 _MAX_ROWS = 10_000_000
 
 
@@ -26,7 +29,12 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_rows(path: Path, what: str) -> list[Row]:
-    """Read the rows of a Parquet file as plain values, for `schema.parse`.
+    """Read the rows of a Parquet file as plain values, for `schema.parse`; raise what `read_table` does."""
+    return _read(path, what, pa.Table.to_pylist)
+
+
+def read_table(path: Path, what: str) -> pa.Table:
+    """Read the columns of a Parquet file.
 
     The file alone is read: no partitions are made of its path, and a directory is refused.
 
@@ -34,6 +42,10 @@ def read_rows(path: Path, what: str) -> list[Row]:
         UserError: the file is missing, is not Parquet, has two columns of one name, or unpacks to more than 1 GiB;
             `what` names it.
     """
+    return _read(path, what, lambda table: table)
+
+
+def _read(path: Path, what: str, taken: Callable[[pa.Table], _Read]) -> _Read:
     packed = pa.BufferReader(read_bytes(path, what))
     try:
         file = pq.ParquetFile(packed)
@@ -43,10 +55,9 @@ def read_rows(path: Path, what: str) -> list[Row]:
             raise UserError(f"{what} {path} is larger than anything that is read: {file.metadata.num_rows} rows")
         if twice := {name for name in names if names.count(name) > 1}:
             raise UserError(f"{what} {path} has two columns named {min(twice)!r}")
-        rows: list[Row] = file.read().to_pylist()
+        return taken(file.read())
     except UserError:
         raise
     except (OSError, ValueError, KeyError, IndexError, OverflowError, MemoryError, pa.ArrowException) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise UserError(f"{what} {path} is corrupt: {reason}") from None
-    return rows

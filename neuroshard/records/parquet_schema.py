@@ -6,14 +6,17 @@ their own number of features, pooled or not.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Annotated, Any, Generic, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Meta
 
 from neuroshard.plans.plan import Plan
@@ -120,9 +123,14 @@ class _ComputeRow(_Row):
         if len(self.first_rows) != len(self.rows) or len(self.lookups) != len(self.reuse):
             raise UserError("first_rows and rows, lookups and reuse must be equally many")
         blocks = tuple(map(RowBlock, self.first_rows, self.rows))
-        seen = tuple(map(BlockLookups, self.lookups, self.reuse))
-        home = Home(Tier(self.tier or Tier.DEVICE), self.cached)
+        seen = tuple(map(BlockLookups, self.lookups, map(tuple, self.reuse)))
+        home = _home(self.tier or Tier.DEVICE, self.cached)
         return ComputeSample(tables, self.batch_size, Form(self.form), blocks, self.hot_first, seen, home)
+
+
+@cache
+def _home(tier: str, cached: float | None) -> Home:
+    return Home(Tier(tier), cached)
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,8 @@ class _CommRow(_Row):
     def sample(self) -> CommSample:
         """Build the exchange that this row was measured of."""
         collective = collective_named(self.collective)
-        return CommSample(self.size_bytes, self.start_ms, self.batch_size, collective, self.devices_per_host)
+        sizes, starts = tuple(self.size_bytes), tuple(map(float, self.start_ms))
+        return CommSample(sizes, starts, self.batch_size, collective, self.devices_per_host)
 
 
 @dataclass(frozen=True)
@@ -159,10 +168,14 @@ class _LocalRow(_Row):
         return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank, Precision(self.precision))
 
 
+def _hints(row: type) -> dict[str, Any]:
+    """List what the columns of a dataclass hold, a column a field."""
+    return get_type_hints(row, include_extras=True)
+
+
 def _schema(row: type) -> pa.Schema:
-    """Make the schema of columns that hold what a dataclass does, a column a field."""
-    hints = get_type_hints(row, include_extras=True)
-    return pa.schema([(name, _stored(hint)) for name, hint in hints.items()])
+    """Make the schema of columns that hold what a dataclass does."""
+    return pa.schema([(name, _stored(hint)) for name, hint in _hints(row).items()])
 
 
 def _stored(hint: Any) -> pa.DataType:
@@ -171,6 +184,33 @@ def _stored(hint: Any) -> pa.DataType:
         return _STORED[hint]
     inner = _stored(get_args(hint)[0])
     return pa.list_(inner) if get_origin(hint) is tuple else inner
+
+
+def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
+    """Check a column, all at once, and list its values; lists are parts of one list of all that they hold.
+
+    Raises:
+        msgspec.ValidationError: a value is of the wrong type or out of range.
+    """
+    if column.type != _stored(hint) or not pa.types.is_list(column.type) or column.null_count:
+        return _checked(column.to_pylist(), hint)
+    while get_origin(hint) is not tuple:
+        hint = get_args(hint)[0]
+    held, sizes = _held(column.flatten(), get_args(hint)[0]), pc.list_value_length(column).to_pylist()
+    return (held[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True))
+
+
+def _held(values: pa.Array, hint: Any) -> Any:
+    """Check what all lists of a column hold; floats stay an array, and its least and its largest tell their range."""
+    if not pa.types.is_floating(values.type):
+        return _checked(values.to_pylist(), hint)
+    floats = values.to_numpy(zero_copy_only=False)  # NaN where there is none, which no range has
+    _checked([floats.min().item(), floats.max().item()] if len(floats) else [], hint)
+    return floats
+
+
+def _checked(values: list[Any], hint: Any) -> list[Any]:
+    return msgspec.convert(values, list[hint])
 
 
 @dataclass(frozen=True)
@@ -192,13 +232,23 @@ class RowCodec(Generic[Sample]):
         rows = [_common_fields(m) | self.fields(m.sample) for m in measurements]
         return pa.Table.from_pylist(rows, schema=_schema(self.row))
 
-    def measurement(self, row: object) -> Measurement[Sample]:
-        """Read the measurement in a row.
+    def measurements(self, table: pa.Table) -> list[Measurement[Sample]]:
+        """Read the measurements of a Parquet table.
 
         Raises:
-            UserError: the row is malformed, or contradicts itself; it names the sample by its number.
+            UserError: a row is malformed, or contradicts itself; it names the sample by its number.
         """
-        read = parse(row, self.row, "sample")
+        return list(map(self._measurement, self._rows(table)))
+
+    def _rows(self, table: pa.Table) -> Iterable[_Row]:
+        """Read the rows, column by column; one by one where a column isn't as it should be, to say which."""
+        hints = _hints(self.row)
+        with suppress(KeyError, msgspec.ValidationError):
+            if {*table.column_names} <= hints.keys():
+                return map(self.row, *[_values(table[name].combine_chunks(), hint) for name, hint in hints.items()])
+        return (parse(row, self.row, "sample") for row in table.to_pylist())
+
+    def _measurement(self, read: _Row) -> Measurement[Sample]:
         try:
             sample, repeats = self.sample(read), read.repeats
             return Measurement(sample, read.sample_id, read.split, read.seed, repeats, read.error, read.second_pass)
@@ -220,7 +270,7 @@ def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
         """Make the table of that name as it was measured."""
-        return replace(tables[name], dim=dim, features=features, pooled=pooled)
+        return tables[name].sized(dim, features, pooled)
 
     def sample(read: _ComputeRow) -> ComputeSample:
         """Make the sample of a row, whose tables must all be there."""

@@ -4,14 +4,14 @@ A chunk appears whole or not at all, so a run that was killed goes on with the f
 measured again is in chunks of its own; nothing is replaced, and of each sample the fastest measurement counts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.parquet import Row, read_rows, write_table
+from neuroshard.plumbing.parquet import read_rows, read_table, write_table
 from neuroshard.plumbing.schema import Seed, of_format, parse, shown
 from neuroshard.records.noise import fastest
 from neuroshard.records.parquet_schema import COMM_CODEC, LOCAL_CODEC, RowCodec, compute_codec, read_tables, tables_rows
@@ -25,6 +25,7 @@ _NAME = "manifest.json"
 _SAMPLES = "samples"
 _TABLES = "tables.parquet"
 MEASURED = "measured"  # of a run that measures plans
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -137,10 +138,10 @@ class Chunks(Generic[Sample]):
         return sorted(self.directory.glob("part-*.parquet"))
 
     def _read(self, path: Path) -> list[Measurement[Sample]]:
-        rows = _read_parquet(path)
+        table = _read_parquet(path, read_table)
         try:
-            return [self.codec.measurement(row) for row in rows]
-        except UserError as error:
+            return self.codec.measurements(table)
+        except ValueError as error:
             anew = "delete it, and collect measures it anew"
             raise UserError(f"{path} doesn't hold measurements: {error}; {anew}") from None
 
@@ -185,7 +186,7 @@ class DataDirectory:
         """Read the tables that were measured, by name, at their own width."""
         path = self.path / _TABLES
         try:
-            return read_tables(_read_parquet(path))
+            return read_tables(_read_parquet(path, read_rows))
         except UserError as error:
             raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
@@ -202,10 +203,10 @@ class DataDirectory:
         return Chunks(self.path / "local", LOCAL_CODEC)
 
 
-def _read_parquet(path: Path) -> list[Row]:
+def _read_parquet(path: Path, read: Callable[[Path, str], _Read]) -> _Read:
     if not path.exists():
         raise UserError(f"{path} is missing; is {path.parent} a data directory?")
     try:
-        return read_rows(path, "data file")
+        return read(path, "data file")
     except UserError as error:
         raise UserError(f"{error}; delete it and run collect again to measure it anew") from None

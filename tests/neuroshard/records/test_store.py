@@ -59,8 +59,8 @@ def _compute():
 
 
 def test_steps_from_before_are_in_full_precision():
-    rows = LOCAL_CODEC.table(_local()).drop_columns("precision").to_pylist()
-    assert {LOCAL_CODEC.measurement(row).sample.precision for row in rows} == {Precision.FP32}
+    table = LOCAL_CODEC.table(_local()).drop_columns("precision")
+    assert {m.sample.precision for m in LOCAL_CODEC.measurements(table)} == {Precision.FP32}
 
 
 def _comm():
