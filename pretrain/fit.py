@@ -9,10 +9,9 @@ from rich.progress import Progress
 
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
-from neuroshard.models import CostModels
+from neuroshard.models import CommModel, CostModels
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.parts import EXCHANGES, compute_part, lopsidedness
-from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.grouping import grouped
@@ -27,7 +26,7 @@ from neuroshard.stages.pretrain.measurements import (
     MeasuredPart,
     SplitMeasurements,
 )
-from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, pieces_of
+from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, by_part, given_exchanges, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, tested
 from neuroshard.words.form import IN_COLUMNS, Call
 from neuroshard.words.placement import Tier
@@ -57,13 +56,13 @@ class Fit:
     comm: CommFitter
     seed: int = 0
     least_calls: int = _LEAST_TRAIN
-    exchanges: dict[str, RooflineComm] = field(default_factory=dict)
+    exchanges: Mapping[str, CommModel] = field(default_factory=dict)
 
     def check(self, start: CostModels) -> None:
         """Raise UserError unless the start's models of columns and all-to-alls are of kinds that are gone on from."""
         pieces = pieces_of(start)
         for name, fitter in ((COMPUTE, self.compute), (FORWARD, self.comm), (BACKWARD, self.comm)):
-            if not isinstance(pieces[name], RooflineComm):
+            if name in pieces:
                 check_start(pieces[name], fitter, f"the {name} model of {start.name or 'the start'}")
 
     def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:
@@ -72,16 +71,17 @@ class Fit:
         Raises:
             UserError: the start is of other kinds than what is fitted.
         """
-        host, batch_sizes = None, measured.batch_sizes
+        host, given, batch_sizes = None, self.exchanges, measured.batch_sizes
         if start is None:
             pieces = self._from_nothing(measured, bars)
         else:
             self.check(start)
             pieces = self._further(measured, at_speed(pieces_of(start), measured.parts), bars)
+            given = {name: one for name, one in given_exchanges(start).items() if name not in pieces} | {**given}
             host = start.compute.host if isinstance(start.compute, ComputeByForm) else None
             batch_sizes.add(start.batch_size)
         only = batch_sizes.pop() if len(batch_sizes) == 1 else None
-        return replace(assembled(pieces | self.exchanges, only, host), ranges=_ranges(measured, start))
+        return replace(assembled(pieces, only, host, given), ranges=_ranges(measured, start))
 
     def _from_nothing(self, measured: Measured, bars: Progress | None) -> Pieces:
         """Fit a model of each part; the fused kernel of row blocks is that of columns, whose model it goes on from."""
@@ -98,7 +98,7 @@ class Fit:
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
             known, its = pieces.get(part.name), part.measured
-            if known is None or isinstance(known, RooflineComm):
+            if known is None:
                 pieces |= {part.name: self._fitted(part, None, bars)}
             elif len(its.train) >= self._least(part) and its.valid:
                 judges = its.valid if len(its.valid) >= _LEAST_VALID else its.known
@@ -163,7 +163,7 @@ def _predicted(
     models: CostModels, measured: Measured, some: Callable[[SplitMeasurements], list[Measurement[Any]]]
 ) -> Iterator[tuple[str, Predicted]]:
     """Predict some samples of every part that the models know, if there are any, by its name."""
-    pieces = pieces_of(models)
+    pieces = by_part(models)
     for part in measured.parts:
         if part.name in pieces and (its := some(part.measured)):
             yield part.name, part.predict(pieces[part.name], its)

@@ -1,6 +1,6 @@
 """Cost models taken to pieces, a model for each part of a step, and put together again; pieces times a factor."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from neuroshard.models.by_form import CommByCollective, ComputeByForm
 from neuroshard.models.compute_models import ComputeEnsemble, RegressionCompute
 from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.parts import FRAMEWORK, Framework, compute_part, exchange_part
-from neuroshard.models.roofline import RooflineComm
 from neuroshard.stages.pretrain.measurements import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS
@@ -22,40 +21,51 @@ _LEAST_SAMPLES = 4  # that tell the factor of a part by itself; with fewer it is
 
 
 def pieces_of(models: CostModels) -> Pieces:
-    """Take models to pieces, one of each part; what a datasheet's link to the host adds is none."""
+    """Take models to pieces, one of each part; a datasheet's exchanges and what its host link adds are none."""
     compute = models.compute
     calls: dict[Any, Any] = compute.by_call if isinstance(compute, ComputeByForm) else {IN_COLUMNS: compute}
     pieces = {compute_part(call): model for call, model in calls.items()}
     for name, comm in ((FORWARD, models.forward), (BACKWARD, models.backward)):
         exchanges = comm.exchanges if isinstance(comm, CommByCollective) else {Collective.ALL_TO_ALL: comm}
         pieces |= {exchange_part(name, collective): model for collective, model in exchanges.items()}
-    others = {INPUT: models.input, FRAMEWORK: models.framework}
-    return pieces | {name: model for name, model in others.items() if model is not None}
+    pieces |= {INPUT: models.input, FRAMEWORK: models.framework}
+    given = given_exchanges(models)
+    return {name: model for name, model in pieces.items() if model is not None and name not in given}
 
 
-def assembled(pieces: Pieces, batch_size: int | None, host: HostLink | None) -> CostModels:
+def given_exchanges(models: CostModels) -> dict[str, CommModel]:
+    """Find a datasheet's exchanges in models, by their parts: each is one for all collectives."""
+    exchanges = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
+    return {name: model for name, model in exchanges.items() if model is not None and model.arithmetic}
+
+
+def by_part(models: CostModels) -> Pieces:
+    """Find what predicts each part, a datasheet's exchanges included."""
+    return pieces_of(models) | given_exchanges(models)
+
+
+def assembled(
+    pieces: Pieces, batch_size: int | None, host: HostLink | None, given: Mapping[str, CommModel]
+) -> CostModels:
     """Put the models of all parts together.
 
     Args:
-        pieces: of columns and all-to-alls at least.
+        pieces: of columns at least, and of all-to-alls that aren't given.
         batch_size: the only one that they serve, None if they serve any.
         host: a datasheet's link, for calls of tables in host memory without a model.
+        given: a datasheet's exchanges, by their parts; they take the place of pieces.
     """
     calls = {call: pieces[compute_part(call)] for call in CALLS if compute_part(call) in pieces}
     compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else ComputeByForm(calls, host)
     alone = all(LAYOUTS[call.form].free for call in calls)
-    forward, backward = (pieces[name] if alone else _in_direction(name, pieces) for name in (FORWARD, BACKWARD))
-    before, framework = pieces.get(INPUT), pieces.get(FRAMEWORK)
-    return CostModels(compute, forward, backward, batch_size, input=before, framework=framework)
+    both = [name for name in (FORWARD, BACKWARD) if name in pieces]
+    exchanges = {name: pieces[name] if alone else _in_direction(name, pieces) for name in both} | {**given}
+    before, framework = given.get(INPUT, pieces.get(INPUT)), pieces.get(FRAMEWORK)
+    return CostModels(compute, exchanges[FORWARD], exchanges[BACKWARD], batch_size, input=before, framework=framework)
 
 
 def _in_direction(direction: str, pieces: Pieces) -> CommModel:
-    """Join the models of all collectives, which serve the forms whose exchanges, but those between hosts, are known.
-
-    A datasheet's is one for all of them.
-    """
-    if isinstance(datasheet := pieces[direction], RooflineComm):
-        return datasheet
+    """Join the models of all collectives, which serve the forms whose exchanges, but those between hosts, are known."""
     named = {one: exchange_part(direction, one) for one in Collective if one is not Collective.INPUT}
     exchanges: dict[Collective, CommModel] = {one: pieces[name] for one, name in named.items() if name in pieces}
     known = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
@@ -80,11 +90,8 @@ def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
 
 
 def _scaled(model: Any, factor: float) -> Any:
-    """Multiply the costs, but waiting, of a model of any kind that bundles hold by the factor.
-
-    A datasheet's exchanges stay as they were published.
-    """
-    if factor == 1.0 or isinstance(model, RooflineComm):
+    """Multiply the costs, but waiting, of a model of any kind that bundles hold by the factor."""
+    if factor == 1.0:
         return model
     if isinstance(model, ComputeEnsemble):
         return ComputeEnsemble(tuple(_scaled(member, factor) for member in model.members))

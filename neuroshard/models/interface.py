@@ -139,7 +139,12 @@ class CommModel(ABC):
     """Cost of one direction of the exchanges, per device: the wait for the straggler to start, and a transfer.
 
     Searches may ask from several threads at once.
+
+    Attributes:
+        arithmetic: whether all costs are arithmetic on a datasheet, fitted to no measurement.
     """
+
+    arithmetic: ClassVar[bool] = False
 
     @property
     def collectives(self) -> frozenset[Collective]:

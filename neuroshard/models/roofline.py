@@ -206,6 +206,7 @@ class RooflineComm(Stored, CommModel):
     """
 
     kind: ClassVar[str] = "published"
+    arithmetic: ClassVar[bool] = True
 
     curves: Annotated[Curves, Held("curves")]
     network_gb_per_s: _Speed

@@ -21,7 +21,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample, Sample
 from neuroshard.searching.searcher import Searcher
-from neuroshard.stages.pretrain.pieces import pieces_of
+from neuroshard.stages.pretrain.pieces import by_part
 from neuroshard.stages.pretrain.refine.rounds import Why
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
@@ -190,7 +190,7 @@ def _exchanges(plan: Plan, simulator: Simulator) -> Iterator[CommSample]:
     """
     if plan.task.topology.num_devices == 1:
         return
-    cost, known = simulator.cost(plan.task, plan), pieces_of(simulator.models)
+    cost, known = simulator.cost(plan.task, plan), by_part(simulator.models)
     ready = cost.backward + cost.compute
     starts = tuple(np.maximum(ready - ready.min(), 0).tolist())
     for one in exchanges(plan, BACKWARD):

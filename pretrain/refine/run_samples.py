@@ -30,7 +30,7 @@ from neuroshard.records.samples import (
 from neuroshard.records.splits import split_of
 from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
-from neuroshard.stages.pretrain.pieces import Pieces, pieces_of
+from neuroshard.stages.pretrain.pieces import Pieces, by_part
 from neuroshard.stages.pretrain.refine.candidates import RoundSamples
 from neuroshard.stages.pretrain.refine.propose import Chosen
 from neuroshard.stages.pretrain.refine.rounds import PARTS, Again, Foreseen, Part, Round, slowness
@@ -218,7 +218,7 @@ def _predicted_calls(models: CostModels, calls: Sequence[ComputeSample]) -> list
 
 def _predicted_exchanges(models: CostModels, samples: Sequence[CommSample]) -> list[float]:
     """Predict the ms of each exchange, (n,), of the device that takes longest for both ways."""
-    pieces = pieces_of(models)
+    pieces = by_part(models)
     return [_predicted(pieces, sample) for sample in samples]
 
 

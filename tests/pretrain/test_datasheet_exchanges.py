@@ -14,7 +14,7 @@ from neuroshard.models.trust import DATASHEET
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.pieces import pieces_of
+from neuroshard.stages.pretrain.pieces import by_part
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.collective import Collective, name_of
@@ -97,7 +97,7 @@ def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):
     data = _collected(tmp_path / "data", exchanges=400)
     _pretrain(data, tmp_path / "fitted", init=str(bundle), keep_worse=True)
     models, card = load_bundle(tmp_path / "fitted")
-    kinds = {name: type(model) for name, model in pieces_of(models).items()}
+    kinds = {name: type(model) for name, model in by_part(models).items()}
     assert RooflineComm not in kinds.values()
     assert {SetComm} == {kind for name, kind in kinds.items() if not name.startswith(COMPUTE)}
     assert models.forms == {*Form}
