@@ -11,8 +11,8 @@ from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import waits
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray, IntArray
-from neuroshard.records.sample_loads import loads_of, traffic_of
-from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement
+from neuroshard.records.sample_loads import loads_of, starts_of, traffic_of
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,9 @@ class CommTable:
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
         """Gather the measurements as arrays: FORWARD runs after the start delays, BACKWARD with no delays."""
-        traffic = traffic_of([m.sample for m in measurements])
-        starts = np.array([m.sample.start_ms for m in measurements])
-        starts = starts if direction == FORWARD else np.zeros_like(starts)
-        cost = np.array([m.typical_ms[direction] for m in measurements])
-        wait = waits(starts)
-        order, features = comm_inputs(traffic, wait)
+        samples, cost = [m.sample for m in measurements], np.array([m.typical_ms[direction] for m in measurements])
+        wait = waits(starts_of(samples, direction))
+        order, features = comm_inputs(traffic_of(samples), wait)
         return cls(features, np.take_along_axis(cost - wait, order, axis=1))
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:

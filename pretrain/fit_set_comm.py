@@ -12,7 +12,7 @@ from neuroshard.models.comm_models import FEATURE_SIGNS, HOST_SIGNS, SetComm, ho
 from neuroshard.models.interface import NUM_WAITS, device_waits, waits
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.records.sample_loads import traffic_of
+from neuroshard.records.sample_loads import starts_of, traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.examples import Examples, in_multiples
 from neuroshard.stages.pretrain.fitting import CommFitter, HiddenLayers, OnEpoch
@@ -144,10 +144,7 @@ def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Compute features (D, F), waits (D, W) and transfers (D,) in ms of one exchange."""
-    sample = measurement.sample
-    starts = np.array([sample.start_ms])
-    wait = waits(starts) * (direction == FORWARD)
-    traffic = traffic_of([sample])
+    wait, traffic = waits(starts_of([measurement.sample], direction)), traffic_of([measurement.sample])
     features = np.concatenate([set_features(traffic), host_features(traffic)], axis=2)
     transfer = measurement.typical_ms[direction] - wait[0]
     return features[0], device_waits(wait)[0], np.maximum(transfer, _LEAST_TRANSFER_MS)

@@ -19,7 +19,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
 from neuroshard.records.noise import fastest
-from neuroshard.records.sample_loads import by_group, loads_of, traffic_of
+from neuroshard.records.sample_loads import by_group, loads_of, starts_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.records.speed import slowness_between, with_slowness
 from neuroshard.records.splits import REFERENCE, TEST, TRAIN, VALID
@@ -157,9 +157,9 @@ class MeasuredExchange:
         """Predict some of the exchanges, every device, by their model: in groups of alike devices and batch size."""
         groups = []
         for _, group in sorted(grouped(some, _size).items()):
-            starts = np.array([m.sample.start_ms for m in group]) * (self.repeats == records.FORWARD)
-            measured = np.array([m.typical_ms[self.repeats] for m in group])
-            predicted = model.predict(traffic_of([m.sample for m in group]), starts)
+            samples, measured = [m.sample for m in group], np.array([m.typical_ms[self.repeats] for m in group])
+            starts = starts_of(samples, self.repeats)
+            predicted = model.predict(traffic_of(samples), starts)
             of_devices = (predicted, np.zeros_like(predicted), measured, waits(starts))
             groups.append([*(array.ravel() for array in of_devices), np.full(len(group), measured.shape[1])])
         return Predicted(*(np.concatenate(arrays) for arrays in zip(*groups, strict=True)))

@@ -7,7 +7,8 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import are
-from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.records.samples import FORWARD, BlockLookups, CommSample, ComputeSample, Measurement
 from neuroshard.tables.reuse import lookup_share, range_reuse
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS
@@ -53,6 +54,12 @@ def traffic_of(samples: Sequence[CommSample]) -> Traffic:
     size_bytes = np.array([sample.size_bytes for sample in samples], dtype=np.float64)
     batch_size = np.array([sample.batch_size for sample in samples])
     return Traffic(size_bytes[..., None], batch_size, samples[0].devices_per_host)
+
+
+def starts_of(samples: Sequence[CommSample], direction: int) -> FloatArray:
+    """Gather the start delays of exchanges between equal numbers of devices, (n, D) ms; backward all begin together."""
+    starts: FloatArray = np.array([sample.start_ms for sample in samples]) * (direction == FORWARD)
+    return starts
 
 
 def own_traffic(sample: CommSample) -> Traffic:

@@ -17,7 +17,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records import Chunks, DataDirectory
-from neuroshard.records.sample_loads import loads_of, traffic_of
+from neuroshard.records.sample_loads import loads_of, starts_of, traffic_of
 from neuroshard.records.samples import (
     BACKWARD,
     FORWARD,
@@ -223,15 +223,15 @@ def _predicted_exchanges(models: CostModels, samples: Sequence[CommSample]) -> l
 
 
 def _predicted(pieces: Pieces, sample: CommSample) -> float:
-    traffic, starts = traffic_of([sample]), np.array([sample.start_ms])
+    traffic, starts, together = traffic_of([sample]), *(starts_of([sample], way) for way in (FORWARD, BACKWARD))
     forward, backward = (exchange_part(way, sample.collective) for way in (parts.FORWARD, parts.BACKWARD))
     there, back = pieces[forward if forward in pieces else backward], pieces[backward]
-    cost = there.predict(traffic, starts) - waits(starts) + back.predict(traffic, np.zeros_like(starts))
+    cost = there.predict(traffic, starts) - waits(starts) + back.predict(traffic, together)
     return float(cost.max())
 
 
 def _measured_exchange(measured: Measurement[CommSample]) -> float:
     """Compute the ms of the device that takes longest for both ways, without waiting; noise can leave next to none."""
     times = measured.typical_ms
-    there = times[FORWARD] - waits(np.array([measured.sample.start_ms]))[0]
+    there = times[FORWARD] - waits(starts_of([measured.sample], FORWARD))[0]
     return max(float((there + times[BACKWARD]).max()), 0.0)
