@@ -13,7 +13,7 @@ from torch import nn
 from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute, ComputeEnsemble, RegressionCompute
 from neuroshard.models.features import DIM, FeatureSet
 from neuroshard.models.stored import Normaliser
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Dim, shown
@@ -267,7 +267,7 @@ class Regression(ComputeFitter):
         train, valid = compute_tables(measured, features)
         weight, offset_ms = solved(features.amounts(train.features), train)
         model = RegressionCompute(features, weight, np.array([offset_ms]))
-        costs = _sums(features.amounts(valid.features) @ model.weight[:, None], valid)
+        costs = sums_of(features.amounts(valid.features) @ model.weight[:, None], valid.counts)
         predicted = model.head(costs.astype(np.float32))
         on_epoch(0, accuracy_of(predicted, valid.cost_ms).mape)
         return model
@@ -275,14 +275,7 @@ class Regression(ComputeFitter):
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
     """Solve for the non-negative ms, (F,), of one of each amount of all tables (N, F), and ms of a call besides."""
-    sums = _sums(amounts, train)
+    sums = sums_of(amounts, train.counts)
     unit = np.maximum(sums.max(axis=0), 1.0)  # amounts are of very different sizes
     fitted = LinearRegression(positive=True).fit(sums / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2)
     return fitted.coef_ / unit, float(fitted.intercept_)
-
-
-def _sums(amounts: FloatArray, table: ComputeTable) -> FloatArray:
-    """Add up amounts by set, (n, F), from those of all their tables (N, F)."""
-    first = (table.counts.cumsum() - table.counts).astype(np.int64)
-    sums: FloatArray = np.add.reduceat(amounts, first, axis=0)
-    return sums

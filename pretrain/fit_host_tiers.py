@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from neuroshard.models.host_tiers import HostTiers, host_amounts
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import ComputeSample, Measurement
 
@@ -23,8 +23,7 @@ def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTi
 
     calls = loads_of([m.sample for m in measurements])
     cost_ms = np.array([m.typical_ms for m in measurements])
-    first = (calls.counts.cumsum() - calls.counts).astype(np.int64)
-    sums = np.column_stack([np.add.reduceat(host_amounts(calls.loads), first, axis=0), np.ones(len(first))])
+    sums = np.column_stack([sums_of(host_amounts(calls.loads), calls.counts), np.ones(len(calls))])
     amounts: FloatArray = sums / np.maximum(cost_ms, _LEAST_MS)[:, None]
     unit = np.maximum(amounts.max(axis=0), _TINY)  # amounts are of very different sizes
     solved, _ = nnls(amounts / unit, np.ones(len(amounts)))

@@ -11,7 +11,7 @@ from scipy.stats import kendalltau, ttest_rel
 from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
 from neuroshard.models.trust import LEVEL, Accuracy, Margin, ModelTest
-from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray, sums_of
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.records.samples import Measurement
 
@@ -106,8 +106,7 @@ class Predicted:
     @property
     def _by_sample(self) -> FloatArray:
         """The mean relative error of each sample, (s,)."""
-        first = np.concatenate([[0], self.devices[:-1].cumsum()])
-        errors: FloatArray = np.add.reduceat(self._relative_errors(), first) / self.devices
+        errors: FloatArray = sums_of(self._relative_errors(), self.devices) / self.devices
         return errors
 
     def _relative_errors(self, factor: float = 1.0) -> FloatArray:

@@ -11,7 +11,7 @@ import numpy as np
 from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
-from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
+from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, sums_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
@@ -130,8 +130,7 @@ class SumModel(ComputeModel):
         """Predict the ms of each of the B sets of loads, (B,)."""
         cost, filled = np.zeros(len(sets)), sets.counts > 0
         if filled.any():
-            starts = np.concatenate([[0], sets.counts[filled].cumsum()[:-1]])
-            cost[filled] = self.head(np.add.reduceat(self.embed(sets.loads), starts, axis=0))
+            cost[filled] = self.head(sums_of(self.embed(sets.loads), sets.counts[filled]))
         return cost
 
 

@@ -1,4 +1,6 @@
-"""Array types used in signatures, whose shapes and units stand in each docstring; and a matching over arrays."""
+"""Array types used in signatures, whose shapes and units stand in each docstring; sums and a matching over arrays."""
+
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,6 +9,13 @@ FloatArray = NDArray[np.float64]
 Float32Array = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+Floats = TypeVar("Floats", FloatArray, Float32Array)
+
+
+def sums_of(amounts: Floats, counts: IntArray) -> Floats:
+    """Add up amounts (N, ...) by group, (n, ...): groups of so many, (n,), one at least, follow one another."""
+    sums: Floats = np.add.reduceat(amounts, counts.cumsum() - counts, axis=0)
+    return sums
 
 
 def own_places(allowed: BoolArray) -> IntArray | None:

@@ -66,6 +66,7 @@ _STORED: dict[Any, pa.DataType] = {
     bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), SplitName: pa.string(),
     BytesPerElement: pa.int8(), Dim: pa.int32(), Features: pa.int32(), Devices: pa.int32(), Device: pa.int32(),
 }  # fmt: skip
+_home = cache(Home)  # checked once: most samples have one of few
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,6 @@ class _ComputeRow(_Row):
         seen = tuple(map(BlockLookups, self.lookups, map(tuple, self.reuse)))
         home = _home(self.tier or Tier.DEVICE, self.cached)
         return ComputeSample(tables, self.batch_size, Form(self.form), blocks, self.hot_first, seen, home)
-
-
-@cache
-def _home(tier: str, cached: float | None) -> Home:
-    return Home(Tier(tier), cached)
 
 
 @dataclass(frozen=True)
