@@ -266,7 +266,9 @@ def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
         """Make the table of that name as it was measured."""
-        return tables[name].sized(dim, features, pooled)
+        table = object.__new__(Table)  # whose fields were all checked, with the tables and with the row
+        vars(table).update(vars(tables[name]), dim=dim, features=features, pooled=pooled)
+        return table
 
     def sample(read: _ComputeRow) -> ComputeSample:
         """Make the sample of a row, whose tables must all be there."""

@@ -89,12 +89,6 @@ class Table:
         """Make the same table, `dim` columns wide."""
         return self if dim == self.dim else replace(self, dim=dim)
 
-    def sized(self, dim: int, features: int, pooled: bool) -> "Table":
-        """Make the same table of a width and a number of features, pooled or not, that were checked before."""
-        copy = object.__new__(Table)
-        vars(copy).update(vars(self), dim=dim, features=features, pooled=pooled)
-        return copy
-
     def to_json(self) -> dict[str, Any]:
         """Convert the table to fields for JSON and Parquet, without what is usual."""
         named = as_fields(self, _RARE).items()
