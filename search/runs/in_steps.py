@@ -189,7 +189,7 @@ class InSteps:
         bar = progress.add_task(f"builds, task {task}", total=self.protocol.builds, completed=len(journal.read()))
 
         def build(before: Sequence[Build]) -> Build:
-            """Time the next build."""
+            """Time the steps of the next build."""
             built = Build(builds(again, [seed, task, len(before)]))
             progress.advance(bar)
             return built
