@@ -15,6 +15,7 @@ from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.models import SumModel
 from neuroshard.models.perceptron import Width, Widths, perceptron
 from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import sums_of
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Positive, PositiveCount, Share
@@ -56,9 +57,8 @@ class SimulatorCosts:
 
     def _of_task(self, items: Items) -> torch.Tensor:
         tables = [items.tables(number, item.width) for number, item in enumerate(items.items)]
-        starts = np.concatenate([[0], np.cumsum([len(some) for some in tables])[:-1]])
         flat = Loads.of([table for some in tables for table in some], items.task.batch_size)
-        return torch.from_numpy(np.add.reduceat(self._model.embed(flat), starts, axis=0))
+        return torch.from_numpy(sums_of(self._model.embed(flat), np.array([len(some) for some in tables])))
 
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """Predict each of P parts (`PARTS`), (B, D, P) ms, as the simulator has them.
