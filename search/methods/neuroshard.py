@@ -125,12 +125,11 @@ class NeuroShard(Searcher):
         simulator.models.check(task)
         known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
         several = known and task.topology.host_bytes > 0
-        if not several or is_ample(task):
-            try:
+        if not several:
+            return self._in_forms([task], task, simulator)
+        if is_ample(task):
+            with suppress(InfeasibleError):
                 return self._in_forms([task], task, simulator)
-            except InfeasibleError:
-                if not several:
-                    raise
         options = HomeOptions.of(task, simulator.compute_for(task))
         homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in options.choices(task)]
         others = [homed(task, its) for its in homes if its != task.homes]
