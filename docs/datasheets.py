@@ -1,5 +1,6 @@
-"""Writes the tables of docs/datasheets.md: published points beside what datasheets predict."""
+"""Writes the tables of docs/datasheets.md: what was published and measured beside what datasheets predict."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,15 @@ from neuroshard.models.datasheets import Check, checks
 from neuroshard.plumbing.configs import choices
 
 PAGE = Path(__file__).resolve().parent / "datasheets.md"
+sys.path.append(str(PAGE.parents[1] / "benchmarks"))
 _OWN = ("a100", "h100", "h200", "b200", "l40s")  # whose collectives are published
 
 
 def tables() -> dict[str, str]:
     """Make what stands between the page's marks, by their names."""
     found = {sheet: checks(CostModels.load(f"roofline:{sheet}")) for sheet in choices("roofline")}
-    return {"kernels": "\n".join(_kernels(found)), "exchanges": "\n".join(_exchanges(found))}
+    made = {"measured": _measured(), "kernels": _kernels(found), "exchanges": _exchanges(found)}
+    return {name: "\n".join(table) for name, table in made.items()}
 
 
 def with_tables(page: str) -> str:
@@ -24,6 +27,16 @@ def with_tables(page: str) -> str:
         first, last = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
         page = page[: page.index(first) + len(first)] + table + page[page.index(last) :]
     return page
+
+
+def _measured() -> list[str]:
+    from fit_kernels import errors
+
+    rows = [
+        f"| {call} | {its.calls} | {its.error:.1%} | {its.tau:.2f} |"
+        for call, its in errors(CostModels.load("roofline:h100").compute).items()
+    ]
+    return ["| call | measured | mean error | Kendall's tau |", "| --- " * 4 + "|", *rows]
 
 
 def _kernels(found: dict[str, tuple[Check, ...]]) -> list[str]:

@@ -1,6 +1,6 @@
 """Compute models that are fitted: each table's own cost and what isn't additive, the papers' network, a regression."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -10,6 +10,7 @@ from msgspec import Meta
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
+from neuroshard.models.narrow_calls import NarrowCalls
 from neuroshard.models.stored import (
     Held,
     Mlp,
@@ -27,7 +28,6 @@ from neuroshard.plumbing.schema import Dim, parse
 
 _MAX_EXPONENT = 20.0  # tables far outside the training range must not overflow
 _MOST_MEMBERS = 1000  # of an ensemble
-_WIDER = 65536.0  # times a typical table's cost: more than narrow tables save on any device
 _LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finite in fp32
 
 
@@ -90,15 +90,8 @@ class AdditiveCompute(Stored, SumModel):
 class ByWidestCompute(AdditiveCompute):
     """An additive model of kernels that are faster where no table of the call is wider than some width.
 
-    FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
-    64, else 32) and as many registers: a narrow table costs less beside others as narrow. So of each table there are
-    numbers d_w more, one for each width w: the part of its own cost that is saved where none is wider, negative and
-    larger than any sum of them where it is wider itself. Then relu(sum of d_w) is what the set saves by w. A share of
-    an own cost is below 1, so that a table more never makes a set cheaper.
-
     Attributes:
-        kernel_widths: (W,) rising.
-        saved: (W,) of the part of an own cost that the next larger width leaves, what this one saves.
+        kernel_widths, saved: as `NarrowCalls` has them, of own costs.
     """
 
     kind: ClassVar[str] = "additive_by_widest"
@@ -109,21 +102,16 @@ class ByWidestCompute(AdditiveCompute):
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as an additive model does, and what it saves by each width, (n, 1 + K + W)."""
         amounts = super().embed(loads)
-        saved = np.full((len(loads), len(self.kernel_widths)), -_WIDER, dtype=np.float32)
-        left = amounts[:, 0].copy()
-        for number in reversed(range(len(self.kernel_widths))):
-            narrow = loads.dim <= self.kernel_widths[number]
-            saved[narrow, number] = left[narrow] * self.saved[number]
-            left[narrow] -= saved[narrow, number]
-        return np.concatenate([amounts, saved], axis=1)
+        return np.concatenate([amounts, self._narrow.saved_of(amounts[:, 0], loads.dim)], axis=1)
 
     @property
     def head(self) -> ReluHead:
         """The additive model's head, less what is saved."""
-        head, widths = super().head, len(self.kernel_widths)
-        bias = np.concatenate([head.bias, np.zeros(widths, np.float32)])
-        weight = np.concatenate([head.weight, np.full(widths, -1, np.float32)])
-        return replace(head, bias=bias, weight=weight)
+        return self._narrow.less_saved(super().head)
+
+    @property
+    def _narrow(self) -> NarrowCalls:
+        return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
         """Raise ValueError as an additive model does; or if widths don't rise, or shares aren't ones."""

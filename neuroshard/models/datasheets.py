@@ -13,7 +13,7 @@ from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import PartModel, SumModel
 from neuroshard.models.published_points import Curves, KernelPoint, Widths, curves_of, kernel_points, rising
-from neuroshard.models.roofline import FORWARD_CALL_MS, RooflineComm, RooflineCompute
+from neuroshard.models.roofline import KERNELS, RooflineComm, RooflineCompute
 from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError, unknown_name
@@ -30,7 +30,7 @@ def roofline(
     exchange_speed: float = 1.0,
     kernels_published: bool = False,
     devices_per_host: int = 8,
-    cache_lookup_ns: float = 2.2,
+    cache_lookup_ns: float = 1.9,
     cache_call_ms: float = 0.12,
     optimizer: str = "sgd",
     calibration: str | None = None,
@@ -47,7 +47,7 @@ def roofline(
         exchange_speed: of the links, beside that GPU's; other than 1 is a guess.
         kernels_published: whether `points/kernels.csv` has this GPU's; else an H100's utilisation stands in.
         devices_per_host: that fast links join where the topology doesn't say.
-        cache_lookup_ns: of a lookup behind a cache: 1.8 with one table (H100 PCIe), 2.7 with ten (SXM).
+        cache_lookup_ns: of a lookup behind a cache: 1.4 with one table (H100 PCIe), 2.4 with ten (SXM).
         cache_call_ms: of a call behind a cache: some ten kernels more than without one.
         optimizer: sgd | rowwise_adagrad | adam: whose states the update reads and writes.
         calibration: a directory that `neuroshard calibrate` wrote, whose points correct all this.
@@ -56,7 +56,7 @@ def roofline(
     if optimizer not in STATE_FLOATS:
         raise unknown_name("optimizer", optimizer, STATE_FLOATS)
     host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
-    widths = Widths.of(kernel_points(), FORWARD_CALL_MS)
+    widths = Widths.of(kernel_points(), KERNELS.forward_call_ms, KERNELS.bag_ns)
     compute = RooflineCompute(memory_gb_per_s, host, optimizer, widths, kernels_published)
     forward = RooflineComm(curves_of(exchanges), network_gb_per_s, devices_per_host, speed=exchange_speed)
     if calibration is not None:
@@ -155,7 +155,8 @@ def _of_group(model: RooflineCompute, group: str, points: list[KernelPoint]) -> 
 
 
 def _left_out_ms(model: RooflineCompute, point: KernelPoint) -> float:
-    rest = Widths.of((one for one in kernel_points() if one is not point), FORWARD_CALL_MS)
+    others = (one for one in kernel_points() if one is not point)
+    rest = Widths.of(others, KERNELS.forward_call_ms, KERNELS.bag_ns)
     return replace(model, widths=rest).point_ms(point) if rest != model.widths else float("nan")
 
 

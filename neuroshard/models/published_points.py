@@ -24,7 +24,7 @@ from neuroshard.words.collective import ELEMENT_BYTES
 from neuroshard.words.placement import Home, Tier
 
 _POINTS = Path(__file__).resolve().parent / "points"
-_MS = 1e-3  # of a microsecond
+_MS, _NS = 1e-3, 1e-6  # of a microsecond; ms of a nanosecond
 _LEAST_MS, _MOST_MS = 1e-9, 1e9  # of a curve: interpolated times stay finite
 _COUNT = re.compile("[2-9]|[1-9][0-9]{1,3}")  # of devices: one alone exchanges nothing
 AtLeastOne = Annotated[float, Meta(ge=1, le=1e15)]
@@ -160,13 +160,13 @@ class Widths:
         return cls(tuple(sorted(by_bytes)), tuple(factors))
 
     @classmethod
-    def of(cls, points: Iterable[KernelPoint], call_ms: float) -> "Widths":
-        """Compute the widths of Meta's forward points, less a call's fixed time."""
+    def of(cls, points: Iterable[KernelPoint], call_ms: float, bag_ns: float) -> "Widths":
+        """Compute the widths of Meta's forward points, less the fixed time of a call and of its bags."""
         factors: list[tuple[float, float]] = []
         for point in points:
             if point.sheet == _SWEPT:
                 looked_up, outputs = (float(its_bytes.sum()) for its_bytes in passes(point.loads)[:2])
-                seen = (point.ms - call_ms) * _SWEPT_BYTES_PER_MS - outputs
+                seen = (point.ms - call_ms - point.outputs * bag_ns * _NS) * _SWEPT_BYTES_PER_MS - outputs
                 factors.append((point.row_bytes, seen / looked_up))
         return cls.typical(factors)
 

@@ -1,8 +1,9 @@
-"""Cost models that are arithmetic on datasheets and published measurements: for scales that nobody here can measure.
+"""Cost models that are arithmetic on datasheets and measurements: for scales that nobody here can measure.
 
 A kernel takes as long as its bytes take at the memory's bandwidth, by as much longer as was published for rows of that
-width, and an exchange as long as was published for its bytes and devices (`neuroshard/models/published_points.py`). How
-near that comes to what is published: docs/datasheets.md.
+width, and besides as long as its threads took on one H100; an exchange as long as was published for its bytes and
+devices (`neuroshard/models/published_points.py`). How near that comes to what was published and measured:
+docs/datasheets.md.
 """
 
 from dataclasses import dataclass, replace
@@ -24,11 +25,13 @@ from neuroshard.models.host_tiers import (
     passes,
 )
 from neuroshard.models.interface import CommModel, Coverage, ReluHead, SumModel
+from neuroshard.models.narrow_calls import NarrowCalls
 from neuroshard.models.published_points import EVEN, Curves, ExchangePoint, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.plumbing.schema import Devices
 from neuroshard.tables.misses import touched_rows
+from neuroshard.tables.reuse import BOTTOMS
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
 from neuroshard.words.form import CALLS, ON_DEVICE_CALLS, Call
@@ -37,14 +40,14 @@ from neuroshard.words.placement import TIERS, Tier
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 _NS = 1e-6  # of a ms
 
-# Calibrated on the points of kernels.csv. A call's fixed time: FBGEMM PR #5749, B200, 640 lookups.
-FORWARD_CALL_MS, BACKWARD_CALL_MS = 0.022, 0.108
-# Backward and update of the H100's SGD and, as 1.7 times that, Adam's (recsys-examples): what sorting takes of a
-# lookup, and the share of the bandwidth that rows get which are read and written one by one.
-_SORT_NS, _UPDATE_SHARE = 0.123, 0.5
+# Shares of the bandwidth: of rows that are read and written one by one, since Adam's backward takes 1.7 times as long as
+# SGD's (recsys-examples, H100); and of a copy within a device's memory, measured on an H100.
+_UPDATE_SHARE, _COPY_SHARE = 0.5, 0.9
 # recsys-examples, H100 SXM and PCIe, shares of PCIe 5's 64 GB/s: lookups without a cache 69 to 72 GB/s; unique rows and
 # states read and written 79 to 87 together; what a cache fetches 52 to 56, as copies do.
 _LOOKED_UP, _UPDATED, _FETCHED = 72 / 64, 84 / 64, 54 / 64
+_HOT = BOTTOMS >= 32  # bins of rows that are looked up more often
+_UNIT_MS = 1 / 64  # of costs in sums: about what a small table costs
 _CACHE_BACKWARD_MS = 0.06  # a call's fixed time backward behind a cache: recsys-examples, 0.234 ms for 65,536 lookups
 # Of a network card. All-to-all: nccl #1138 0.8, nccl-tests #267 0.96. Rings: 4 x 8 B200, 4 GiB and, for the fixed time,
 # 1 MiB, an all-reduce counting as two of them.
@@ -68,10 +71,46 @@ _COLLECTIVES = {
 
 
 @dataclass(frozen=True)
-class RooflineCompute(SumModel):
-    """Bytes over memory bandwidth and what was published beside that, plus a fixed time for every call.
+class Kernels:
+    """What FBGEMM's kernels take besides moving bytes: time of threads, taken to be the same on all GPUs.
 
-    There is a fused one of column shards, a fused one of row blocks, and a dense one of copies.
+    Fitted to 2,030 calls of pooled columns that one H100 ran (`benchmarks/fit_kernels.py`).
+
+    Attributes:
+        forward_call_ms: of a call forward: FBGEMM PR #5749, B200, 640 lookups.
+        backward_call_ms: of a call backward, with its update.
+        bag_ns: of a bag of lookups.
+        lookup_ns: of a lookup, which backward sorts.
+        row_ns: of a row that a batch looks up.
+        hot_row_ns: of one that it looks up more than 32 times, besides: a block of threads updates that row alone.
+        narrow: the columns of a call's widest table up to which kernels are faster.
+        saved: what each saves, as `NarrowCalls` has it.
+    """
+
+    forward_call_ms: float = 0.022
+    backward_call_ms: float = 0.087
+    bag_ns: float = 0.24
+    lookup_ns: float = 0.071
+    row_ns: float = 0.134
+    hot_row_ns: float = 11.7
+    narrow: tuple[int, ...] = (32, 64, 128)
+    saved: tuple[float, ...] = (0.194, 0.279, 0.168)
+
+    @property
+    def narrow_calls(self) -> NarrowCalls:
+        """What calls save in which no table is wide."""
+        return NarrowCalls(self.narrow, np.array(self.saved, dtype=np.float32))
+
+
+KERNELS = Kernels()
+
+
+@dataclass(frozen=True)
+class RooflineCompute(SumModel):
+    """Bytes over memory bandwidth, what was published beside that, and what threads take; a fixed time for every call.
+
+    There is a fused one of column shards, a fused one of row blocks, and a dense one of copies. Those of pooled tables
+    are faster where no table of the call is wide.
 
     With a link to the host it knows calls of tables in host memory too, whose rows go over the link.
 
@@ -83,6 +122,7 @@ class RooflineCompute(SumModel):
         published: whether kernels' times were published for this GPU; else an H100's utilisation stands in.
         measured: how much longer lookups and their backward pass take from the device's memory than all that says.
         tier: the memory of the calls whose fixed time `head` has.
+        kernels: what takes time besides bytes.
     """
 
     memory_gb_per_s: float
@@ -92,21 +132,24 @@ class RooflineCompute(SumModel):
     published: bool = True
     measured: tuple[Widths, Widths] = (EVEN, EVEN)
     tier: Tier = Tier.DEVICE
+    kernels: Kernels = KERNELS
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds the call's fixed time to the sum of the loads' times."""
-        return ReluHead.of_cost(self.forward_call_ms + self.backward_call_ms)
+        """The head that adds the call's fixed time to the sum of the loads' times, less what narrow calls save."""
+        call_ms = self.forward_call_ms + self.backward_call_ms
+        cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
+        return self.kernels.narrow_calls.less_saved(cost)
 
     @property
     def forward_call_ms(self) -> float:
         """A call's fixed time forward."""
-        return FORWARD_CALL_MS + (0 if self.host is None else self.host.call_ms(self.tier))
+        return self.kernels.forward_call_ms + (0 if self.host is None else self.host.call_ms(self.tier))
 
     @property
     def backward_call_ms(self) -> float:
         """A call's fixed time backward, with its update."""
-        return BACKWARD_CALL_MS + (_CACHE_BACKWARD_MS if self.tier is Tier.CACHED else 0)
+        return self.kernels.backward_call_ms + (_CACHE_BACKWARD_MS if self.tier is Tier.CACHED else 0)
 
     @property
     def calls(self) -> frozenset[Call]:
@@ -123,9 +166,13 @@ class RooflineCompute(SumModel):
         return self if call.tier is self.tier or self.host is None else replace(self, tier=call.tier)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as its ms, forward and backward, (n, 1)."""
-        cost_ms: Float32Array = (self.forward_ms(loads) + self.backward_ms(loads))[:, None].astype(np.float32)
-        return cost_ms
+        """Embed each load as its cost beside wide ones, forward and backward, and what it saves, (n, 1 + W)."""
+        narrow = self.kernels.narrow_calls
+        kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) / narrow.left_of(loads.dim)
+        rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
+        saved = narrow.saved_of((kernels_ms / _UNIT_MS).astype(np.float32), loads.dim)
+        saved *= loads.pooled[:, None]  # kernels of sequences are as they are
+        return np.column_stack([(kernels_ms + rest_ms) / _UNIT_MS, saved]).astype(np.float32)
 
     def point_ms(self, point: KernelPoint) -> float:
         """Predict the ms of a call whose time was published or measured, with its own optimizer."""
@@ -135,31 +182,64 @@ class RooflineCompute(SumModel):
         return its.forward_call_ms + float(its.forward_ms(loads).sum())
 
     def forward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of each load's lookups, (n,): from the device's memory, and over the link."""
-        looked_up, outputs = passes(loads)[:2]
-        row_bytes = moved_row_bytes(loads)
-        ms: FloatArray = self._memory_ms(looked_up * self.widths(row_bytes) + outputs) * self.measured[0](row_bytes)
-        if self.host is not None:
-            rows = _at(loads, Tier.HOST) * loads.lookups * row_bytes / _LOOKED_UP
-            ms = ms + self._link_ms(rows + cached_miss_bytes(loads) / _FETCHED)
-            ms = ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
-        return ms
+        """Predict the ms of each load's lookups, (n,), in a call without wider tables."""
+        return self._alone(loads, self._lookups_ms(loads)) + self._fetched_ms(loads)
 
     def backward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of each load's gradients and update, (n,), with optimizer states, which no cache holds."""
-        _, _, gradients, update, dense = passes(loads)
+        """Predict the ms of each load's gradients and update, (n,), in a call without wider tables."""
+        return self._alone(loads, self._rows_ms(loads)) + self._whole_ms(loads) + self._written_ms(loads)
+
+    def _alone(self, loads: Loads, kernels_ms: FloatArray) -> FloatArray:
+        """Take away what sequences don't save in narrow calls, (n,)."""
+        return np.where(loads.pooled, kernels_ms, kernels_ms / self.kernels.narrow_calls.left_of(loads.dim))
+
+    def _lookups_ms(self, loads: Loads) -> FloatArray:
+        """Predict the ms of lookups by a pooled call's threads, from the device's memory, (n,)."""
+        looked_up, outputs = passes(loads)[:2]
+        row_bytes = moved_row_bytes(loads)
+        ms = self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * self.kernels.bag_ns * _NS
+        corrected: FloatArray = ms * self.measured[0](row_bytes)
+        return corrected
+
+    def _rows_ms(self, loads: Loads) -> FloatArray:
+        """Predict the ms of a pooled call's gradients, sorted lookups, and rows updated one by one, (n,)."""
+        _, outputs, _, update, _ = passes(loads)  # of an output's gradient all lookups but the first are in a cache
+        unique, kernels = touched_rows(loads.rows, loads.lookups, loads.reuse), self.kernels
+        one_by_one = update + np.where(_copied(loads), 0, _at(loads, Tier.DEVICE) * self._states(loads))
+        one_by_one += 2 * unique * STATE_FLOATS[self.optimizer][1] * SECTOR_BYTES
+        hot_ns = kernels.hot_row_ns * loads.reuse[:, _HOT].sum(axis=1)
+        ns = loads.lookups * kernels.lookup_ns + unique * (kernels.row_ns + hot_ns)
+        ms = self._memory_ms(outputs + one_by_one / _UPDATE_SHARE) + ns * _NS
+        corrected: FloatArray = ms * self.measured[1](moved_row_bytes(loads))
+        return corrected
+
+    def _whole_ms(self, loads: Loads) -> FloatArray:
+        """Predict the ms of updates of whole tables, which copies ask for, (n,)."""
+        states = _copied(loads) * 2 * STATE_FLOATS[self.optimizer][0] * loads.rows * loads.dim * ELEMENT_BYTES
+        ms: FloatArray = self._memory_ms((passes(loads)[4] + states) / _COPY_SHARE)
+        return ms * self.measured[1](moved_row_bytes(loads))
+
+    def _fetched_ms(self, loads: Loads) -> FloatArray:
+        """Predict the ms of what lookups bring over the link to the host, (n,), with a cache's care."""
+        if self.host is None:
+            return np.zeros(len(loads))
+        rows = _at(loads, Tier.HOST) * loads.lookups * moved_row_bytes(loads) / _LOOKED_UP
+        ms = self._link_ms(rows + cached_miss_bytes(loads) / _FETCHED)
+        return ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
+
+    def _written_ms(self, loads: Loads) -> FloatArray:
+        """Predict the ms of updates over the link to the host, (n,); no cache holds optimizer states."""
+        if self.host is None:
+            return np.zeros(len(loads))
         unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
-        floats, per_row = STATE_FLOATS[self.optimizer]
-        states = 2 * unique * floats * in_sectors(loads.dim * ELEMENT_BYTES)
-        on_host, copied = ~_at(loads, Tier.DEVICE), are(loads, lambda layout: layout.dense)
-        states = np.where(copied, 2 * floats * loads.rows * loads.dim * ELEMENT_BYTES * _UPDATE_SHARE, states)
-        one_by_one = update + ~on_host * states + 2 * unique * per_row * SECTOR_BYTES
-        ms: FloatArray = self._memory_ms(gradients + dense + one_by_one / _UPDATE_SHARE)
-        ms = (ms + loads.lookups * _SORT_NS * _NS) * self.measured[1](moved_row_bytes(loads))
-        if self.host is not None:
-            rows = _at(loads, Tier.HOST) * 2 * unique * moved_row_bytes(loads)
-            ms = ms + self._link_ms((rows + on_host * states) / _UPDATED)
-        return ms
+        rows = _at(loads, Tier.HOST) * 2 * unique * moved_row_bytes(loads)
+        return self._link_ms((rows + ~_at(loads, Tier.DEVICE) * self._states(loads)) / _UPDATED)
+
+    def _states(self, loads: Loads) -> FloatArray:
+        """Count the bytes of optimizer states of the rows of a batch, read and written, (n,)."""
+        unique, floats = touched_rows(loads.rows, loads.lookups, loads.reuse), STATE_FLOATS[self.optimizer][0]
+        states: FloatArray = 2 * unique * floats * in_sectors(loads.dim * ELEMENT_BYTES)
+        return states
 
     def _memory_ms(self, size_bytes: FloatArray) -> FloatArray:
         return size_bytes / (self.memory_gb_per_s * _BYTES_PER_MS)
@@ -170,8 +250,6 @@ class RooflineCompute(SumModel):
 
     def coverage(self, loads: Loads) -> Coverage:
         """Tell how near published points are to these loads."""
-        if are(loads, lambda layout: layout.dense).any():
-            return Coverage.GUESSED
         known = self.widths.holds(loads.dim) & (loads.bytes_per_element == ELEMENT_BYTES)
         return Coverage.COVERED if self.published and known.all() else Coverage.EXTRAPOLATED
 
@@ -180,6 +258,10 @@ class RooflineCompute(SumModel):
         if self.tier is not Tier.DEVICE or not sets.loads.tier.any():
             return super().predict(sets)
         return ComputeByForm({call: self.of_call(call) for call in self.calls}).predict(sets)
+
+
+def _copied(loads: Loads) -> BoolArray:
+    return are(loads, lambda layout: layout.dense)
 
 
 def _at(loads: Loads, tier: Tier) -> BoolArray:

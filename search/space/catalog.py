@@ -36,8 +36,8 @@ class Catalog(Sizes):
         model: of what devices compute that hold the tables in columns (`columns_model`).
         vectors: (N, H) the model's vectors; zeros for empty shards.
         cost_ms: (N,) compute cost of the shard alone; 0 for empty shards.
-        least_score: (N,) what a shard adds to the score of a device that holds nothing of its item, at least; minus
-            infinity where nobody can say.
+        least_score: (N,) what a shard adds to the score of a device that holds nothing of its item, at least; of an
+            empty one the least of any.
     """
 
     simulator: Simulator
@@ -124,18 +124,20 @@ def _vectors_and_costs(sizes: Sizes, model: SumModel) -> tuple[Float32Array, Flo
 
 
 def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
-    """Compute what each of some vectors (N, H) adds to a score at least, (N,); minus infinity where nobody can say.
+    """Compute what each of some vectors (N, H) adds to a score at least, (N,); an empty shard's what any of them does.
 
-    Where every number of every vector pulls a score up, none of a sum falls; and where it pulls a sum up too that
-    starts above 0, it counts whole.
+    Where no vector lowers a number that starts at 0 or above and pulls the score up, it counts whole. Of all others
+    counts what pulls the score down: relu of a sum never moves by more than what is added to the sum.
     """
     head = model.head
     pull = vectors * head.weight
-    if (pull < 0).any():
-        return np.full(len(vectors), -np.inf)
-    whole = (head.bias >= 0) & (head.weight > 0)
-    least: FloatArray = pull[:, whole].sum(axis=1, dtype=np.float64) * (1 - _ROUNDING)
-    return least
+    whole = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
+    up, down = (
+        pull[:, whole].sum(axis=1, dtype=np.float64),
+        np.minimum(pull[:, ~whole], 0).sum(axis=1, dtype=np.float64),
+    )
+    least: FloatArray = up * (1 - _ROUNDING) + down * (1 + _ROUNDING)
+    return np.where(vectors.any(axis=1), least, least.min(initial=0.0))
 
 
 def fewest_shards(sizes: Sizes) -> IntArray:

@@ -132,8 +132,8 @@ def test_kernels_of_different_forms_are_called_one_after_the_other():
     ends = loads.counts.cumsum()
     for device, end in enumerate(ends):
         here = loads.loads.take(np.arange(end - loads.counts[device], end))
-        alone = models.compute.embed(here)[:, 0].astype(np.float64).sum()
-        launches = len(set(here.form.tolist())) * models.compute.head.offset
+        alone = (models.compute.forward_ms(here) + models.compute.backward_ms(here)).sum()
+        launches = len(set(here.form.tolist())) * (models.compute.forward_call_ms + models.compute.backward_call_ms)
         assert cost.compute[device] == pytest.approx(alone + launches, rel=1e-5)
     assert {len(set(loads.loads.form.tolist()))} == {3}
     rows, copied, whole = (plan.traffic.given(one).max(axis=1) for one in (1, 4, 0))
