@@ -40,7 +40,7 @@ from neuroshard.words.placement import TIERS, Tier
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 _NS = 1e-6  # of a ms
 
-# Shares of the bandwidth: of rows that are read and written one by one, since Adam's backward takes 1.7 times as long as
+# Shares of the bandwidth: of rows that are read and written one by one, for Adam's backward takes 1.7 times as long as
 # SGD's (recsys-examples, H100); and of a copy within a device's memory, measured on an H100.
 _UPDATE_SHARE, _COPY_SHARE = 0.5, 0.9
 # recsys-examples, H100 SXM and PCIe, shares of PCIe 5's 64 GB/s: lookups without a cache 69 to 72 GB/s; unique rows and
@@ -82,7 +82,7 @@ class Kernels:
         bag_ns: of a bag of lookups.
         lookup_ns: of a lookup, which backward sorts.
         row_ns: of a row that a batch looks up.
-        hot_row_ns: of one that it looks up more than 32 times, besides: a block of threads updates that row alone.
+        hot_row_ns: of one that it looks up more than 32 times, besides: such rows get a block of threads each.
         narrow: the columns of a call's widest table up to which kernels are faster.
         saved: what each saves, as `NarrowCalls` has it.
     """

@@ -1,0 +1,37 @@
+"""What a shard adds to a device's score at least: searches leave devices out by it."""
+
+import numpy as np
+import pytest
+
+from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.testing import LinearCompute, random_by_widest, random_ensemble, random_models, toy_task
+from tests.kit.searches import sizes_of
+
+ROOFLINE = CostModels.load("roofline:h100").compute
+
+
+@pytest.mark.parametrize(
+    ("model", "falls"),
+    [
+        (random_ensemble().members[0], False),
+        (random_by_widest(), False),
+        (random_models().compute, True),
+        (LinearCompute(), False),
+        (ROOFLINE, False),
+    ],
+)
+def test_no_shard_adds_less_than_its_least_score(model, falls):
+    """Of sums of other items' shards, whatever the model; where more never costs less, that is 0 or more."""
+    rng = np.random.default_rng(0)
+    catalog = Catalog.costed(sizes_of(toy_task(12)), Simulator(random_models()), model)
+    head, least = model.head, catalog.least_score
+    for _ in range(300):
+        held = catalog.first + rng.integers(0, catalog.full_width + 1) * (rng.random(12) < rng.random())
+        sums = catalog.vectors[held[:-1]].sum(axis=0, dtype=np.float64) + head.bias
+        after = sums + catalog.vectors[held[-1]]
+        added = (np.maximum(after, 0) - np.maximum(sums, 0)) @ head.weight
+        assert added >= least[held[-1]] - 1e-4 * np.abs(head.weight).sum()
+    assert (least.min() < 0) == falls
+    assert least[catalog.first] == pytest.approx(min(least.min(), 0))
