@@ -19,6 +19,7 @@ from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.dlrm_like import dlrm_like
+from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec import from_sharding_plan
 from neuroshard.words.form import Form
@@ -113,11 +114,12 @@ def test_a_production_shape_on_64_gpus():
 
 
 def test_a_table_that_fits_on_no_device_lies_in_rows_on_all():
-    """Five billion rows beside ordinary tables, counted by their statistics."""
-    rows, batch_size = 5_000_000_000, 65_536
+    """Six and a half billion rows, of which 4 columns fit nowhere either, beside ordinary tables."""
+    rows, batch_size = 6_500_000_000, 65_536
     huge = Table("huge", rows, 32, 1.0, zipf_reuse(rows, batch_size, 1.05))
     tables = [huge, *dlrm_like(num_tables=36, seed=1, batch_size=batch_size)]
-    known = {"tables": tables, "memory": MemoryUse("rowwise_adagrad", batches_in_flight=1)}
+    on_device = Constraints((TableRule("huge", tiers=("device",)),))
+    known = {"tables": tables, "memory": MemoryUse("rowwise_adagrad", batches_in_flight=1), "rules": on_device}
     collection = shaped_bags({table.name: (table.rows, table.dim) for table in tables})
     ours, plan, held = _planned(collection, EmbeddingBagCollectionSharder(), 16, batch_size, (0, 9), **known)
     assert ours.forms[0] is Form.ROWS

@@ -50,7 +50,7 @@ def test_what_a_load_adds_is_in_the_compute_model_that_searches_take(model):
 @pytest.mark.parametrize("searcher", [pytest.param("neuroshard", marks=pytest.mark.slow), "neuroshard_published"])
 def test_plans_searched_with_the_input_cost_less_with_it(searcher):
     models = CostModels.load("roofline:h100")
-    models = replace(models, input=replace(models.input, speed=0.05))  # indices over links of a twentieth
+    models = replace(models, input=replace(models.input, speed=0.01))  # indices over links of a hundredth
     counting, ratios, inputs = Simulator(models, count_input=True), [], []
     for seed in range(4):
         task = _task(seed)
