@@ -106,6 +106,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     outcome: PlacementGrid,
     caps: IntArray,
     memory_bytes: IntArray,
+    base_score: FloatArray,
     room: Room,
     vectors: Float32Array,
     least_score: FloatArray,
@@ -116,7 +117,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     """Place S shards of each of P layouts, in order, under each of M caps, on D devices: all but the shards is output.
 
     A device holding vectors that sum to v scores sum(relu(v + bias) * weight), at least `floor`, below which costs are
-    0; an empty one 0.
+    0; an empty one 0. To these comes what it scores by what lies there already.
 
     A shard goes to the device whose compute cost ends lowest, among those where what is given out stays under the cap
     and its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
@@ -127,6 +128,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
         outcome: the shards, and room for where they go; scores are 0 before.
         caps: (M,) units of 4 columns that a device gives out at most, ascending.
         memory_bytes: (D,).
+        base_score: (D,) of what lies there already; zeros where that is alike on all devices.
         room: devices that hold nothing, to be filled again and again, and that hold nothing afterwards.
         vectors, least_score: the catalog's.
         bias, weight, floor: what devices are scored by, (H,) and (H,).
@@ -137,7 +139,8 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     sums = np.empty((num_devices, len(bias)), np.float32)
     heap, branches = np.empty(num_devices, np.int64), np.empty(num_devices, np.int64)
     spread, least = np.zeros(len(held), np.int64), np.empty(num_shards)  # devices that hold each item; `_least_given`
-    idle_score = max(0.0, floor)
+    idle_score, by_base = max(0.0, floor), np.argsort(base_score)
+    started = num_devices if base_score.any() else 0  # devices that are no longer all alike
     nothing = np.zeros(len(bias), np.float32)
     for p in range(num_layouts):
         alone, remembered = _alone(room, shards[p], vectors, least_score), _remembered(room, shards[p])
@@ -149,7 +152,8 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
             room.free_units[:] = caps[m]
             devices, score = outcome.devices[p, m], outcome.compute_ms[p, m]
             devices[:] = -1
-            in_use, first_idle, capped = 0, 0, False
+            heap[:], score[:] = by_base, base_score + idle_score
+            in_use, first_idle, capped = started, started, False
             for s in range(num_shards):
                 i, w = shards[p, s, 0], shards[p, s, 1]
                 best, best_score, best_node = -1, np.inf, -1
@@ -177,6 +181,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                         else:
                             before = first[i] + there
                             total = max(score_with(sums[d], vectors[before + w], vectors[before], weight), floor)
+                        total += base_score[d]
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, node
                 for d in range(first_idle, num_devices):
@@ -216,6 +221,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                     before = in_use
                     in_use = _without_full(heap, in_use, room, least[s + 1], score)
                     capped |= in_use < before
+            score -= base_score
             outcome.units[p, m] = caps[m] - room.free_units
             outcome.alive[p, m] = devices[-1] >= 0
             outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and (devices == outcome.devices[p, m - 1]).all()

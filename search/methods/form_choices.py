@@ -1,7 +1,7 @@
 """Choices of a form for each table, of one memory for each or several: which look cheap, and what comes of them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -109,9 +109,12 @@ class FormChoices:
     def quick_ms(self, forms: IntArray) -> float:
         """Cost a choice of forms (T,) whose columns are placed quickly; infinite where they find no place.
 
-        Without making a plan: what lies on all devices counts as alike on them.
+        Without making a plan, where what lies on all devices is alike on them.
         """
-        base = self.estimates.base(forms)
+        try:
+            base = self._base(forms)
+        except InfeasibleError:
+            return float("inf")
         if base.free_bytes.min() < 0:
             return float("inf")
         compute_ms, units = np.zeros((2, 1, len(base.free_bytes)))
@@ -126,6 +129,23 @@ class FormChoices:
             compute_ms = catalog.model.predict(DeviceLoads(catalog.items).sets(held.T))[None]
             units = catalog.given_by(held.T)[None]
         return float(base.step(self.simulator, compute_ms, units)[1].max())
+
+    def _base(self, forms: IntArray) -> Base:
+        """Compute what a choice (T,) has in rows and copies: for one device, unless blocks of rows are uneven.
+
+        Raises:
+            InfeasibleError: it takes more memory than there is.
+        """
+        if not self._uneven[forms != COLUMNS].any():
+            return self.estimates.base(forms)
+        base = Base.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
+        shared_ms = self.estimates.other_parts.shared_ms(self.simulator, Forms(forms[None]), self.task)
+        return replace(base, compute_ms=base.compute_ms + shared_ms)
+
+    @cached_property
+    def _uneven(self) -> BoolArray:
+        """Which tables have more to look up in some rows than in others, (T,)."""
+        return np.array([bool(table.row_lookups) for table in self.task.tables])
 
     def beats_columns(self, plan: Plan) -> bool:
         """Tell whether a plan is proven to be predicted cheaper than any in columns: these needn't be searched then.

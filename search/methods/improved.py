@@ -22,7 +22,7 @@ from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
 from neuroshard.stages.search.methods.choice import Choice, cheapest
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog, equal_shards, even_layout
+from neuroshard.stages.search.space.catalog import Catalog, equal_shards, even_layout, fewest_shards
 from neuroshard.tasks.task import Task
 
 _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
@@ -61,7 +61,7 @@ class EvenLayouts:
         """Place even layouts by grid search; return the cheapest plan, None if none fits."""
         grid = GridSearch(catalog, self.grid)
         for shares, counts in ((_EVEN_SHARES, _shard_counts(catalog)), (_NARROW_SHARES, ())):
-            even = [even_layout(catalog, most) for most in shares]
+            even = [even_layout(catalog, most) for most in shares] + [fewest_shards(catalog)]
             even += [equal_shards(catalog, count) for count in counts]
             layouts = list({layout.tobytes(): layout for layout in even}.values())
             threads = useful_threads(sum(map(len, layouts)) * max(self.grid.points, 1))

@@ -149,6 +149,8 @@ class _Placer:
             np.empty(shape[:2], dtype=np.bool_),
             np.empty(shape[:2], dtype=np.bool_),
         )
+        base_ms = catalog.items.base.compute_ms
+        base_score = (base_ms - base_ms.min()) / head.scale_ms
         room, scored = Room.empty(catalog, memory_bytes), (head.bias, head.weight, -head.offset)
-        place_greedily(outcome, caps, memory_bytes, room, catalog.vectors, catalog.least_score, *scored)
+        place_greedily(outcome, caps, memory_bytes, base_score, room, catalog.vectors, catalog.least_score, *scored)
         return outcome._replace(compute_ms=head.finish(outcome.compute_ms) * (outcome.units > 0))

@@ -36,8 +36,8 @@ class Catalog(Sizes):
         model: of what devices compute that hold the tables in columns (`columns_model`).
         vectors: (N, H) the model's vectors; zeros for empty shards.
         cost_ms: (N,) compute cost of the shard alone; 0 for empty shards.
-        least_score: (N,) what a shard adds to the score of a device that holds nothing of its item, at least; of an
-            empty one the least of any.
+        least_score: (N,) what a shard adds to the score of a device that holds nothing of its item, at least; minus
+            infinity where nobody can say.
     """
 
     simulator: Simulator
@@ -127,17 +127,15 @@ def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
     """Compute what each of some vectors (N, H) adds to a score at least, (N,); an empty shard's what any of them does.
 
     Where no vector lowers a number that starts at 0 or above and pulls the score up, it counts whole. Of all others
-    counts what pulls the score down: relu of a sum never moves by more than what is added to the sum.
+    counts what pulls the score down: relu of a sum never moves by more than what is added to the sum. Minus infinity
+    where a shard may make a device cheaper, so that hardly any device would be left out.
     """
     head = model.head
     pull = vectors * head.weight
     whole = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
-    up, down = (
-        pull[:, whole].sum(axis=1, dtype=np.float64),
-        np.minimum(pull[:, ~whole], 0).sum(axis=1, dtype=np.float64),
-    )
-    least: FloatArray = up * (1 - _ROUNDING) + down * (1 + _ROUNDING)
-    return np.where(vectors.any(axis=1), least, least.min(initial=0.0))
+    up = pull[:, whole].sum(axis=1, dtype=np.float64) * (1 - _ROUNDING)
+    least: FloatArray = up + np.minimum(pull[:, ~whole], 0).sum(axis=1, dtype=np.float64) * (1 + _ROUNDING)
+    return least if (least >= 0).all() else np.full(len(vectors), -np.inf)
 
 
 def fewest_shards(sizes: Sizes) -> IntArray:

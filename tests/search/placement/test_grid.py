@@ -10,7 +10,7 @@ from neuroshard.stages.search.placement.grid import _Placer
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog, equal_shards, fewest_shards
 from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, put
-from neuroshard.testing import linear_models, random_models, toy_task
+from neuroshard.testing import linear_models, random_by_widest, random_models, toy_task
 
 
 def _catalog(seed, devices, models):
@@ -25,9 +25,17 @@ def _costs(catalog, contents):
     return catalog.model.predict(DeviceLoads(catalog.items).sets(np.array(contents)))
 
 
+def _with_base(catalog, seed):
+    """With something else on every device already, another amount on each: up to what the mean device computes."""
+    devices = catalog.items.task.topology.num_devices
+    most = catalog.cost_ms[catalog.whole].sum() / devices
+    base = replace(catalog.items.base, compute_ms=np.random.default_rng(seed).uniform(0, most, devices))
+    return replace(catalog, items=replace(catalog.items, base=base))
+
+
 def _one_by_one(catalog, shards, cap):
     """What lies on each device, (I, D), after each of some shards went where it costs least; None if one can't."""
-    room = Room.empty(catalog, catalog.items.free_bytes)
+    room, base_ms = Room.empty(catalog, catalog.items.free_bytes), catalog.items.base.compute_ms
     room.free_units[:] = cap
     for item, width in shards.tolist():
         options = np.flatnonzero(devices_with_room(room, item, width)).tolist()
@@ -35,16 +43,21 @@ def _one_by_one(catalog, shards, cap):
             return None
         after = room.held[:, options].T.copy()
         after[:, item] += width
-        put(room, item, width, options[int(np.argmin(_costs(catalog, after)))])
+        put(room, item, width, options[int(np.argmin(_costs(catalog, after) + base_ms[options]))])
     return room.held
 
 
+def _by_widest(devices):
+    return replace(random_models(devices), compute=random_by_widest())
+
+
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("make", [linear_models, random_models])
+@pytest.mark.parametrize("make", [linear_models, random_models, _by_widest])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts):
+@pytest.mark.parametrize("beside", [lambda catalog, seed: catalog, _with_base], ids=["nothing", "something"])
+def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, beside):
     devices = (2, 5)[seed // 2 % 2]
-    catalog = _catalog(seed, devices, make(devices))
+    catalog = beside(_catalog(seed, devices, make(devices)), seed)
     mean = catalog.total_given / devices
     caps = np.array([0.9 * mean, mean, 1.1 * mean, 1.5 * mean, catalog.total_given]).astype(np.int64)
     layouts = (fewest_shards(catalog) if parts == 1 else equal_shards(catalog, parts))[None]
