@@ -30,6 +30,25 @@ class PlacementGrid(NamedTuple):
     repeated: BoolArray
 
 
+class Scores(NamedTuple):
+    """What shards are placed by: a device holding vectors that sum to v scores sum(relu(v + bias) * weight).
+
+    Attributes:
+        vectors: (N, H) of every shard.
+        least: (N,) what each adds to the score of a device that holds nothing of its item, at least.
+        bias, weight: (H,).
+        counted: the first numbers, that alone count until all shards lie.
+        floor: that no score is below, since costs there are 0; an empty device scores 0.
+    """
+
+    vectors: Float32Array
+    least: FloatArray
+    bias: Float32Array
+    weight: Float32Array
+    counted: int
+    floor: float
+
+
 class _Alone(NamedTuple):
     """S shards of a layout where nothing of their items lies: gathered once, since catalogs are large.
 
@@ -46,11 +65,11 @@ class _Alone(NamedTuple):
 
 
 @kernel
-def _alone(room: Room, layout: IntArray, vectors: Float32Array, least_score: FloatArray) -> _Alone:
+def _alone(room: Room, layout: IntArray, scores: Scores) -> _Alone:
     empty = room.first[layout[:, 0]]
     shard = empty + layout[:, 1]
     takes = room.size_bytes[shard] - room.size_bytes[empty]
-    return _Alone(least_score[shard], room.given[shard], takes, vectors[shard])
+    return _Alone(scores.least[shard], room.given[shard], takes, scores.vectors[shard])
 
 
 @leaf
@@ -108,16 +127,9 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     memory_bytes: IntArray,
     base_score: FloatArray,
     room: Room,
-    vectors: Float32Array,
-    least_score: FloatArray,
-    bias: Float32Array,
-    weight: Float32Array,
-    floor: float,
+    scores: Scores,
 ) -> None:
     """Place S shards of each of P layouts, in order, under each of M caps, on D devices: all but the shards is output.
-
-    A device holding vectors that sum to v scores sum(relu(v + bias) * weight), at least `floor`, below which costs are
-    0; an empty one 0. To these comes what it scores by what lies there already.
 
     A shard goes to the device whose compute cost ends lowest, among those where what is given out stays under the cap
     and its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
@@ -128,22 +140,22 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
         outcome: the shards, and room for where they go; scores are 0 before.
         caps: (M,) units of 4 columns that a device gives out at most, ascending.
         memory_bytes: (D,).
-        base_score: (D,) of what lies there already; zeros where that is alike on all devices.
+        base_score: (D,) that what lies there already adds; zeros where that is alike on all devices.
         room: devices that hold nothing, to be filled again and again, and that hold nothing afterwards.
-        vectors, least_score: the catalog's.
-        bias, weight, floor: what devices are scored by, (H,) and (H,).
+        scores: the shards'.
     """
     shards, first, held = outcome.shards, room.first, room.held
     num_layouts, num_shards, _ = shards.shape
     num_devices = len(memory_bytes)
+    vectors, _, bias, weight, counted, floor = scores
     sums = np.empty((num_devices, len(bias)), np.float32)
     heap, branches = np.empty(num_devices, np.int64), np.empty(num_devices, np.int64)
     spread, least = np.zeros(len(held), np.int64), np.empty(num_shards)  # devices that hold each item; `_least_given`
     idle_score, by_base = max(0.0, floor), np.argsort(base_score)
     started = num_devices if base_score.any() else 0  # devices that are no longer all alike
-    nothing = np.zeros(len(bias), np.float32)
+    nothing, counting = np.zeros(len(bias), np.float32), weight[:counted]
     for p in range(num_layouts):
-        alone, remembered = _alone(room, shards[p], vectors, least_score), _remembered(room, shards[p])
+        alone, remembered = _alone(room, shards[p], scores), _remembered(room, shards[p])
         _least_given(alone.gives, least)
         for m in range(len(caps)):
             for d in range(num_devices):
@@ -177,10 +189,10 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                     takes = alone.takes[s] if there == 0 else takes_bytes(room, i, w, there)
                     if may_join(room, i, d, there, gives, takes):
                         if there == 0:
-                            total = max(score_with(sums[d], alone.vectors[s], nothing, weight), floor)
+                            total = max(score_with(sums[d], alone.vectors[s], nothing, counting), floor)
                         else:
                             before = first[i] + there
-                            total = max(score_with(sums[d], vectors[before + w], vectors[before], weight), floor)
+                            total = max(score_with(sums[d], vectors[before + w], vectors[before], counting), floor)
                         total += base_score[d]
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, node
@@ -192,7 +204,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                         continue
                     capped |= gives > room.free_units[d]
                     if may_join(room, i, d, 0, gives, alone.takes[s]):
-                        total = max(score_with(sums[d], alone.vectors[s], nothing, weight), floor)
+                        total = max(score_with(sums[d], alone.vectors[s], nothing, counting), floor)
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, in_use
                         break  # of devices that hold nothing, the first stands for all
@@ -221,7 +233,8 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                     before = in_use
                     in_use = _without_full(heap, in_use, room, least[s + 1], score)
                     capped |= in_use < before
-            score -= base_score
+            for d in range(num_devices):
+                score[d] = max(score_with(sums[d], nothing, nothing, weight), floor)
             outcome.units[p, m] = caps[m] - room.free_units
             outcome.alive[p, m] = devices[-1] >= 0
             outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and (devices == outcome.devices[p, m - 1]).all()

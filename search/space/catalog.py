@@ -106,6 +106,16 @@ class Catalog(Sizes):
         return self.simulator.costs_of(called.beside(self._base_called), replace(traffic, size_bytes=size_bytes))
 
     @cached_property
+    def adding(self) -> BoolArray:
+        """Which numbers of the vectors count whole, wherever a shard lies, (H,)."""
+        return _adding(self.vectors, self.model)
+
+    @property
+    def added_score(self) -> FloatArray:
+        """What each shard adds to any score by such numbers, (N,)."""
+        return _added_score(self.vectors, self.model, self.adding)
+
+    @cached_property
     def _base_called(self) -> Called | None:
         """The kernel calls of what lies on the devices already."""
         loads = self.items.base.loads
@@ -123,18 +133,28 @@ def _vectors_and_costs(sizes: Sizes, model: SumModel) -> tuple[Float32Array, Flo
     return vectors, cost_ms
 
 
-def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
-    """Compute what each of some vectors (N, H) adds to a score at least, (N,); an empty shard's what any of them does.
+def _adding(vectors: Float32Array, model: SumModel) -> BoolArray:
+    """Tell which numbers of vectors (N, H) count whole in any sum, (H,): they start at 0 or above, and never fall."""
+    adding: BoolArray = (model.head.bias >= 0) & (model.head.weight > 0) & (vectors >= 0).all(axis=0)
+    return adding
 
-    Where no vector lowers a number that starts at 0 or above and pulls the score up, it counts whole. Of all others
-    counts what pulls the score down: relu of a sum never moves by more than what is added to the sum. Minus infinity
-    where a shard may make a device cheaper, so that hardly any device would be left out.
+
+def _added_score(vectors: Float32Array, model: SumModel, adding: BoolArray) -> FloatArray:
+    """Compute what each of some vectors (N, H) adds to any score by its numbers that are `adding` (H,), (N,)."""
+    pull = (vectors * model.head.weight)[:, adding]
+    added: FloatArray = pull.sum(axis=1, dtype=np.float64) * (1 - _ROUNDING)
+    return added
+
+
+def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
+    """Compute what each of some vectors (N, H) adds to a score at least, (N,).
+
+    Of numbers that don't count whole, what pulls the score down: relu of a sum never moves by more than what is added
+    to the sum. Minus infinity where a shard may make a device cheaper, so that hardly any device would be left out.
     """
-    head = model.head
-    pull = vectors * head.weight
-    whole = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
-    up = pull[:, whole].sum(axis=1, dtype=np.float64) * (1 - _ROUNDING)
-    least: FloatArray = up + np.minimum(pull[:, ~whole], 0).sum(axis=1, dtype=np.float64) * (1 + _ROUNDING)
+    adding = _adding(vectors, model)
+    down = np.minimum((vectors * model.head.weight)[:, ~adding], 0).sum(axis=1, dtype=np.float64)
+    least = _added_score(vectors, model, adding) + down * (1 + _ROUNDING)
     return least if (least >= 0).all() else np.full(len(vectors), -np.inf)
 
 

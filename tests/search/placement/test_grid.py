@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.stages.search.placement.grid import _Placer
+from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, PlacedLayout, _Placer
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog, equal_shards, fewest_shards
 from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, put
 from neuroshard.testing import linear_models, random_by_widest, random_models, toy_task
 
 
-def _catalog(seed, devices, models):
+def _catalog(seed, devices, models, count=24):
     """Of tables of 4 to 128 columns, so that devices are full for wide shards before they are for narrow ones."""
-    rng, task = np.random.default_rng(seed), toy_task(24, devices, memory_bytes=(3 << 20, 1 << 30)[seed % 2], seed=seed)
+    memory_bytes = (3 << 20, 1 << 30)[seed % 2]
+    rng, task = np.random.default_rng(seed), toy_task(count, devices, memory_bytes=memory_bytes, seed=seed)
     widths = rng.choice([4, 8, 32, 128], len(task.tables)).tolist()
     tables = tuple(table.with_dim(dim) for table, dim in zip(task.tables, widths, strict=True))
     return Catalog.checked(Base.empty(replace(task, tables=tables)), Simulator(models))
@@ -33,7 +34,13 @@ def _with_base(catalog, seed):
     return replace(catalog, items=replace(catalog.items, base=base))
 
 
-def _one_by_one(catalog, shards, cap):
+def _added(catalog, contents):
+    """What models whose numbers add up say that devices compute by these alone."""
+    vectors = catalog.vectors[catalog.first + np.array(contents)][..., catalog.adding].sum(axis=1)
+    return vectors @ catalog.model.head.weight[catalog.adding] * catalog.model.head.scale_ms
+
+
+def _one_by_one(catalog, shards, cap, costs):
     """What lies on each device, (I, D), after each of some shards went where it costs least; None if one can't."""
     room, base_ms = Room.empty(catalog, catalog.items.free_bytes), catalog.items.base.compute_ms
     room.free_units[:] = cap
@@ -43,7 +50,7 @@ def _one_by_one(catalog, shards, cap):
             return None
         after = room.held[:, options].T.copy()
         after[:, item] += width
-        put(room, item, width, options[int(np.argmin(_costs(catalog, after) + base_ms[options]))])
+        put(room, item, width, options[int(np.argmin(costs(catalog, after) + base_ms[options]))])
     return room.held
 
 
@@ -63,7 +70,7 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
     layouts = (fewest_shards(catalog) if parts == 1 else equal_shards(catalog, parts))[None]
     ours = _Placer(catalog).place(layouts, caps)
     for number, cap in enumerate(caps.tolist()):
-        held = _one_by_one(catalog, ours.shards[0], cap)
+        held = _one_by_one(catalog, ours.shards[0], cap, _costs)
         assert ours.alive[0, number] == (held is not None)
         if held is not None:  # devices in any order: which of equal ones is the first is rounding
             for found, expected in ((ours.compute_ms, _costs(catalog, held.T)), (ours.units, catalog.given_by(held.T))):
@@ -73,3 +80,21 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
         bool(alive and (one == before).all())
         for alive, one, before in zip(ours.alive[0, 1:], ours.devices[0, 1:], ours.devices[0], strict=False)
     ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(seed):
+    """And cost what the model says nevertheless."""
+    catalog = _with_base(_catalog(seed, 64, _by_widest(64), count=200), seed)
+    assert 0 < catalog.adding.sum() < len(catalog.adding)
+    caps, layout = (
+        np.array([1.2 * catalog.total_given / 64, catalog.total_given]).astype(np.int64),
+        fewest_shards(catalog),
+    )
+    ours, grid = _Placer(catalog).place(layout[None], caps), GridSearch(catalog, GridSettings())
+    for number, cap in enumerate(caps.tolist()):
+        held = _one_by_one(catalog, ours.shards[0], cap, _added)
+        assert ours.alive[0, number]
+        placed = PlacedLayout(layout, ours.shards[0], ours.devices[0, number], 0.0)
+        np.testing.assert_allclose(_costs(catalog, grid.held(placed).T), ours.compute_ms[0, number], rtol=1e-4)
+        np.testing.assert_allclose(np.sort(_costs(catalog, held.T)), np.sort(ours.compute_ms[0, number]), rtol=1e-4)
