@@ -74,8 +74,9 @@ class Plan:
         Raises:
             UserError: a table lies in one of them; the line names it.
         """
+        refused = {layout for layout in set(self.layouts) if not served(layout)}
         for table, layout in zip(self.task.tables, self.layouts, strict=True):
-            if not served(layout):
+            if layout in refused:
                 raise UserError(f"plan: table {table.name!r} lies in {layout}, and {what}; {do}")
 
     @cached_property

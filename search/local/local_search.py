@@ -139,12 +139,14 @@ class LocalSearch:
         if not len(steps):
             return None
         total_ms, worth_ms = self.totals_ms(plan, steps), plan.cost_ms * (1 - LEAST_GAIN)
-        best = int(np.argmin(total_ms))
-        if total_ms[best] >= worth_ms:
-            return None
-        # By whole sums again: where a wide table leaves narrow ones, what is left of a sum is rounded coarsely.
-        after = self.costed(applied(plan.held, steps[best]))
-        return after if after.cost_ms < worth_ms else None
+        for step in np.argsort(total_ms, kind="stable"):
+            if total_ms[step] >= worth_ms:
+                break
+            # By whole sums again: where a wide table leaves narrow ones, what is left of a sum is rounded coarsely.
+            after = self.costed(applied(plan.held, steps[step]))
+            if after.cost_ms < worth_ms:
+                return after
+        return None
 
     def likely_steps(self, plan: CostedPlan) -> IntArray:
         """Find the steps (K, 5), as the kernels have them, that are best by estimates, of those that are allowed."""

@@ -21,6 +21,9 @@ from neuroshard.tasks.task import Task
 class BeamSearch(Searcher):
     """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
 
+    From 64 devices on, models that know what a shard adds wherever it lies, as all but the papers' networks do, place
+    it by that alone; plans are costed by the whole models all the same.
+
     Attributes:
         num_candidates: candidates for a split: this many by size and this many by predicted compute.
         beam_width: layouts kept after every split.

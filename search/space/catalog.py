@@ -147,15 +147,13 @@ def _added_score(vectors: Float32Array, model: SumModel, adding: BoolArray) -> F
 
 
 def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
-    """Compute what each of some vectors (N, H) adds to a score at least, (N,).
+    """Compute what each of some vectors (N, H) adds to a score at least, (N,); minus infinity where nobody can say.
 
-    Of numbers that don't count whole, what pulls the score down: relu of a sum never moves by more than what is added
-    to the sum. Minus infinity where a shard may make a device cheaper, so that hardly any device would be left out.
+    Where every number of every vector pulls a score up, none of a sum falls; those that are `_adding` count.
     """
-    adding = _adding(vectors, model)
-    down = np.minimum((vectors * model.head.weight)[:, ~adding], 0).sum(axis=1, dtype=np.float64)
-    least = _added_score(vectors, model, adding) + down * (1 + _ROUNDING)
-    return least if (least >= 0).all() else np.full(len(vectors), -np.inf)
+    if (vectors * model.head.weight < 0).any():
+        return np.full(len(vectors), -np.inf)
+    return _added_score(vectors, model, _adding(vectors, model))
 
 
 def fewest_shards(sizes: Sizes) -> IntArray:

@@ -1,4 +1,4 @@
-"""What a shard adds to a device's score at least: searches leave devices out by it."""
+"""What a shard adds to a device's score, at least or by itself: searches leave devices out by it."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ ROOFLINE = CostModels.load("roofline:h100").compute
     ("model", "falls"),
     [
         (random_ensemble().members[0], False),
-        (random_by_widest(), False),
+        (random_by_widest(), True),
         (random_models().compute, True),
         (LinearCompute(), False),
-        (ROOFLINE, False),
+        (ROOFLINE, True),
     ],
 )
 def test_no_shard_adds_less_than_its_least_score(model, falls):
-    """Of sums of other items' shards, whatever the model; where more never costs less, that is 0 or more."""
+    """Of sums of other items' shards, whatever the model; nor another amount by numbers that count whole."""
     rng = np.random.default_rng(0)
     catalog = Catalog.costed(sizes_of(toy_task(12)), Simulator(random_models()), model)
     head, least = model.head, catalog.least_score
@@ -31,7 +31,8 @@ def test_no_shard_adds_less_than_its_least_score(model, falls):
         held = catalog.first + rng.integers(0, catalog.full_width + 1) * (rng.random(12) < rng.random())
         sums = catalog.vectors[held[:-1]].sum(axis=0, dtype=np.float64) + head.bias
         after = sums + catalog.vectors[held[-1]]
-        added = (np.maximum(after, 0) - np.maximum(sums, 0)) @ head.weight
-        assert added >= least[held[-1]] - 1e-4 * np.abs(head.weight).sum()
+        each = (np.maximum(after, 0) - np.maximum(sums, 0)) * head.weight
+        assert each[catalog.adding].sum() == pytest.approx(catalog.added_score[held[-1]], rel=1e-4, abs=1e-4)
+        assert each.sum() >= least[held[-1]] - 1e-4 * np.abs(head.weight).sum()
     assert (least.min() < 0) == falls
     assert least[catalog.first] == pytest.approx(min(least.min(), 0))
