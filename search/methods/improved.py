@@ -49,7 +49,8 @@ class EvenLayouts:
 
     The published search splits one shard at a time, a few times; many devices, and memory that is nearly full, want
     many tables split. Where there are few tables, all are cut into 2, 4, 8, ... shards too: a narrow one may compute
-    nearly as long as a wide one, so that small shares would cut tables into as many shards as may be.
+    nearly as long as a wide one, so that small shares would cut tables into as many shards as may be. And none is cut:
+    where devices compute something else already, no shard may be too large a share.
 
     Attributes:
         grid: caps of the greedy grid search.
