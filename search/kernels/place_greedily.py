@@ -137,7 +137,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     could make them the best. Those that the cap closes to all shards to come are left out from then on.
 
     Args:
-        outcome: the shards, and room for where they go; scores are 0 before.
+        outcome: the shards, and room for where they go.
         caps: (M,) units of 4 columns that a device gives out at most, ascending.
         memory_bytes: (D,).
         base_score: (D,) that what lies there already adds; zeros where that is alike on all devices.

@@ -136,7 +136,7 @@ class FormChoices:
         Raises:
             InfeasibleError: it takes more memory than there is.
         """
-        if not self._uneven[forms != COLUMNS].any():
+        if not self._uneven[np.isin(forms, BLOCKS)].any():
             return self.estimates.base(forms)
         base = Base.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
         shared_ms = self.estimates.other_parts.shared_ms(self.simulator, Forms(forms[None]), self.task)

@@ -150,7 +150,7 @@ class _Placer:
         outcome = PlacementGrid(
             shards,
             np.empty((count, len(caps), num_shards), dtype=np.int64),
-            np.zeros(shape),
+            np.empty(shape),
             np.empty(shape),
             np.empty(shape[:2], dtype=np.bool_),
             np.empty(shape[:2], dtype=np.bool_),
@@ -162,9 +162,9 @@ class _Placer:
 
 def _scores(catalog: Catalog) -> Scores:
     """Gather what shards are placed by: on many devices what they add wherever they lie, where models tell."""
-    head, adding, devices = catalog.model.head, catalog.adding, catalog.items.task.topology.num_devices
-    if devices < _MANY or not adding.any():
-        return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(adding), -head.offset)
-    order, counted = np.argsort(~adding, kind="stable"), int(adding.sum())
+    head, devices = catalog.model.head, catalog.items.task.topology.num_devices
+    if devices < _MANY or not catalog.adding.any():
+        return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)
+    order, counted = np.argsort(~catalog.adding, kind="stable"), int(catalog.adding.sum())
     vectors = np.ascontiguousarray(catalog.vectors[:, order])
     return Scores(vectors, catalog.added_score, head.bias[order], head.weight[order], counted, -head.offset)

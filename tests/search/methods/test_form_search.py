@@ -289,7 +289,7 @@ def test_models_that_know_columns_only_are_asked_once_and_as_before(monkeypatch)
     columns, quick = _Recorded(ALL.column_search), _Asked(EvenLayouts())
     expected = ALL.column_search.find(task, simulator).plan
     _searched_by(monkeypatch, columns, quick)
-    assert replace(ALL, tolerance=0).find(task, simulator).plan == expected
+    assert EXACT.find(task, simulator).plan == expected
     assert len(columns.asked) == 1
     assert columns.asked[0][0] is task
     assert quick.asked == []
