@@ -5,7 +5,7 @@ usage: fit_kernels.py    (a minute)
 Calls of pooled columns that `benchmarks/data` trains with; errors are those of its test calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from neuroshard.words.form import IN_COLUMNS
 
 DATA = Path(__file__).resolve().parent / "data"
 FITTED = ("h100", "h100_wide", "h100_hot", "h100_large", "h100_many", "h100_features")
-HALF = "h100_fp16"
+KINDS = {"": FITTED, ", fp16": ("h100_fp16",)}  # of calls to test, and the data that has them
 NUMBERS = ("backward_call_ms", "bag_ns", "lookup_ns", "row_ns", "hot_row_ns")
 
 
@@ -65,11 +65,13 @@ class Errors(NamedTuple):
     tau: float
 
 
-def errors(model: RooflineCompute) -> dict[str, Errors]:
-    """Compute the errors of test calls of each kind; of fp16 apart."""
+def errors(
+    model: RooflineCompute, kinds: Mapping[str, Sequence[str]] = KINDS, splits: Sequence[str] = ("test",)
+) -> dict[str, Errors]:
+    """Compute the errors of calls of each kind, from the data of each of these names; of fp16 apart."""
     found = {}
-    for kind, names in (("", FITTED), (", fp16", (HALF,))):
-        test = measured(names, "test")
+    for kind, names in kinds.items():
+        test = [one for split in splits for one in measured(names, split)]
         for call in sorted({one.sample.call.name for one in test}):
             its = [one for one in test if one.sample.call.name == call]
             took_ms = np.array([one.typical_ms for one in its])

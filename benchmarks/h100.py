@@ -10,25 +10,23 @@ import json
 import logging
 import sys
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gpu_steps
 import numpy as np
 import pandas as pd
+from fit_kernels import errors
 from scipy.stats import kendalltau
 from shared import Made, found, markdown, of_drawn_dims, papers_tasks, simulator_of, total_ms, with_tables
 
 import neuroshard as ns
 from neuroshard.bundles import shipped_path
-from neuroshard.hardware.mirror_meters import MirroredStep
-from neuroshard.hardware.step_samples import LocalStep
 from neuroshard.models import load_bundle
 from neuroshard.models.parts import FRAMEWORK
 from neuroshard.plumbing.files import write_atomically
-from neuroshard.plumbing.schema import parse
 from neuroshard.records import DataDirectory
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import LOCAL_PHASES
@@ -36,7 +34,7 @@ from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.form import FORMS, IN_COLUMNS, Form
 from neuroshard.words.placement import TIERS
 
-DATASHEET, MEASURED, BATCH, HOST = "roofline:h100", "h100", 65536, 8
+DATASHEET, MEASURED, ANOTHER, BATCH, HOST = "roofline:h100", "h100", "roofline:h200", 65536, 8
 WHOLE = f"{MEASURED}+torchrec"  # costs of whole steps
 SEARCHERS = (
     *("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy"),
@@ -112,15 +110,13 @@ def moved() -> str:
 
 def plans() -> str:
     """Compare the kernels of plans, as measured on one GPU, with both predictions."""
-    slowest = _slowest_devices()
+    slowest = _slowest_devices("h100_plans", MEASURED, DATASHEET)
     rows = []
     for search, its in [*slowest.groupby("search"), ("all", slowest)]:
         off = [f"{(its[name] / its['measured'] - 1).abs().mean():.1%}" for name in (MEASURED, DATASHEET)]
         rows.append((search, f"{len(its)}", f"{its['measured'].mean():.3f}", *off))
-    papers = [its for task, its in slowest.groupby("task") if "papers" in task]
-    tau, other = (
-        np.mean([kendalltau(its["measured"], its[name]).statistic for its in papers]) for name in (MEASURED, DATASHEET)
-    )
+    papers = [its for task, its in slowest.groupby("task") if "papers" in str(task)]
+    tau, other = (_mean_tau(papers, name) for name in (MEASURED, DATASHEET))
     errors = (f"`{name}`: mean error" for name in (MEASURED, DATASHEET))
     return (
         markdown(("search", "plans", "measured, mean ms", *errors), rows)
@@ -129,38 +125,46 @@ def plans() -> str:
     )
 
 
-def _slowest_devices() -> pd.DataFrame:
-    """Read what the kernels of each plan's slowest device take, measured and by both models."""
-    frame = pd.read_csv(DATA / "h100_plans" / "plans.csv")
-    calls = {m.sample_id: m for m in DataDirectory(DATA / "h100_plans").compute().read()}
+def another() -> str:
+    """Compare kernels of plans, and random calls, on a GPU that nothing was fitted to with its datasheet."""
+    slowest = _slowest_devices("h200_plans", ANOTHER)
+    tasks = [its for _, its in slowest.groupby("task")]
+    tau = _mean_tau(tasks, ANOTHER)
+    beside = {name: slowest[name] / slowest[name].groupby("task").transform(_of_torchrec) for name in slowest}
+    rows = []
+    for search, its in [*slowest.groupby("search"), ("all", slowest)]:
+        off = f"{(its[ANOTHER] / its['measured'] - 1).abs().mean():.1%}"
+        ratios = (f"{beside[name].reindex(its.index).mean():.3f}" for name in (ANOTHER, "measured"))
+        rows.append((str(search), f"{len(its)}", f"{its['measured'].mean():.3f}", off, *ratios))
+    of_calls = errors(ns.CostModels.load(ANOTHER).compute, {"": ("h200",)}, ("train", "valid", "test")).items()
+    told = ", ".join(f"{call} by {its.error:.1%}" for call, its in of_calls)
+    columns = f"`{ANOTHER}`: mean error", "beside TorchRec's plan, predicted", "measured"
+    return (
+        markdown(("search", "plans", "measured, mean ms", *columns), rows)
+        + f"\nThe order of a task's plans, as Kendall's tau, mean of {len(tasks)} tasks: {tau:.2f}.\n"
+        f"{sum(its.calls for _, its in of_calls):,} random calls were off, {told}.\n"
+    )
+
+
+def _of_torchrec(ms: pd.Series) -> float:
+    return float(ms.xs("torchrec", level="search").iloc[0])
+
+
+def _mean_tau(tasks: Sequence[pd.DataFrame], model: str) -> float:
+    return float(np.mean([kendalltau(its["measured"], its[model]).statistic for its in tasks]))
+
+
+def _slowest_devices(folder: str, *models: str) -> pd.DataFrame:
+    """Read what the kernels of each plan's slowest device take, measured and by models, by task and search."""
+    frame = pd.read_csv(DATA / folder / "plans.csv")
+    calls = {m.sample_id: m for m in DataDirectory(DATA / folder).compute().read()}
     of_calls = [calls[number] for number in frame["sample_id"]]
     frame["measured"] = [m.typical_ms for m in of_calls]
-    for name in (MEASURED, DATASHEET):
+    for name in models:
         model = ns.CostModels.load(name).compute
         frame[name] = [float(model.of_call(m.sample.call).predict(loads_of([m.sample]))[0]) for m in of_calls]
-    of_devices = frame.groupby(["task", "search", "device"])[["measured", MEASURED, DATASHEET]].sum()
+    of_devices = frame.groupby(["task", "search", "device"])[["measured", *models]].sum()
     return of_devices.groupby(["task", "search"]).max()
-
-
-def steps() -> str:
-    """Compare TorchRec's steps, mirrored on the GPU rank by rank, with their prediction."""
-    ranks = defaultdict[tuple[str, str], list[LocalStep]](list)
-    for its in _lines(DATA / "h100_plans" / "steps.jsonl"):
-        ranks[its.pop("task"), its.pop("plan")].append(parse(its, LocalStep, "a step"))
-    columns = "tables", "plan", "columns, rows, copies", "kernels, ms", "the rest of local work, ms"
-    rows = (_step(*key, its) for key, its in ranks.items())
-    return markdown((*columns, "with exchanges, ms", f"`{WHOLE}`", f"`{MEASURED}`"), rows)
-
-
-def _step(task: str, search: str, ranks: Sequence[LocalStep]) -> list[str]:
-    plan = ns.Plan.load(DATA / "h100_plans" / "steps" / f"{task}-{search}.json")
-    local = dict(zip(LOCAL_PHASES, MirroredStep.of(ranks).slowest_ms.tolist(), strict=True))
-    kernels, work = local["lookups"] + local["backward"], sum(local.values()) - local["dense"]
-    alone = simulator_of(MEASURED).cost(plan.task, plan)
-    exchanges = sum(float(part.ms.min()) for part in alone.parts if part.name in ("forward", "backward"))
-    ms = kernels, work - kernels, work + exchanges, total_ms(simulator_of(WHOLE), plan), alone.total_ms
-    named = "DLRM-DCNv2" if task == "dcn8" else "52 of the papers'"
-    return [named, search, _forms(plan), *(f"{one:.2f}" for one in ms)]
 
 
 def by_ranks() -> str:
@@ -298,7 +302,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": models,
     "moved": moved,
     "plans": plans,
-    "steps": steps,
+    "another": another,
+    "steps": gpu_steps.by_task,
+    "methods": gpu_steps.by_method,
     "ranks": by_ranks,
     "papers": papers,
     "dcn": dcn,

@@ -20,6 +20,7 @@ from neuroshard.stages.search.space.sizes import Room
 # Devices, from which on shards are placed by what they add wherever they lie: then hardly any but the lowest need be
 # looked at. The published search finds plans 0.7% cheaper so with 64 or 128 devices, and 2 to 4% dearer with 4 to 16.
 _MANY = 64
+_ALIKE = 1e-3  # of base compute: devices that differ by less, as where blocks do by a row, count as alike
 _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication models
 
 
@@ -127,8 +128,7 @@ class _Placer:
         self._place_of = np.empty_like(self._entries)
         self._place_of[self._entries] = np.arange(len(self._entries))
         self._scores = _scores(catalog)
-        base_ms = catalog.items.base.compute_ms
-        self._base_score = (base_ms - base_ms.min()) / catalog.model.head.scale_ms
+        self._base_score = _beyond_least(catalog.items.base.compute_ms) / catalog.model.head.scale_ms
 
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
         """Place layouts (P, S) under all caps (M,), in units of 4 columns, ascending; in threads if that pays."""
@@ -158,6 +158,12 @@ class _Placer:
         room = Room.empty(catalog, memory_bytes)
         place_greedily(outcome, caps, memory_bytes, self._base_score, room, self._scores)
         return outcome._replace(compute_ms=head.finish(outcome.compute_ms) * (outcome.units > 0))
+
+
+def _beyond_least(base_ms: FloatArray) -> FloatArray:
+    """Compute by how much each device's base compute (D,) is above the least; by nothing where all are about alike."""
+    beyond: FloatArray = base_ms - base_ms.min()
+    return beyond if beyond.max() > _ALIKE * base_ms.max() else np.zeros_like(beyond)
 
 
 def _scores(catalog: Catalog) -> Scores:
