@@ -69,7 +69,7 @@ class EvenLayouts:
             placed = in_threads(lambda layout: grid.place(layout[None])[0], layouts, threads)
             best = min(placed, key=lambda one: one.cost_ms)
             if best.cost_ms < float("inf"):
-                return grid.held(best)
+                return grid.held(grid.refined(best))
         return None
 
 

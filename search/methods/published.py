@@ -49,7 +49,7 @@ class BeamSearch(Searcher):
             InfeasibleError: there is no plan, or none was found, not even packed by bytes alone.
         """
         grid = GridSearch(catalog, self.grid)
-        found = self._beam_search(grid)
+        found = grid.refined(self._beam_search(grid))
         if found.cost_ms < float("inf"):
             return grid.held(found)
         return packed(catalog)

@@ -3,6 +3,7 @@
 Shards are placed in descending cost, each where the device's cost ends lowest, under every cap and in memory.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -68,7 +69,7 @@ class GridSearch:
 
     def __init__(self, catalog: Catalog, settings: GridSettings) -> None:
         self.catalog = catalog
-        self._placer = _Placer(catalog)
+        self._placer = _Placer(catalog, _scores(catalog))
         self._num_devices = catalog.items.task.topology.num_devices
         total_units = self.catalog.total_given
         factors = np.linspace(1.0, settings.max_factor, settings.points)
@@ -78,13 +79,22 @@ class GridSearch:
 
     def place(self, layouts: IntArray, keep: int = 1) -> list[PlacedLayout]:
         """Find the best placement of each of P layouts (P, S); those beyond the `keep` cheapest may look dearer."""
-        grid = self._placer.place(layouts, self._caps)
+        return self._best(layouts, self._placer.place(layouts, self._caps), keep)
+
+    def _best(self, layouts: Iterable[IntArray], grid: PlacementGrid, keep: int) -> list[PlacedLayout]:
         total = self._total_ms(grid, keep)
         best = np.argmin(total, axis=1)
         return [
             PlacedLayout(layout, grid.shards[p], grid.devices[p, best[p]], float(total[p, best[p]]))
             for p, layout in enumerate(layouts)
         ]
+
+    def refined(self, placed: PlacedLayout) -> PlacedLayout:
+        """Place a layout once more by whole devices, where shards were placed by what each adds; keep the cheaper."""
+        if self._num_devices < _MANY:
+            return placed
+        grid = _Placer(self.catalog, _whole_scores(self.catalog)).place(placed.layout[None], self._caps)
+        return min(placed, *self._best([placed.layout], grid, 1), key=lambda one: one.cost_ms)
 
     def held(self, placed: PlacedLayout) -> IntArray:
         """Count the units of 4 columns of each item on each device, (I, D), of a placement that fits."""
@@ -121,13 +131,12 @@ class GridSearch:
 class _Placer:
     """Places layouts one shard after the other: in descending cost of the shard alone, confined ones first."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self, catalog: Catalog, scores: Scores) -> None:
+        self._catalog, self._scores = catalog, scores
         anywhere = ~catalog.items.confined[catalog.item]
         self._entries = np.lexsort((-catalog.cost_ms, anywhere))
         self._place_of = np.empty_like(self._entries)
         self._place_of[self._entries] = np.arange(len(self._entries))
-        self._scores = _scores(catalog)
         self._base_score = _beyond_least(catalog.items.base.compute_ms) / catalog.model.head.scale_ms
 
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
@@ -170,7 +179,13 @@ def _scores(catalog: Catalog) -> Scores:
     """Gather what shards are placed by: on many devices what they add wherever they lie, where models tell."""
     head, devices = catalog.model.head, catalog.items.task.topology.num_devices
     if devices < _MANY or not catalog.adding.any():
-        return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)
+        return _whole_scores(catalog)
     order, counted = np.argsort(~catalog.adding, kind="stable"), int(catalog.adding.sum())
     vectors = np.ascontiguousarray(catalog.vectors[:, order])
     return Scores(vectors, catalog.added_score, head.bias[order], head.weight[order], counted, -head.offset)
+
+
+def _whole_scores(catalog: Catalog) -> Scores:
+    """Gather what shards are placed by where all that lies on a device counts."""
+    head = catalog.model.head
+    return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, PlacedLayout, _Placer
+from neuroshard.stages.search.placement.grid import (
+    GridSearch,
+    GridSettings,
+    PlacedLayout,
+    _beyond_least,
+    _Placer,
+    _scores,
+    _whole_scores,
+)
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog, equal_shards, fewest_shards
 from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, put
@@ -68,7 +76,7 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
     mean = catalog.total_given / devices
     caps = np.array([0.9 * mean, mean, 1.1 * mean, 1.5 * mean, catalog.total_given]).astype(np.int64)
     layouts = (fewest_shards(catalog) if parts == 1 else equal_shards(catalog, parts))[None]
-    ours = _Placer(catalog).place(layouts, caps)
+    ours = _Placer(catalog, _scores(catalog)).place(layouts, caps)
     for number, cap in enumerate(caps.tolist()):
         held = _one_by_one(catalog, ours.shards[0], cap, _costs)
         assert ours.alive[0, number] == (held is not None)
@@ -83,18 +91,41 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(seed):
-    """And cost what the model says nevertheless."""
+@pytest.mark.parametrize(("scores", "costs"), [(_scores, _added), (_whole_scores, _costs)], ids=["adding", "whole"])
+def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(seed, scores, costs):
+    """And cost what the model says nevertheless; once more by whole devices."""
     catalog = _with_base(_catalog(seed, 64, _by_widest(64), count=200), seed)
     assert 0 < catalog.adding.sum() < len(catalog.adding)
     caps, layout = (
         np.array([1.2 * catalog.total_given / 64, catalog.total_given]).astype(np.int64),
         fewest_shards(catalog),
     )
-    ours, grid = _Placer(catalog).place(layout[None], caps), GridSearch(catalog, GridSettings())
+    ours, grid = _Placer(catalog, scores(catalog)).place(layout[None], caps), GridSearch(catalog, GridSettings())
     for number, cap in enumerate(caps.tolist()):
-        held = _one_by_one(catalog, ours.shards[0], cap, _added)
-        assert ours.alive[0, number]
-        placed = PlacedLayout(layout, ours.shards[0], ours.devices[0, number], 0.0)
-        np.testing.assert_allclose(_costs(catalog, grid.held(placed).T), ours.compute_ms[0, number], rtol=1e-4)
-        np.testing.assert_allclose(np.sort(_costs(catalog, held.T)), np.sort(ours.compute_ms[0, number]), rtol=1e-4)
+        held = _one_by_one(catalog, ours.shards[0], cap, costs)
+        assert ours.alive[0, number] == (held is not None)
+        if held is not None:
+            placed = PlacedLayout(layout, ours.shards[0], ours.devices[0, number], 0.0)
+            np.testing.assert_allclose(_costs(catalog, grid.held(placed).T), ours.compute_ms[0, number], rtol=1e-4)
+            np.testing.assert_allclose(np.sort(_costs(catalog, held.T)), np.sort(ours.compute_ms[0, number]), rtol=1e-4)
+    assert ours.alive[0, -1]
+
+
+def test_a_layout_placed_once_more_is_the_cheaper_of_both():
+    cheaper = 0
+    for seed in range(4):
+        catalog = _catalog(seed, 64, _by_widest(64), count=200)
+        grid = GridSearch(catalog, GridSettings())
+        (placed,) = grid.place(fewest_shards(catalog)[None])
+        refined = grid.refined(placed)
+        assert refined.cost_ms <= placed.cost_ms
+        assert catalog.costs([grid.held(refined)])[0].total_ms == pytest.approx(refined.cost_ms, rel=1e-4)
+        assert grid.refined(refined) is refined
+        cheaper += refined.cost_ms < placed.cost_ms
+    assert cheaper
+
+
+def test_devices_that_compute_about_equally_much_already_are_placed_on_as_alike_ones():
+    assert _beyond_least(np.array([1.0, 1.0005, 1.0])).tolist() == [0, 0, 0]
+    assert _beyond_least(np.array([1.0, 1.5, 1.0])).tolist() == [0, 0.5, 0]
+    assert _beyond_least(np.zeros(2)).tolist() == [0, 0]

@@ -116,7 +116,8 @@ def test_a_part_of_a_catalog_is_as_if_made_anew(compute):
             np.testing.assert_array_equal(one, other)
         for field in fields(Catalog):
             if field.name not in ("items", "simulator", "model"):
-                np.testing.assert_array_equal(getattr(part, field.name), getattr(anew, field.name), field.name)
+                ours, theirs = getattr(part, field.name), getattr(anew, field.name)  # products of more rows round apart
+                np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=field.name)
         pinned += bool(task.constraints.pinned)
         apart += len(part.items.limits.rivals) > 0
     assert min(pinned, apart) > 0
