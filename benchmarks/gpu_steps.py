@@ -16,6 +16,7 @@ import neuroshard as ns
 from neuroshard.hardware.mirror_meters import MirroredStep
 from neuroshard.hardware.step_samples import LocalStep, Stretch
 from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.stages.search.runs.in_mirror import ExchangesOfStep
 from neuroshard.words.form import FORMS
 
 DATA = Path(__file__).resolve().parent / "data" / "gpu_steps"
@@ -75,7 +76,7 @@ def by_method() -> str:
     known = steps[~again]
     differ = [abs(ms / known[task, name.removeprefix(AGAIN)] - 1) for (task, name), ms in steps[again].items()]
     best = known.xs("default", level="plan") / known.groupby("task").min() - 1
-    now = pd.Series({key: total_ms(simulator_of(WHOLE), _plans()[key]) for key in known.index}).reindex(known.index)
+    now = pd.Series([total_ms(simulator_of(WHOLE), _plans()[key]) for key in known.index], known.index)
     held_out = known.index.get_level_values("task").isin(HELD_OUT)
     foreseen = _of_plans()["foreseen_ms"].reindex(known.index)
     return (
@@ -137,6 +138,5 @@ def _step(ranks: pd.DataFrame, plan: ns.Plan, pipeline: str) -> tuple[float, flo
     ]
     slowest_ms = MirroredStep.of(steps, pipeline).slowest_ms.tolist()
     local = dict(zip(LOCAL_PHASES, slowest_ms, strict=True))
-    parts = simulator_of(KERNELS).cost(plan.task, plan).parts
-    exchanges = sum(float(part.ms.min()) for part in parts if part.name in ("forward", "backward"))
-    return sum(slowest_ms) - local["dense"] + exchanges, local["lookups"] + local["backward"]
+    exchanges = ExchangesOfStep.of(simulator_of(KERNELS).models, plan.traffic)
+    return sum(slowest_ms) - local["dense"] + exchanges.waited_ms, local["lookups"] + local["backward"]

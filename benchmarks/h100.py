@@ -18,7 +18,7 @@ from typing import Any
 import gpu_steps
 import numpy as np
 import pandas as pd
-from fit_kernels import errors
+from fit_kernels import errors as errors_of
 from scipy.stats import kendalltau
 from shared import Made, found, markdown, of_drawn_dims, papers_tasks, simulator_of, total_ms, with_tables
 
@@ -136,7 +136,7 @@ def another() -> str:
         off = f"{(its[ANOTHER] / its['measured'] - 1).abs().mean():.1%}"
         ratios = (f"{beside[name].reindex(its.index).mean():.3f}" for name in (ANOTHER, "measured"))
         rows.append((str(search), f"{len(its)}", f"{its['measured'].mean():.3f}", off, *ratios))
-    of_calls = errors(ns.CostModels.load(ANOTHER).compute, {"": ("h200",)}, ("train", "valid", "test")).items()
+    of_calls = errors_of(ns.CostModels.load(ANOTHER).compute, {"": ("h200",)}, ("train", "valid", "test")).items()
     told = ", ".join(f"{call} by {its.error:.1%}" for call, its in of_calls)
     columns = f"`{ANOTHER}`: mean error", "beside TorchRec's plan, predicted", "measured"
     return (

@@ -22,7 +22,7 @@ class BeamSearch(Searcher):
     """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
 
     From 64 devices on, models that know what a shard adds wherever it lies, as all but the papers' networks do, place
-    it by that alone; plans are costed by the whole models all the same.
+    it by that alone, and the layout found once more by whole devices; plans are costed by whole models all the same.
 
     Attributes:
         num_candidates: candidates for a split: this many by size and this many by predicted compute.

@@ -91,7 +91,7 @@ class GridSearch:
 
     def refined(self, placed: PlacedLayout) -> PlacedLayout:
         """Place a layout once more by whole devices, where shards were placed by what each adds; keep the cheaper."""
-        if self._num_devices < _MANY:
+        if not _by_adding(self.catalog):
             return placed
         grid = _Placer(self.catalog, _whole_scores(self.catalog)).place(placed.layout[None], self._caps)
         return min(placed, *self._best([placed.layout], grid, 1), key=lambda one: one.cost_ms)
@@ -175,11 +175,16 @@ def _beyond_least(base_ms: FloatArray) -> FloatArray:
     return beyond if beyond.max() > _ALIKE * base_ms.max() else np.zeros_like(beyond)
 
 
+def _by_adding(catalog: Catalog) -> bool:
+    """Tell whether shards are placed by what each adds wherever it lies: on many devices, where models tell."""
+    return catalog.items.task.topology.num_devices >= _MANY and bool(catalog.adding.any())
+
+
 def _scores(catalog: Catalog) -> Scores:
     """Gather what shards are placed by: on many devices what they add wherever they lie, where models tell."""
-    head, devices = catalog.model.head, catalog.items.task.topology.num_devices
-    if devices < _MANY or not catalog.adding.any():
+    if not _by_adding(catalog):
         return _whole_scores(catalog)
+    head = catalog.model.head
     order, counted = np.argsort(~catalog.adding, kind="stable"), int(catalog.adding.sum())
     vectors = np.ascontiguousarray(catalog.vectors[:, order])
     return Scores(vectors, catalog.added_score, head.bias[order], head.weight[order], counted, -head.offset)

@@ -80,6 +80,15 @@ class ExchangesOfStep(NamedTuple):
     waited_ms: float = float("nan")
     input_ms: float = float("nan")
 
+    @classmethod
+    def of(cls, models: CostModels, traffic: Traffic) -> "ExchangesOfStep":
+        """Predict the exchanges of one plan with such traffic."""
+        idle = np.zeros((1, traffic.num_devices))
+        waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0).max()
+        if models.input is None:
+            return cls(float(waited_ms), 0.0)
+        return cls(float(waited_ms), float(models.input.predict(traffic.alone(Collective.INPUT), idle).max()))
+
     def in_step(self, step: MirroredStep) -> float:
         """Compute the ms that exchanges add to a step's local work."""
         return self.waited_ms + step.exposed_ms(self.input_ms)
@@ -272,7 +281,7 @@ class InMirror:
         if self.exchanges is None:
             return (ExchangesOfStep(),) * len(plans)
         models = CostModels.load(self.exchanges)
-        return tuple(_predicted(models, plan.traffic) for plan in plans)
+        return tuple(ExchangesOfStep.of(models, plan.traffic) for plan in plans)
 
     def _measured(
         self, hardware: Hardware, warn: Warn, plans: Sequence[Plan], seed: int, advance: Advance, _run: Path
@@ -290,12 +299,3 @@ class InMirror:
             else MeasuredOnce(step_ms=step.step_ms + float(np.nan_to_num(exchanges.in_step(step))))
             for step, exchanges in zip(steps, self._exchanges(plans), strict=True)
         ]
-
-
-def _predicted(models: CostModels, traffic: Traffic) -> ExchangesOfStep:
-    """Predict the exchanges of one plan with such traffic."""
-    idle = np.zeros((1, traffic.num_devices))
-    waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0).max()
-    if models.input is None:
-        return ExchangesOfStep(float(waited_ms), 0.0)
-    return ExchangesOfStep(float(waited_ms), float(models.input.predict(traffic.alone(Collective.INPUT), idle).max()))

@@ -140,9 +140,8 @@ def test_errors_on_fresh_proposals_fall_to_the_noise(home, tmp_path):
         noise = noise_of(result.rounds, part)
         assert first > 0.3
         assert len(noise) >= 4
-        known_to = (
-            2 * noise.std(ddof=1) / len(noise) ** 0.5
-        )  # of few pairs; processors that round differently draw others
+        # Of few pairs, and processors that round differently draw others.
+        known_to = 2 * noise.std(ddof=1) / len(noise) ** 0.5
         assert last < 1.5 * (noise.mean() + known_to), part
         assert last < 0.3 * first
 
