@@ -201,15 +201,30 @@ class Curves:
         """Interpolate the ms, (...,), of so many devices that put in (...,) bytes each; 0 for one alone."""
         if devices == 1:
             return np.zeros_like(size_bytes)
-        log_bytes, log_sizes = np.log(np.maximum(size_bytes, 1.0)), np.log(self.sizes)
-        curves = self._log_ms[collective]
-        counts = sorted(curves)
-        share = np.interp(np.log(devices), np.log(counts), np.arange(len(counts)))  # a place between two of them
-        weights = np.maximum(1 - np.abs(share - np.arange(len(counts))), 0)
-        each = [np.interp(log_bytes, log_sizes, curves[count]) for count in counts]
-        log_ms = np.tensordot(weights, each, 1) + np.maximum(log_bytes - log_sizes[-1], 0)
-        ms: FloatArray = np.exp(log_ms) * _on_the_way(devices)
+        log_bytes = np.log(np.maximum(size_bytes, 1.0))
+        log_ms = np.interp(log_bytes, self._log_sizes, self._between(collective, devices))
+        ms: FloatArray = np.exp(log_ms + np.maximum(log_bytes - self._log_sizes[-1], 0))
         return ms
+
+    def _between(self, collective: str, devices: int) -> FloatArray:
+        """Interpolate the curve of so many devices, (S,) logarithms of ms, once."""
+        if (key := (collective, devices)) not in self._known:
+            curves = self._log_ms[collective]
+            counts = sorted(curves)
+            share = np.interp(np.log(devices), np.log(counts), np.arange(len(counts)))  # a place between two of them
+            weights = np.maximum(1 - np.abs(share - np.arange(len(counts))), 0)
+            self._known[key] = weights @ [curves[count] for count in counts] + np.log(_on_the_way(devices))
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, int], FloatArray]:
+        """Curves that were interpolated."""
+        return {}
+
+    @cached_property
+    def _log_sizes(self) -> FloatArray:
+        log_sizes: FloatArray = np.log(self.sizes)
+        return log_sizes
 
     def tensors(self, name: str) -> dict[str, FloatArray]:
         """Return sizes and points, `name` before their own names."""

@@ -309,12 +309,11 @@ class RooflineComm(Stored, CommModel):
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """Predict the ms of all collectives, (B, D), the same for all devices."""
-        taken_ms = [
-            self._collective_ms(traffic.given(one), one, traffic.num_devices, traffic.host_size)
-            for one in traffic.held
-            if one is not Collective.INPUT
-        ]
-        return np.broadcast_to(np.sum(taken_ms, axis=0), wait_ms.shape)
+        taken_ms = np.zeros((len(wait_ms), 1))
+        for one in traffic.held:
+            if one is not Collective.INPUT and (given := traffic.given(one)).any():
+                taken_ms = taken_ms + self._collective_ms(given, one, traffic.num_devices, traffic.host_size)
+        return np.broadcast_to(taken_ms, wait_ms.shape)
 
     def coverage(self, traffic: Traffic) -> Coverage:
         """Tell how near published points are to what these devices exchange."""
@@ -357,8 +356,8 @@ class RooflineComm(Stored, CommModel):
         name = _NCCL[collective]
         if self.gathers and name == "reduce_scatter":
             name = "all_gather"
-        empty = (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
-        return self.curves(name, devices, size_bytes / self.speed) + empty
+        ms = self.curves(name, devices, size_bytes / self.speed)
+        return ms if self.rounds == 1 else ms + (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
 
     def _outside_ms(self, size_bytes: FloatArray, share: float) -> FloatArray:
         """Predict the ms over the network, (B, 1)."""
