@@ -79,6 +79,8 @@ class AdditiveNetwork(nn.Module):
         sums, own = segment_sums(amounts, segments, len(count)), amounts[:, 0]
         corrected = torch.relu(sums[:, 1:] * self._signs + self.bias) @ self._weight()
         costs: torch.Tensor = sums[:, :1] + (corrected + self.offset)[:, None]
+        if not self._kernel_widths:
+            return costs
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:

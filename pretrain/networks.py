@@ -70,6 +70,7 @@ class MonotoneNetwork(nn.Module):
     def __init__(self, signs: Sequence[int], hidden: tuple[int, ...], outputs: int) -> None:
         super().__init__()
         self.network = perceptron((len(signs), *hidden, outputs))
+        self._layers = linear_layers(self.network)
         ends = [*(alternating(width) for width in hidden), torch.ones(outputs)]
         starts = [torch.tensor(signs, dtype=torch.float32), *ends[:-1]]
         self._signs = [end[:, None] * start[None, :] for start, end in zip(starts, ends, strict=True)]
@@ -77,7 +78,7 @@ class MonotoneNetwork(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Compute the outputs (..., outputs) of inputs (..., F)."""
         hidden = inputs
-        for i, (layer, sign) in enumerate(zip(linear_layers(self.network), self._signs, strict=True)):
+        for i, (layer, sign) in enumerate(zip(self._layers, self._signs, strict=True)):
             hidden = nn.functional.linear(torch.relu(hidden) if i else hidden, _kept(layer.weight, sign), layer.bias)
         return hidden
 
@@ -93,18 +94,18 @@ class MonotoneNetwork(nn.Module):
             UserError: they don't have the signs.
         """
         with torch.no_grad():
-            for layer, weight, bias in zip(linear_layers(self.network), mlp.weights, mlp.biases, strict=True):
+            for layer, weight, bias in zip(self._layers, mlp.weights, mlp.biases, strict=True):
                 layer.weight.copy_(torch.from_numpy(weight.T.copy()))
                 layer.bias.copy_(torch.from_numpy(bias.copy()))
-        before = [layer.weight.detach().clone() for layer in linear_layers(self.network)]
+        before = [layer.weight.detach().clone() for layer in self._layers]
         self._keep()
-        after = [layer.weight.detach() for layer in linear_layers(self.network)]
+        after = [layer.weight.detach() for layer in self._layers]
         if any((one != other).any() for one, other in zip(before, after, strict=True)):
             raise UserError("init is a model whose costs fall where they must rise; leave init out")
 
     def _keep(self) -> None:
         with torch.no_grad():
-            for layer, sign in zip(linear_layers(self.network), self._signs, strict=True):
+            for layer, sign in zip(self._layers, self._signs, strict=True):
                 layer.weight.copy_(_kept(layer.weight, sign))
 
 
@@ -115,4 +116,4 @@ def alternating(count: int) -> torch.Tensor:
 
 def _kept(weight: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
     """Set the weights to 0 where they have the wrong sign."""
-    return torch.where(sign == 0, weight, (weight * sign).clamp(min=0) * sign)
+    return weight * (weight.detach() * sign >= 0)

@@ -84,7 +84,7 @@ def fit(
     `on_epoch(epoch, validation loss)` is called after every epoch. The order of samples depends on `seed` alone.
     """
     loss_of = _LOSSES[settings.loss]
-    optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
+    optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate, fused=True)
     scheduler = _scheduler(optimizer, settings)
     generator = torch.Generator().manual_seed(seed)
     everything = torch.arange(len(valid.targets))
