@@ -141,11 +141,15 @@ def _collect_and_die(out, number, when):
     collect_run(out).run()
 
 
-def test_killed_runs_lose_nothing_and_repeat_nothing(tmp_path):
+KILLS = [*product(range(3), ("before", "after"))]
+
+
+@pytest.mark.parametrize("kills", [KILLS[1::2], pytest.param(KILLS, marks=pytest.mark.slow)])
+def test_killed_runs_lose_nothing_and_repeat_nothing(tmp_path, kills):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     collect_run(whole).run()
     kept: dict[Path, int] = {}
-    for number, when in product(range(3), ("before", "after")):
+    for number, when in kills:
         process = forked_warm().Process(target=_collect_and_die, args=(killed, number, when))
         process.start()
         process.join(PATIENCE_S)

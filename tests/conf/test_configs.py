@@ -41,7 +41,7 @@ MANDATORY = {
     "export": ["plan=plan.json", "to=sok", "out=tables.py"],
     "report": ["runs=runs"],
 }
-FEWER = {"tables.num_tables": 100, "tasks.draw.count": 21}  # drawn when a command is built
+FEWER = {"tables.num_tables": 60, "tasks.draw.max_tables": 60, "tasks.draw.count": 21}  # drawn when a command is built
 GROUP_NAMES = {group for groups in GROUPS.values() for group in groups}
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
 

@@ -67,14 +67,17 @@ def planner(
 ) -> NeuroShardPlanner:
     """Make a planner for the devices of `topology`, or for those of the settings.
 
-    What `settings` leave open: linear models of any batch size, 4 samples a device, and all memory for tables.
+    What `settings` leave open: linear models of any batch size, 4 samples a device, all memory for tables, and few
+    shakes of the default search.
     """
     where = settings.pop("topology", None) or topology(devices, device, cap, on_host)
-    given = {
+    given: dict[str, Any] = {
         "models": replace(linear_models(where.world_size), batch_size=None),
         "batch_size": 4,
         "storage_reservation": FixedPercentageStorageReservation(0.0),
     }
+    if "searcher" not in settings:
+        given["improvement"] = {"shakes": 10}
     return NeuroShardPlanner(where, **given | settings)
 
 

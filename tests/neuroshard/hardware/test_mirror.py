@@ -87,8 +87,9 @@ def test_fewer_bits_are_exchanged_where_a_sample_says_so():
         assert tuple(share * size for size in sizes[0]) == sizes[1], its
 
 
-def test_ranks_of_many_take_their_steps():
-    plan = mixed_plan(128, devices_per_host=8)
+@pytest.mark.parametrize("ranks", [32, pytest.param(128, marks=pytest.mark.slow)])
+def test_ranks_of_many_take_their_steps(ranks):
+    plan = mixed_plan(ranks, devices_per_host=8)
     hardware = Hardware(DeviceSpec("cpu"), EmbeddingSettings(optimizer="rowwise_adagrad"))
     jobs = rank_jobs([plan])
     assert [job.rank for job in jobs] == list(measured_ranks(plan))

@@ -49,12 +49,18 @@ def _plan(num_devices):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("text", HOSTILE)
-def test_names_are_no_formulas(text, figures):
+def test_titles_are_no_formulas(text, figures):
     assert plan_png(*_plan(2), text).startswith(PNG)
-    assert curves_png([(text, np.array([2.0, 1.0]))], {text: 1.5}, text).startswith(PNG)
     assert figures[0].get_suptitle() == label(text)
-    (axes,) = figures[1].axes
-    assert [shown.get_text() for shown in axes.get_legend().get_texts()] == [label(text)]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("texts", [HOSTILE[::2], HOSTILE[1::2]])
+def test_names_are_no_formulas(texts, figures):
+    curves, baselines = [(text, np.array([2.0, 1.0])) for text in texts], dict.fromkeys(texts, 1.5)
+    assert curves_png(curves, baselines, "title").startswith(PNG)
+    (axes,) = figures[0].axes
+    assert {shown.get_text() for shown in axes.get_legend().get_texts()} == set(map(label, texts))
 
 
 def test_labels_are_short_and_shown_in_legends():

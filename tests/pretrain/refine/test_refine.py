@@ -86,7 +86,7 @@ def home(tmp_path_factory):
     calls = [CALLS.draw(split, BATCH_SIZE, rng) for _ in range(500)]
     exchanges = [EXCHANGES.draw(DEVICES, BATCH_SIZE, rng) for _ in range(200)]
     compute, comm = _split(measured_compute(HOME, calls, 0.02, rng)), _split(measured_comm(HOME, exchanges, 0.02, rng))
-    training = TrainingSettings(80, 32, 3e-3, "cosine", "absolute_relative", 80)
+    training = TrainingSettings(40, 32, 3e-3, "cosine", "absolute_relative", 40)
     model = Ensemble(Additive((64, 32), training, corrections=8), 2).fit(compute, None, 0, _silent)
     both = (SetCommunication((32, 16), training).fit(comm, way, None, 0, _silent) for way in (0, 1))
     ranges = Ranges.of([m.sample for m in compute.train], [m.sample for m in comm.train])

@@ -72,8 +72,10 @@ def _tiny_on_three(seed):
 @pytest.mark.parametrize(
     ("task_of", "seeds", "forms"),
     [
-        (_tiny, (*range(12), 74), {*Form}),  # all in rows there, which estimates pass over
-        (_tiny_on_three, range(6), {*Form}),
+        (_tiny, (*range(5), 74), {*Form}),  # all in rows there, which estimates pass over
+        pytest.param(_tiny, range(5, 12), {*Form}, marks=pytest.mark.slow),
+        (_tiny_on_three, range(3), {*Form}),
+        pytest.param(_tiny_on_three, range(3, 6), {*Form}, marks=pytest.mark.slow),
         (_tiny_sequences, range(11), {Form.COLUMNS, Form.ROWS}),
     ],
 )
@@ -90,7 +92,7 @@ def test_plans_of_tiny_tasks_are_the_best_of_all_forms(task_of, seeds, forms):
     assert seen == forms
 
 
-@pytest.mark.parametrize("share", [0.52, 0.7])
+@pytest.mark.parametrize("share", [0.52, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_plans_keep_to_little_memory(share):
     """Two devices that hold hardly more than all tables: a plan is found wherever there is one in any form."""
     best_found = 0

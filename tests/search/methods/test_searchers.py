@@ -58,12 +58,6 @@ class TestEverySearcher(_Configured):
     most_tasks = 4
 
 
-@pytest.mark.parametrize("name", PEERS)
-class TestPeers(_Configured):
-    most_tasks = 2
-    most_tables = 5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in choices("searcher") if name != "replan"])
 class TestEverySearcherInFull(_Configured):

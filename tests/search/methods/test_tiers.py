@@ -75,11 +75,12 @@ def test_less_memory_costs_more():
     assert all(Tier.DEVICE not in _tiers(plan) or len(_tiers(plan)) > 1 for plan in plans[1:])
 
 
-def test_plans_of_tiny_tasks_are_near_the_best():
+@pytest.mark.parametrize("tasks", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_plans_of_tiny_tasks_are_near_the_best(tasks):
     """Of whole tables on 2 devices in a few memories; searches may also cut tables and choose other caches."""
     homes = (ON_DEVICE, *(Home(Tier.CACHED, share) for share in (0.05, 0.2, 0.6)), Home(Tier.HOST))
     gaps = []
-    for seed in range(8):
+    for seed in range(tasks):
         rng = np.random.default_rng(seed)
         tables = tuple(LARGE[i] for i in rng.choice(len(LARGE), 3, replace=False))
         total = sum(table.size_bytes for table in tables)
@@ -98,7 +99,9 @@ def test_plans_of_tiny_tasks_are_near_the_best():
     assert max(gaps) < 0.1
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.3, 8), (0.6, 8), (0.8, 6)])
+@pytest.mark.parametrize(
+    ("share", "count"), [(0.8, 6), *(pytest.param(share, 8, marks=pytest.mark.slow) for share in (0.3, 0.6))]
+)
 def test_no_choice_of_memories_would_have_been_cheaper_by_much(share, count):
     """By the same search with every table bound to the memory that the choice gives it."""
     task = _task(share, count)

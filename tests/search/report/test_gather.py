@@ -86,12 +86,13 @@ def _columns(table, name, value):
     return table.set_column(table.column_names.index(name), name, array)
 
 
+@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", ["one/results.parquet", "measured/results.parquet", "trained/curve.parquet"])
-def test_wrong_values_in_tables_are_one_line(runs, path):
+def test_wrong_values_in_tables_are_one_line(runs, path, step):
     table = pq.read_table(runs / path)
     tried = refused = 0
-    for name in table.column_names:
-        for value in HOSTILE:
+    for number, name in enumerate(table.column_names):
+        for value in HOSTILE[number % step :: step]:
             try:
                 pq.write_table(_columns(table, name, value), runs / path)
             except (pa.ArrowException, UnicodeError, OverflowError):
@@ -106,8 +107,8 @@ def test_wrong_values_in_tables_are_one_line(runs, path):
             gather([runs])
         except UserError as error:
             assert str(runs / path.split("/")[0]) in str(error)
-    assert tried > 30
-    assert refused > 10
+    assert tried > 30 / step
+    assert refused > 10 / step
 
 
 def _changed(content, rng):

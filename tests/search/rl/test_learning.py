@@ -82,7 +82,7 @@ def models(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "learner", [pytest.param(dreamshard(NETWORK), marks=pytest.mark.slow), autoshard(NETWORK), dreamshard()]
+    "learner", [*(pytest.param(one(NETWORK), marks=pytest.mark.slow) for one in (dreamshard, autoshard)), dreamshard()]
 )
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, models, learner, monkeypatch):
     whole = _run(tmp_path, learner=learner).run()

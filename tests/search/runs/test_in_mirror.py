@@ -27,10 +27,10 @@ pytestmark = pytest.mark.xdist_group("measures")
 @pytest.fixture
 def plans(tmp_path):
     """One in columns, and one that mixes forms, for more devices than are here."""
-    tables = tuple(replace(table, rows=table.rows + 32) for table in toy_task(4, num_devices=32).tables)
-    task = Task(tables, Topology(32, 1 << 30), 64)
+    tables = tuple(replace(table, rows=table.rows + 32) for table in toy_task(4, num_devices=16).tables)
+    task = Task(tables, Topology(16, 1 << 30), 64)
     whole(task).save(tmp_path / "columns.json")
-    laid_out(task, range(32), COPIES, 0, 0).save(tmp_path / "mixed.json")
+    laid_out(task, range(16), COPIES, 0, 0).save(tmp_path / "mixed.json")
     return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
 
 
@@ -51,7 +51,7 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
     assert set(stretches["rank"]) == {rank for its in found["ranks"] for rank in its}
     total = stretches[stretches["method"] == "columns"].groupby("rank")["ms"].sum()
     assert found.loc["columns", "local_ms"] >= total.max()
-    assert "on 32 ranks" in shown(result)
+    assert "on 16 ranks" in shown(result)
     assert "differs from itself by" in shown(result)
 
     files = sorted((out / "ranks/task-0000").iterdir())
@@ -67,7 +67,7 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
 
 def test_indices_count_unless_a_pipeline_hides_them(plans, tmp_path):
     """Behind a dense part of many columns a pipeline hides them all; a loop waits for them."""
-    wide = replace(THROUGH.protocol, turns=1, dense=(2048, 2048))
+    wide = replace(THROUGH.protocol, turns=1, dense=(512, 512))
     found = {}
     for pipeline in PIPELINES:
         through = replace(THROUGH, protocol=replace(wide, pipeline=pipeline))

@@ -75,7 +75,7 @@ def _tiny_tasks(seeds):
             yield seed, tiny.task(), plans
 
 
-@pytest.mark.parametrize("tasks", [20, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tasks", [15, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_no_plan_costs_less_than_the_bound(name, tasks):
     tried = 0
@@ -93,16 +93,16 @@ def _gap(task, simulator):
     return simulator.cost(task, plan).total_ms / _bound(task, simulator) - 1
 
 
+@pytest.mark.parametrize("num_devices", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("models", "batch_size", "most"),
     [("roofline:h100", 65536, 0.2), ("cpu", 4096, 0.1), ("h100", 65536, 0.2), ("cpu+torchrec", 4096, 0.2)],
 )
-def test_the_bound_is_close_for_models_that_keep_to_physics(models, batch_size, most):
+def test_the_bound_is_close_for_models_that_keep_to_physics(models, batch_size, most, num_devices):
     """Many tables of many sizes on a few devices leave little to be gained, but that each shard sorts all lookups."""
     simulator, tables = Simulator(CostModels.load(models)), dlrm_like(batch_size=batch_size, seed=1)
-    for num_devices in (4, 8):
-        (task,) = drawn(tables, Topology(num_devices, 4 << 30), batch_size, TaskDraw(count=1))
-        assert 0 <= _gap(task, simulator) < most
+    (task,) = drawn(tables, Topology(num_devices, 4 << 30), batch_size, TaskDraw(count=1))
+    assert 0 <= _gap(task, simulator) < most
 
 
 def test_what_narrow_tables_save_takes_little_from_the_bound():
