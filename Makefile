@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup
 timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) s"
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
-.PHONY: help install demo test test-all golden lint types format docs results bench release-check clean
+.PHONY: help install demo test quick test-all golden lint types format docs results bench release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -37,7 +37,10 @@ demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's
 	@echo "try next, with your own tables (a CSV with the columns name,rows,dim,pooling_factor):"
 	@echo "  $(BIN)/neuroshard search model=demo/models batch_size=1024 tables=YOUR.csv"
 
-test: lint types  ## what CI runs: style, types, tests but for the slow ones
+test: lint  ## what CI runs: style, types, tests but for the slow ones
+	$(MAKE) --no-print-directory --jobs=2 types quick
+
+quick: $(INSTALLED)  ## tests but for the slow ones
 	$(PYTEST)
 
 test-all: lint types  ## style, types and every test, slow ones too; files are damaged in more ways

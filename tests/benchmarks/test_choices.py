@@ -2,6 +2,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from neuroshard.models.simulator import Simulator
 from neuroshard.testing import linear_models, toy_task
 
@@ -24,6 +26,7 @@ class _Said:
         return self.expected_ms
 
 
+@pytest.mark.slow
 def test_every_plan_at_hand_is_judged_and_the_same_again():
     """Models are fitted to what a made-up device "measures", whose true costs are known."""
     setting = choices.Setting("cpu", num_devices=2, samples=60, epochs=2)

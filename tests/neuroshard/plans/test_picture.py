@@ -78,7 +78,7 @@ def test_texts_stay_texts_elsewhere():
     assert rcParams["text.parse_math"]
 
 
-@pytest.mark.parametrize("num_devices", [1, 4, 16, 17, 128, 1000])
+@pytest.mark.parametrize("num_devices", [1, 16, 17, 1000])
 def test_numbers_of_devices_stand_apart(num_devices, figures):
     assert plan_png(*_plan(num_devices), "title").startswith(PNG)
     for axes in figures[0].axes:

@@ -3,6 +3,7 @@
 import shutil
 import signal
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -97,6 +98,7 @@ def home(tmp_path_factory):
     return path
 
 
+@cache
 def _tasks(tasks=3, seed=1):
     tables = dlrm_like(num_tables=60, batch_size=BATCH_SIZE, seed=seed)
     draw = TaskDraw(tasks, min_tables=8, max_tables=16, max_dim=64)

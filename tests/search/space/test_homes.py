@@ -65,7 +65,7 @@ def test_choices_fit_both_memories_and_are_found_where_hosts_have_plenty(some, d
 def test_choices_are_near_the_best():
     """What is lost is a part of one table's bytes: little where tables are many."""
     rng, gaps = np.random.default_rng(0), []
-    for _ in range(40):
+    for _ in range(20):
         size = rng.integers(50, 1000, 6)[:, None]
         cost = rng.random((6, 1)) * np.array([1.0, 8.0, 5.0, 20.0]) * rng.uniform(0.9, 1.1, (6, 4))
         some = _options(size, cost)
