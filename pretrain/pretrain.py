@@ -92,11 +92,11 @@ class Pretrain:
                 fit.check(one)
             directories = [DataDirectory.at(Path(path)) for path in _several(self.data)]
             manifest = _common(directories)
+            if given and any(m.repeats for directory in directories for m in directory.comm().read()):
+                raise UserError(f"exchanges={self.exchanges}, but data holds measured exchanges; leave the setting out")
             calls = None if self.calls is None else [call_named(name) for name in self.calls]
             needed = () if given else (Collective.ALL_TO_ALL,)
             measured = Measured.of(directories, calls, needed).limited(self.max_samples, self.max_tables)
-            if given and measured.comm:
-                raise UserError(f"exchanges={self.exchanges}, but data holds measured exchanges; leave the setting out")
             level = measured.level
             start = nearest(starts, level.parts)
             fitted = fit(level, start, bars)

@@ -109,7 +109,7 @@ def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):
 @pytest.mark.parametrize(
     ("exchanges", "settings", "said"),
     [
-        (400, {"exchanges": SHEET}, f"exchanges={SHEET}, but data holds measured exchanges; leave the setting out"),
+        (1, {"exchanges": SHEET}, f"exchanges={SHEET}, but data holds measured exchanges; leave the setting out"),
         (0, {"exchanges": "cpu"}, "exchanges=cpu is no datasheet; take one, such as roofline:h100"),
         (0, {"exchanges": "roofline:h1000"}, "h1000"),
         (0, {}, "holds no exchanges for the train split"),
