@@ -188,7 +188,8 @@ def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices
     """Compute the features (..., F) of amounts, the first of them (...,), as logarithms."""
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
-        features[..., f] = np.log2(1 + amount)
+        features[..., f] = amount
+    np.log2(1 + features[..., : len(amounts)], out=features[..., : len(amounts)])
     features[..., -2] = np.log2(batch_size)
     features[..., -1] = np.log2(devices)
     return features

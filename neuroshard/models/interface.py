@@ -270,8 +270,8 @@ def device_waits(wait_ms: FloatArray) -> FloatArray:
     """
     next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]
     others = np.where(wait_ms > 0, 0, next_to_last)
-    stacked = np.empty((*wait_ms.shape, NUM_WAITS))
-    columns = (wait_ms, next_to_last, wait_ms.mean(axis=1, keepdims=True), wait_ms.max(axis=1, keepdims=True), others)
+    stacked, mean = np.empty((*wait_ms.shape, NUM_WAITS)), wait_ms.sum(axis=1, keepdims=True) / wait_ms.shape[1]
+    columns = (wait_ms, next_to_last, mean, wait_ms.max(axis=1, keepdims=True), others)
     for w, wait in enumerate(columns):
         stacked[..., w] = wait
     return stacked

@@ -67,7 +67,7 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
 
 def test_indices_count_unless_a_pipeline_hides_them(plans, tmp_path):
     """Behind a dense part of many columns a pipeline hides them all; a loop waits for them."""
-    wide = replace(THROUGH.protocol, turns=1, dense=(512, 512))
+    wide = replace(THROUGH.protocol, turns=1, dense=(1024, 1024))
     found = {}
     for pipeline in PIPELINES:
         through = replace(THROUGH, protocol=replace(wide, pipeline=pipeline))
