@@ -1,6 +1,6 @@
 """Plans made better by local search: for how long, and how."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Count, PositiveCount, Seed
@@ -37,6 +37,11 @@ class Improvement:
     shake_steps: Count = 2
     max_plans: PositiveCount | None = 20_000_000
     seed: Seed = 0
+
+    def shared(self, count: int) -> "Improvement":
+        """Return the same with its part of the work, where so many share it."""
+        plans = None if self.max_plans is None else max(self.max_plans // count, 1)
+        return replace(self, shakes=self.shakes // count, max_plans=plans)
 
     def improve(self, local: LocalSearch, plan: CostedPlan) -> CostedPlan:
         """Improve `plan` by local search; return the cheapest plan found, never one that costs more."""

@@ -144,20 +144,20 @@ class ImprovedSearch(Searcher):
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
         """Search locally from first plans (I, D) that cost so much; return the cheapest end.
 
-        Those that cost nearly the least share half of the shakes, and the lowest of their ends gets the other half.
+        Those that cost nearly the least share half of the shakes and of the plans that may be looked at, and the lowest
+        of their ends gets the other half.
         """
         if len(plans) == 1:
             return self._end(plans[0], 0, catalog)[1]
         most_ms = min(cost.total_ms for cost in costs) * _NEAR
         near = {held.tobytes(): held for held, cost in zip(plans, costs, strict=True) if cost.total_ms <= most_ms}
-        half = self.improvement.shakes // 2
-        each, rest = self._shaking(half // len(near)), self._shaking(half)
+        each, rest = self._shared(2 * len(near)), self._shared(2)
         lowest = min((each._end(held, 0, catalog)[1] for held in near.values()), key=predicted_ms)
         return min(lowest, rest._end(lowest.held, 1, catalog)[1], key=predicted_ms)
 
-    def _shaking(self, times: int) -> "ImprovedSearch":
-        """Return the same search with so many shakes."""
-        return replace(self, improvement=replace(self.improvement, shakes=times))
+    def _shared(self, count: int) -> "ImprovedSearch":
+        """Return the same search with its part of the work, where so many share it."""
+        return replace(self, improvement=self.improvement.shared(count))
 
     def believing(self) -> "ImprovedSearch":
         """Return the same search, but taking every predicted gain for true."""

@@ -11,6 +11,7 @@ from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.heuristics import Random
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
@@ -38,6 +39,33 @@ def test_plans_looked_at_are_a_limit():
     local, state = _local(toy_task(15), Simulator(random_models()))
     Improvement(shakes=10**6, max_plans=20_000).improve(local, state)
     assert 20_000 <= local.looked < 40_000
+
+
+@pytest.mark.parametrize(
+    ("whole", "count", "part"), [((200, 1000), 7, (28, 142)), ((3, 2), 4, (0, 1)), ((10, None), 2, (5, None))]
+)
+def test_several_share_the_work(whole, count, part):
+    assert Improvement(shakes=whole[0], max_plans=whole[1]).shared(count) == Improvement(
+        shakes=part[0], max_plans=part[1]
+    )
+
+
+def test_local_search_from_several_plans_looks_at_no_more_than_one_would(monkeypatch):
+    """Each begins with some steps whatever is left to it."""
+    looked, descend = [], Improvement.improve
+
+    def counted(self, local, plan):
+        found = descend(self, local, plan)
+        looked.append((self.max_plans, local.looked))
+        return found
+
+    monkeypatch.setattr(Improvement, "improve", counted)
+    most = 400_000
+    search = NeuroShard(improvement=Improvement(shakes=10_000, max_plans=most), forms=("columns",))
+    search.find(toy_task(40), Simulator(random_models()))
+    assert len(looked) > 2
+    assert sum(limit for limit, _ in looked) <= most
+    assert most / 2 < sum(seen for _, seen in looked) < 1.5 * most
 
 
 def test_small_tasks_get_all_their_shakes(monkeypatch):
