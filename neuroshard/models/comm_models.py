@@ -189,7 +189,8 @@ def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
         features[..., f] = amount
-    np.log2(1 + features[..., : len(amounts)], out=features[..., : len(amounts)])
+    logarithms = features[..., : len(amounts)]
+    np.log2(1 + logarithms, out=logarithms)
     features[..., -2] = np.log2(batch_size)
     features[..., -1] = np.log2(devices)
     return features

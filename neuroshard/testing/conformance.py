@@ -43,10 +43,9 @@ _MOST_SAMPLES = 2048  # in a batch
 
 
 class SearcherConformance:
-    """Tests for every search method; `most_tasks` of a type and `most_tables` in one spare those that take long."""
+    """Tests for every search method; `most_tasks` of a type spares those that take long."""
 
     most_tasks = 12
-    most_tables = 23
 
     def make(self) -> "Searcher":
         """Make the searcher under test."""
@@ -55,14 +54,11 @@ class SearcherConformance:
     def _seeds(self, count: int) -> range:
         return range(min(count, self.most_tasks))
 
-    def _toy_task(self, count: int, num_devices: int = 4, seed: int = 0) -> Task:
-        return toy_task(min(count, self.most_tables), num_devices, seed=seed)
-
     def test_covers_every_column_within_memory(self) -> None:
         """Check that plans are valid and fit, for many tasks and device counts."""
         for num_devices in (1, 2, 4):
             for seed in self._seeds(5):
-                task = self._toy_task(3 + 5 * seed, num_devices, seed=seed)
+                task = toy_task(3 + 5 * seed, num_devices, seed=seed)
                 plan = self.make().find(task, Simulator(random_models(num_devices, seed))).plan
                 assert plan.task == task
                 assert sum(plan.device_dims) == task.output_columns
@@ -71,7 +67,7 @@ class SearcherConformance:
     def test_serves_tables_of_several_features(self) -> None:
         """Check that plans are valid and fit where each feature has outputs of its own, and that calls repeat."""
         for seed in self._seeds(3):
-            count, num_devices = min(5 + 4 * seed, self.most_tables), 2 + seed
+            count, num_devices = 5 + 4 * seed, 2 + seed
             task, simulator = shared_task(count, num_devices, seed), Simulator(linear_models(num_devices))
             plan = self.make().find(task, simulator).plan
             assert sum(plan.device_dims) == task.output_columns
@@ -89,13 +85,13 @@ class SearcherConformance:
 
     def test_repeats_exactly(self) -> None:
         """Check that the same call gives the same plan."""
-        task, simulator = self._toy_task(20), Simulator(random_models())
+        task, simulator = toy_task(20), Simulator(random_models())
         assert self.make().find(task, simulator).plan == self.make().find(task, simulator).plan
 
     def test_respects_a_tight_cap(self) -> None:
         """Check that with little memory to spare a plan either fits or is refused."""
         for seed in self._seeds(10):
-            loose = self._toy_task(16, seed=seed)
+            loose = toy_task(16, seed=seed)
             cap = max(int(loose.size_bytes * 0.3), *(table.size_bytes for table in loose.tables))
             task = Task(loose.tables, Topology(4, cap), loose.batch_size)
             try:
@@ -140,7 +136,7 @@ class SearcherConformance:
         simulator = Simulator(CostModels.load("roofline:h100"))
         for target in map(target_named, TARGETS):
             for seed in self._seeds(2):
-                task = target.constrained(self._toy_task(8, 2 + seed, seed=seed))
+                task = target.constrained(toy_task(8, 2 + seed, seed=seed))
                 if isinstance(found := self._keeps_limits_or_refuses(task, simulator), Plan):
                     target.check(found)
 

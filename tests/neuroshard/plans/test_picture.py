@@ -51,7 +51,8 @@ def _plan(num_devices):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_titles_are_no_formulas(text, figures):
     assert plan_png(*_plan(2), text).startswith(PNG)
-    assert figures[0].get_suptitle() == label(text)
+    assert curves_png([("one", np.array([2.0, 1.0]))], {}, text).startswith(PNG)
+    assert figures[0].get_suptitle() == figures[1].axes[0].get_title() == label(text)
 
 
 @pytest.mark.filterwarnings("error")
@@ -78,7 +79,9 @@ def test_texts_stay_texts_elsewhere():
     assert rcParams["text.parse_math"]
 
 
-@pytest.mark.parametrize("num_devices", [1, 16, 17, 1000])
+@pytest.mark.parametrize(
+    "num_devices", [1, 16, 17, 1000, *(pytest.param(many, marks=pytest.mark.slow) for many in (4, 128))]
+)
 def test_numbers_of_devices_stand_apart(num_devices, figures):
     assert plan_png(*_plan(num_devices), "title").startswith(PNG)
     for axes in figures[0].axes:

@@ -52,10 +52,10 @@ def test_several_share_the_work(whole, count, part):
 
 def test_local_search_from_several_plans_looks_at_no_more_than_one_would(monkeypatch):
     """Each begins with some steps whatever is left to it."""
-    looked, descend = [], Improvement.improve
+    looked, improve = [], Improvement.improve
 
     def counted(self, local, plan):
-        found = descend(self, local, plan)
+        found = improve(self, local, plan)
         looked.append((self.max_plans, local.looked))
         return found
 

@@ -27,7 +27,7 @@ def _finalists(searcher, task, models, count):
 
 
 @pytest.mark.parametrize("models", [random_models(), random_form_models()], ids=["columns", "forms"])
-@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 6])
 def test_they_differ_and_the_one_found_is_the_first(models, count):
     found, plans = _finalists(SMALL, toy_task(12), models, count)
     assert plans[0] is found

@@ -66,7 +66,7 @@ def _by_widest(devices):
     return replace(random_models(devices), compute=random_by_widest())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8))])
 @pytest.mark.parametrize("make", [linear_models, random_models, _by_widest])
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("beside", [lambda catalog, seed: catalog, _with_base], ids=["nothing", "something"])
@@ -90,7 +90,7 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
     ]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize(("scores", "costs"), [(_scores, _added), (_whole_scores, _costs)], ids=["adding", "whole"])
 def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(seed, scores, costs):
     """And cost what the model says nevertheless; once more by whole devices."""

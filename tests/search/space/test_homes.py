@@ -62,10 +62,11 @@ def test_choices_fit_both_memories_and_are_found_where_hosts_have_plenty(some, d
         assert on_host <= host
 
 
-def test_choices_are_near_the_best():
+@pytest.mark.parametrize("tasks", [20, pytest.param(40, marks=pytest.mark.slow)])
+def test_choices_are_near_the_best(tasks):
     """What is lost is a part of one table's bytes: little where tables are many."""
     rng, gaps = np.random.default_rng(0), []
-    for _ in range(20):
+    for _ in range(tasks):
         size = rng.integers(50, 1000, 6)[:, None]
         cost = rng.random((6, 1)) * np.array([1.0, 8.0, 5.0, 20.0]) * rng.uniform(0.9, 1.1, (6, 4))
         some = _options(size, cost)
