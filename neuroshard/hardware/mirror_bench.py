@@ -12,7 +12,7 @@ import torch
 
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.mirror import World, mirrored_world
-from neuroshard.hardware.pipelines import PhaseClock, Walk
+from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, drawn_batches, renamed, share_of
@@ -75,22 +75,23 @@ class _Live:
             self._step()
 
     def turn(self, steps: int) -> Timed:
-        """Train one step untimed, and some of which the means are taken."""
+        """Train one step untimed, and some of which the means are taken; none waits for the device, as in training."""
         self._step()
         start = perf_counter()
-        walked = [self._step() for _ in range(steps)]
-        self.stretches = self.stretches or walked[0].stretches
-        if any(walk.stretches != self.stretches for walk in walked):
+        self._trained.clock.restart()
+        for _ in range(steps):
+            self._step()
+        walk = self._trained.clock.walk(steps)
+        self.stretches = self.stretches or walk.stretches
+        if walk.stretches != self.stretches:
             raise RuntimeError("steps of one plan differ in what they do")
-        return Timed(np.mean([walk.amounts for walk in walked], axis=0), perf_counter() - start)
+        return Timed(walk.amounts, perf_counter() - start)
 
-    def _step(self) -> Walk:
+    def _step(self) -> None:
         """Train on the next batch, all ranks' inputs being those of the batch that the step exchanges."""
         self._world.told.clear()
         self._world.told.extend(next(self._told))
-        self._trained.clock.restart()
         self._trained.step()
-        return self._trained.clock.walk()
 
 
 def _told(trained: Trained, world: World, shares: Sequence[Batch], device: Device) -> list[torch.Tensor]:

@@ -26,7 +26,7 @@ Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Walk(NamedTuple):
-    """What a rank did: S stretches, and (3, S) of their ms, bytes sent and bytes received at their ends."""
+    """What a rank did in a step: S stretches, and (3, S) of their ms, bytes sent and bytes received at their ends."""
 
     stretches: tuple[Stretch, ...]
     amounts: FloatArray
@@ -79,13 +79,23 @@ class PhaseClock:
             spent[ended.phase] += self._device.ms_between(ended.began, ended.at)
         return spent
 
-    def walk(self) -> Walk:
-        """Synchronize the device, and return all stretches since the restart; what follows the last end is left out."""
+    def walk(self, steps: int) -> Walk:
+        """Synchronize the device, and return the means of so many steps since the restart, all in the same stretches.
+
+        What follows the last end is left out.
+
+        Raises:
+            RuntimeError: the steps differ in what they do.
+        """
         self._device.synchronize()
-        stretches = tuple(Stretch(LOCAL_PHASES[its.phase], its.until) for its in self._ended)
-        ms = [self._device.ms_between(its.began, its.at) for its in self._ended]
-        sizes = [its.sent_bytes for its in self._ended], [its.received_bytes for its in self._ended]
-        return Walk(stretches, np.array([ms, *sizes], dtype=np.float64))
+        stretches = [Stretch(LOCAL_PHASES[its.phase], its.until) for its in self._ended]
+        each = len(stretches) // steps
+        if stretches != stretches[:each] * steps:
+            raise RuntimeError("steps of one plan differ in what they do")
+        amounts = [
+            (self._device.ms_between(its.began, its.at), its.sent_bytes, its.received_bytes) for its in self._ended
+        ]
+        return Walk(tuple(stretches[:each]), np.reshape(amounts, (steps, each, 3)).mean(axis=0).T)
 
 
 class Optimizers:

@@ -46,7 +46,7 @@ def _steps_of_a_real_rank(rank, plan, protocol, folder):
     for _ in range(STEPS):
         trail.restart()
         trained.step()
-    (folder / str(rank)).write_bytes(pickle.dumps(trail.walk()))
+    (folder / str(rank)).write_bytes(pickle.dumps(trail.walk(1)))
 
 
 def _steps_beside_mirrors(rank, plan, protocol, folder):
