@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,9 @@ from shared import Made, found, markdown, of_drawn_dims, papers_tasks, simulator
 import neuroshard as ns
 from neuroshard.bundles import shipped_path
 from neuroshard.models import load_bundle
-from neuroshard.models.parts import FRAMEWORK
 from neuroshard.plumbing.files import write_atomically
 from neuroshard.records import DataDirectory
 from neuroshard.records.sample_loads import loads_of
-from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.form import FORMS, IN_COLUMNS, Form
 from neuroshard.words.placement import TIERS
@@ -50,8 +49,10 @@ COPY_GB_PER_S = 3012  # of a GiB on the device, the best of 20
 def main() -> None:
     logging.disable()  # TorchRec's planner warns of every table in copies
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
-    named = {name: TABLES[name] for name in sys.argv[1:] or TABLES}
-    write_atomically(PAGE, with_tables(PAGE.read_text(), named).encode())
+    made = {
+        name: partial(str, TABLES[name]()) for name in sys.argv[1:] or TABLES
+    }  # before the page is read: it may change
+    write_atomically(PAGE, with_tables(PAGE.read_text(), made).encode())
 
 
 def points() -> str:
@@ -165,23 +166,6 @@ def _slowest_devices(folder: str, *models: str) -> pd.DataFrame:
         frame[name] = [float(model.of_call(m.sample.call).predict(loads_of([m.sample]))[0]) for m in of_calls]
     of_devices = frame.groupby(["task", "search", "device"])[["measured", *models]].sum()
     return of_devices.groupby(["task", "search"]).max()
-
-
-def by_ranks() -> str:
-    """Compare single ranks' mirrored steps of random plans, which models were fitted to, with their prediction."""
-    rows = []
-    for m in DataDirectory(DATA / "h100_steps").local().read():
-        plan, local = m.sample.plan, dict(zip(LOCAL_PHASES, m.typical_ms, strict=True))
-        parts = simulator_of(WHOLE).cost(plan.task, plan).parts
-        predicted = sum(part.ms[m.sample.rank] for part in parts if part.name.startswith(("compute", FRAMEWORK)))
-        rows.append((plan.task.topology.num_devices, sum(local.values()) - local["dense"], predicted))
-    frame = pd.DataFrame(rows, columns=["ranks", "ms", "predicted"])
-    frame["off"] = (frame["predicted"] / frame["ms"] - 1).abs()
-    cells = (
-        (f"{ranks}", f"{len(its)}", f"{its['ms'].mean():.2f}", f"{its['ms'].max():.2f}", f"{its['off'].mean():.1%}")
-        for ranks, its in frame.groupby("ranks")
-    )
-    return markdown(("ranks", "steps", "local work, mean ms", "highest", f"`{WHOLE}`, mean error"), cells)
 
 
 def papers() -> str:
@@ -305,7 +289,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "another": another,
     "steps": gpu_steps.by_task,
     "methods": gpu_steps.by_method,
-    "ranks": by_ranks,
     "papers": papers,
     "dcn": dcn,
     "large": large,

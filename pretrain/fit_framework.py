@@ -10,9 +10,11 @@ from neuroshard.models import CostModels
 from neuroshard.models.parts import CONVERTED, FRAMEWORK, TERMS, Framework, counts_of_sets, terms_of
 from neuroshard.models.precision import converted_mb
 from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Measurement
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records.samples import HOST, LOCAL_PHASES, LocalSample, Measurement
 from neuroshard.stages.pretrain.result import Predicted
+from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Precision
 
 _ALONE = "kernels by themselves"
@@ -24,6 +26,8 @@ _OF_KERNELS = (  # with more terms, ranks of steps hardly tell what each costs, 
 _START_COUNTS = (
     8.0  # samples: where few were measured, plans are chosen as well as by the start, and errors are smaller
 )
+_KEPT_UP = 1.1  # steps of so many times what their host took: it kept their devices busy
+_SEVERAL, _ROUNDS = 8, 10  # ranks of a task that tell how fast its host was; and how often they are asked
 _ROUNDING_MS = 1e-9  # of a term: less is what is left of sums that cancel
 _LEAST_MS = 0.1  # errors of what takes less count as if it took so much
 
@@ -32,7 +36,7 @@ class _Fitted(NamedTuple):
     """What a part of the framework stands for.
 
     Attributes:
-        phases: of a step that it makes up together.
+        phases: of a step that it makes up together; or the host.
         names: of the amounts that it may hang on.
     """
 
@@ -44,35 +48,50 @@ class _Fitted(NamedTuple):
         return amounts * np.isin(_AMOUNTS, self.names)
 
 
+_TIMES = (*LOCAL_PHASES, HOST)
 _PARTS = {  # of the framework; the dense network isn't one
     "input": _Fitted(("input",)),
     "kernels": _Fitted(("lookups", "backward", "reducing copies", "optimizer of copies"), _OF_KERNELS),
     "outputs": _Fitted(("outputs", "gradients"), (*TERMS, CONVERTED)),
+    HOST: _Fitted((HOST,), ("step", "calls", "calls but of copies", "own copies")),  # the same wherever shards lie
 }
 
 
 class _Asked(NamedTuple):
-    """What n ranks are asked for in a step, and what they took.
+    """What n ranks are asked for by a part of their steps, and what that took.
 
     Attributes:
-        amounts: (n, F) of `_AMOUNTS`, as they count for each part.
-        part_ms: (n,) measured of each part.
+        amounts: (n, F) of `_AMOUNTS`, as they count for the part.
+        took_ms: (n,) measured.
+        task: (n,) numbers of the tasks that the plans are of.
     """
 
-    amounts: dict[str, FloatArray]
-    part_ms: dict[str, FloatArray]
+    amounts: FloatArray
+    took_ms: FloatArray
+    task: IntArray
 
     @classmethod
-    def of(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "_Asked":
-        """Ask compute models for the kernels of each rank, and gather what it took."""
-        rows = [_of_rank(Simulator(models), m.sample) for m in some]
-        amounts = {name: np.array([its[name] for its in rows]).reshape(len(rows), len(_AMOUNTS)) for name in _PARTS}
-        phases = np.array([m.typical_ms for m in some])
-        took = {
-            name: phases[:, [LOCAL_PHASES.index(its) for its in part.phases]].sum(axis=1)
-            for name, part in _PARTS.items()
+    def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _Asked]":
+        """Ask compute models for the kernels of each rank, and gather what it took, for each part that it tells of.
+
+        Those are the device's work, unless that waited for the host, and the host's where that was measured.
+        """
+        rows, took = [_of_rank(Simulator(models), m.sample) for m in some], np.zeros((len(some), len(_TIMES)))
+        for its, m in zip(took, some, strict=True):
+            its[: m.typical_ms.size] = m.typical_ms
+        host_ms, numbers = took[:, -1], dict[Task, int]()
+        number = np.array([numbers.setdefault(m.sample.plan.task, len(numbers)) for m in some], dtype=np.int64)
+        of_host, kept_up = host_ms > 0, took[:, :-1].sum(axis=1) > _KEPT_UP * host_ms
+        tells = {name: np.flatnonzero(of_host if name == HOST else kept_up) for name in _PARTS}
+        phases = {name: [_TIMES.index(its) for its in part.phases] for name, part in _PARTS.items()}
+        return {
+            name: cls(
+                np.reshape([rows[row][name] for row in which], (-1, len(_AMOUNTS))),
+                took[which][:, phases[name]].sum(axis=1),
+                number[which],
+            )
+            for name, which in tells.items()
         }
-        return cls(amounts, took)
 
 
 def _of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
@@ -91,12 +110,22 @@ def fit_framework(
 
     So each figure is what one more of something costs, and none saves anything. With a start, another machine's, each
     part is drawn to that one's figures times a factor: few samples don't tell what each of the terms costs.
+
+    Raises:
+        UserError: no rank of them tells what devices do, since all waited for their hosts, and neither does a start.
     """
-    asked = _Asked.of(models, some)
-    known = {} if start is None else _known(start)
+    every, known = _Asked.by_part(models, some), {} if start is None else _known(start)
+    if start is None and not len(every["kernels"].took_ms):
+        raise UserError(
+            f"in all of {len(some)} steps devices waited for their hosts, so they don't tell what devices do; collect "
+            "steps of more work: local.batch_sizes=[8192,16384] local.max_batch_size=131072"
+        )
     slopes = {
-        name: _solved(part.of(asked.amounts[name]), asked.part_ms[name], known.get(name))
-        for name, part in _PARTS.items()
+        name: (_solved_alike if name == HOST else _solved)(
+            _Asked(_PARTS[name].of(asked.amounts), asked.took_ms, asked.task), known.get(name)
+        )
+        for name, asked in every.items()
+        if name != HOST or len(asked.took_ms)  # else devices are their own hosts
     }
     named = {
         name: {term: ms for term, ms in zip(_AMOUNTS, its.tolist(), strict=True) if ms > 0}
@@ -108,40 +137,61 @@ def fit_framework(
 def _known(framework: Framework) -> dict[str, FloatArray]:
     """Collect a framework's ms for one of each of `_AMOUNTS` by part, (F,); of kernels by themselves their factor."""
     more = {"kernels": (framework.factor, 0.0), "outputs": (0.0, framework.outputs.get(CONVERTED, 0.0))}
-    return {
-        name: np.append(part.slopes, more.get(name, (0.0, 0.0)))
-        for name, part in zip(_PARTS, framework.parts, strict=True)
-    }
+    return {name: np.append(framework.per_term(name), more.get(name, (0.0, 0.0))) for name in _PARTS}
 
 
 def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSample]]) -> dict[str, Predicted]:
     """Predict every part by the models' framework, by its name; kernels are those of the models included."""
     if models.framework is None or not some:
         return {}
-    asked, slopes = _Asked.of(models, some), _known(models.framework)
-    none, each = np.zeros(len(some)), np.ones(len(some), dtype=np.int64)
+    slopes = _known(models.framework)
     return {
-        f"{FRAMEWORK}.{name}": Predicted(asked.amounts[name] @ slopes[name], none, took, none, each)
-        for name, took in asked.part_ms.items()
+        f"{FRAMEWORK}.{name}": _compared(asked.amounts @ slopes[name], asked.took_ms)
+        for name, asked in _Asked.by_part(models, some).items()
+        if len(asked.took_ms)
     }
 
 
-def _solved(amounts: FloatArray, took_ms: FloatArray, before: FloatArray | None) -> FloatArray:
+def _compared(predicted_ms: FloatArray, took_ms: FloatArray) -> Predicted:
+    none, each = np.zeros(len(took_ms)), np.ones(len(took_ms), dtype=np.int64)
+    return Predicted(predicted_ms, none, took_ms, none, each)
+
+
+def _solved_alike(asked: _Asked, before: FloatArray | None) -> FloatArray:
+    """Solve for what a host takes, (F,), as if it had always been as fast.
+
+    Hosts are a fifth faster or slower for minutes: so for all plans of a task, which are measured one after the other.
+    Compared with each other these still tell what each amount takes, if there are several ranks of them.
+    """
+    slopes = _solved(asked, before)
+    for _ in range(_ROUNDS if len(asked.took_ms) else 0):
+        ratio = asked.took_ms / np.maximum(asked.amounts @ slopes, _LEAST_MS)
+        slower = np.ones(len(ratio))
+        for task in np.flatnonzero(np.bincount(asked.task) >= _SEVERAL):
+            slower[asked.task == task] = np.median(ratio[asked.task == task])
+        slopes = _solved(asked._replace(took_ms=asked.took_ms / slower * slower.mean()), before)
+    return slopes
+
+
+def _solved(asked: _Asked, before: FloatArray | None) -> FloatArray:
     """Solve for non-negative ms, (F,), of one of each amount (n, F) that miss the measured (n,) least, relative to it.
 
     Errors count as they are: squares would let few ranks that wait for their host decide what kernels take. Those of
     `before` (F,), times the factor that tells most, count as so many samples of each amount by itself; they alone tell
     of amounts that no sample has.
     """
+    amounts, took_ms, _ = asked
+    if not len(took_ms):
+        return np.zeros(len(_AMOUNTS)) if before is None else before
     scale = np.where((most := amounts.max(axis=0)) > 0, most, 1.0)
     weight = 1 / np.maximum(took_ms, _LEAST_MS)
-    asked, wanted = amounts / scale * weight[:, None], took_ms * weight
+    weighted, wanted = amounts / scale * weight[:, None], took_ms * weight
     if before is not None:
         told = (before > 0) | (np.array(_AMOUNTS) != CONVERTED)  # of which 0 says that nobody measured it
         drawn = np.diag(told * _START_COUNTS * np.median(weight))
         known = before * _typical_ratio(amounts, took_ms, before) * scale
-        asked, wanted = np.concatenate([asked, drawn]), np.concatenate([wanted, drawn @ known])
-    largest_ms = _least_deviations(asked, wanted)  # of each term, where there is most of it
+        weighted, wanted = np.concatenate([weighted, drawn]), np.concatenate([wanted, drawn @ known])
+    largest_ms = _least_deviations(weighted, wanted)  # of each term, where there is most of it
     solved: FloatArray = np.where(largest_ms > _ROUNDING_MS, largest_ms, 0.0) / scale
     return solved
 

@@ -35,6 +35,7 @@ def show_models(arguments: list[str], console: Console) -> None:
     console.print(_datasheets())
     console.print("use: model=NAME, or CostModels.load(NAME); `neuroshard models NAME` prints a card")
     console.print("model=cpu+torchrec costs whole training steps: with what TorchRec adds to kernels and exchanges")
+    console.print("model=h100+torchrec+dense8ms: the same on GPUs, beside a dense network that takes 8 ms")
 
 
 def _card(name: str) -> dict[str, Any]:

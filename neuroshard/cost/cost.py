@@ -26,12 +26,14 @@ class When(IntEnum):
         INPUT: what comes to a device before it can look anything up.
         COMPUTE: kernels: backward of one batch and forward of the next.
         FORWARD: embeddings are exchanged: all devices meet again, and wait for the last one.
+        HOST: a device that has done all this sooner than its host has launched it waits for the host.
     """
 
     BACKWARD = 0
     INPUT = 1
     COMPUTE = 2
     FORWARD = 3
+    HOST = 4
 
 
 class Called(NamedTuple):
@@ -65,6 +67,7 @@ class Part(NamedTuple):
         margin: (..., D) half the width of an interval that is meant to hold 90% of measurements; None if unknown.
         counts: whether the step takes so much longer; else something hides it, and it is only shown.
         about: what it is, for people; where it doesn't count.
+        hides: what share of errors in the parts before it shows no more where it takes any time.
     """
 
     name: str
@@ -73,6 +76,7 @@ class Part(NamedTuple):
     margin: FloatArray | None = None
     counts: bool = True
     about: str = ""
+    hides: float = 0.0
 
 
 class Work(NamedTuple):
@@ -86,6 +90,7 @@ class Work(NamedTuple):
     run: Callable[[FloatArray], Took]
     counts: bool = True
     about: str = ""
+    hides: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +109,7 @@ class Step:
         ready, by_name = np.zeros(shape), {}
         for work in sorted(works, key=lambda work: work.when):
             ms, margin = work.run(ready)
-            by_name[work.name] = Part(work.name, work.when, ms, margin, work.counts, work.about)
+            by_name[work.name] = Part(work.name, work.when, ms, margin, work.counts, work.about, work.hides)
             ready = ready + ms if work.counts else ready
         return cls(tuple(by_name[work.name] for work in works))
 
@@ -167,8 +172,9 @@ class Step:
             return None
         last = self.ready_ms.argmax(axis=-1)[..., None]
         before = _sum(square for when, square in squares if when < When.FORWARD)
-        after = _sum(square for when, square in squares if when >= When.FORWARD)
-        margin: FloatArray = np.sqrt(np.take_along_axis(before, last, axis=-1) + after)
+        after, of_hosts = (_sum(square for at, square in squares if at is when) for when in (When.FORWARD, When.HOST))
+        shown = 1.0 - _sum(np.where(part.ms > 0, part.hides, 0.0) for part in self.counted)
+        margin: FloatArray = np.sqrt((np.take_along_axis(before, last, axis=-1) + after) * shown**2 + of_hosts)
         return margin
 
 
@@ -215,15 +221,21 @@ class Cost(Step):
 
         A plan waits for its true straggler, and with every device's prediction off by something of its own, that one
         is slower on average than the predicted straggler: the more devices are predicted to be about as slow, the
-        more so.
+        more so. What devices wait for their hosts hides that.
         """
         if self.margin is None:
             return float("nan")
-        if self.total_ms <= 0:
+        if self.total_ms <= self.waited_ms:
             return self.total_ms
         ready_ms = self.ready_ms
-        deviation_ms = ready_ms * (self.margin_ms / self.total_ms / _DEVIATIONS)
-        return self.total_ms + _expected_largest(ready_ms, deviation_ms) - float(np.max(ready_ms))
+        deviation_ms = ready_ms * (self.margin_ms / (self.total_ms - self.waited_ms) / _DEVIATIONS)
+        slower_ms = self.total_ms + _expected_largest(ready_ms, deviation_ms) - float(np.max(ready_ms))
+        return max(slower_ms - self.waited_ms, self.total_ms)
+
+    @property
+    def waited_ms(self) -> float:
+        """What all devices wait for their hosts at the step's end, ms."""
+        return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 
     def __str__(self) -> str:
         rows = [self._row(device) for device in range(len(self.device_ms))]
@@ -244,6 +256,16 @@ def described_expectation(total_ms: float, expected_ms: float) -> str | None:
     if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
         return None
     return f"{expected_ms:.2f} ms, for a step waits for whichever device turns out to be the straggler"
+
+
+def described_wait(waited_ms: float) -> str | None:
+    """Say what devices wait for their hosts, for people; None where that is as good as nothing."""
+    if f"{waited_ms:.2f}" == "0.00":
+        return None
+    return (
+        f"devices wait {waited_ms:.2f} ms until it has launched all their work; dense work hides that "
+        "(NAME+torchrec+dense8ms are models that know of 8 ms)"
+    )
 
 
 def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:

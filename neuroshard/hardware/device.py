@@ -20,9 +20,11 @@ class Device(ABC):
     Attributes:
         backend: of torch.distributed.
         torch_device: where torch puts tensors that are measured, once it is prepared.
+        beside_host: whether it works while the host that launches its work goes on.
     """
 
     backend: str
+    beside_host: bool
     torch_device = torch.device("cpu")
 
     def __init__(self) -> None:
@@ -62,7 +64,7 @@ class Device(ABC):
 class CpuDevice(Device):
     """One CPU core, as one thread."""
 
-    backend = "gloo"
+    backend, beside_host = "gloo", False
 
     def __init__(self, pin: bool = True) -> None:
         super().__init__()
@@ -95,7 +97,7 @@ class CpuDevice(Device):
 class CudaDevice(Device):
     """One GPU, timed with CUDA events."""
 
-    backend = "nccl"
+    backend, beside_host = "nccl", True
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
         """Claim GPU `rank` of this host; at least twice its L2 cache is flushed.

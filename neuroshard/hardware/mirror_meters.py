@@ -13,7 +13,7 @@ from neuroshard.hardware.workers import Meter
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.records.samples import LOCAL_PHASES, LocalSample
+from neuroshard.records.samples import HOST, LOCAL_PHASES, LocalSample
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,12 @@ class LocalMeter(Meter[LocalSample]):
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Add up the ms of all stretches of a phase in a rank's outcome."""
+    """Add up the ms of all stretches of a phase in a rank's outcome, and of the host where it tells them."""
     if outcome.repeats is None:
         return outcome
     named = [stretch.phase for stretch in outcome.seen]
-    of_phase = np.array([[phase == its for its in LOCAL_PHASES] for phase in named], dtype=np.float64)
+    told = LOCAL_PHASES if HOST not in named else (*LOCAL_PHASES, HOST)
+    of_phase = np.array([[phase == its for its in told] for phase in named], dtype=np.float64)
     times_ms = outcome.repeats.times_ms[:, 0] @ of_phase
     return Outcome(replace(outcome.repeats, times_ms=times_ms), outcome.error, outcome.busy_s)
 
@@ -106,9 +107,10 @@ class MirroredStep:
             raise ValueError("ranks of the plan come to different exchanges: its step is no timeline")
         phase_ms = np.zeros((len(steps), len(exchanges[0]) + 1, len(LOCAL_PHASES)))
         for number, step in enumerate(steps):
-            ends = np.array([bool(stretch.until) for stretch in step.stretches])
-            phases = [LOCAL_PHASES.index(stretch.phase) for stretch in step.stretches]
-            np.add.at(phase_ms[number], (ends.cumsum() - ends, phases), step.ms)
+            its = [one for one in step.stretches if one.phase != HOST]
+            ends = np.array([bool(stretch.until) for stretch in its])
+            phases = [LOCAL_PHASES.index(stretch.phase) for stretch in its]
+            np.add.at(phase_ms[number], (ends.cumsum() - ends, phases), step.ms[: len(its)])
         waited_for = np.array([stretch.phase not in PIPELINES[pipeline] for stretch in exchanges[0]], dtype=bool)
         return cls(tuple(step.rank for step in steps), phase_ms, waited_for)
 

@@ -18,7 +18,7 @@ from neuroshard.hardware.mirror import Tensors, size_bytes
 from neuroshard.hardware.stand_in import Batch
 from neuroshard.hardware.step_samples import PHASES, Stretch
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.records.samples import HOST, LOCAL_PHASES
 
 INPUT, LOOKUPS, OUTPUT, DENSE, GRADIENTS, BACKWARD, ALL_REDUCE, OPTIMIZER = range(len(PHASES))
 # The loss of a batch, which goes backward, and once more without its graph.
@@ -30,6 +30,10 @@ class Walk(NamedTuple):
 
     stretches: tuple[Stretch, ...]
     amounts: FloatArray
+
+    def beside(self, host_ms: float) -> "Walk":
+        """Tell, behind the stretches of the device, what the host took to launch the step."""
+        return Walk((*self.stretches, Stretch(HOST, "")), np.column_stack([self.amounts, [host_ms, 0, 0]]))
 
 
 class _Ended(NamedTuple):

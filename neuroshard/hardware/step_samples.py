@@ -89,7 +89,7 @@ class Stretch:
     """Local work of one phase until the next begins, or until an exchange does.
 
     Attributes:
-        phase: of `LOCAL_PHASES`.
+        phase: of `LOCAL_PHASES`; or `HOST`, what that took to launch the step, behind all others.
         until: the collective that it ends at; "" where another phase begins.
     """
 

@@ -16,7 +16,11 @@ from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, M
 from neuroshard.records.splits import TRAIN
 from neuroshard.words.topology import Topology
 
-_LOCAL = StepProtocol(builds=1, turns=6, steps=2)  # of local work: of one build alone, mirrored
+_LOCAL = {  # of local work, by the kind of device: of one build alone, mirrored
+    "cpu": StepProtocol(builds=1, turns=6, steps=2),
+    # A GPU does its work meanwhile: where it has enough to do, its host doesn't keep it waiting.
+    "cuda": StepProtocol(builds=1, turns=6, steps=3, dense=(1024, 1024, 512, 256), pipeline="sparse_dist"),
+}
 Item = TypeVar("Item")
 
 
@@ -38,7 +42,7 @@ class Meters:
         return self._opened("compute", lambda: self.hardware.compute_meter(self.warn))
 
     def _local(self) -> LocalMeter:
-        return LocalMeter(self.hardware.mirror_meter(_LOCAL, self.warn))
+        return LocalMeter(self.hardware.mirror_meter(_LOCAL[self.hardware.device.kind], self.warn))
 
     def comm(self, num_devices: int) -> Meter[CommSample]:
         """Return the meter of exchanges between so many devices."""

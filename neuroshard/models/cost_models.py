@@ -1,17 +1,25 @@
 """The cost models of one hardware, by name or place."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
 from neuroshard.models.bundle import ModelSet, bundle_at, load_with_digest
+from neuroshard.models.parts import HostWait
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import build
 from neuroshard.words.fingerprint import Fingerprint
 
 IN_TORCHREC = "+torchrec"  # behind a name: what TorchRec adds to a step counts
+_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")  # behind that: beside a dense network that takes so long
+_WHOLE = re.compile(
+    r"(.+?)(\+torchrec(?:\+dense[^+/]*)?)"
+)  # models of whole steps: those of kernels, and what makes them so
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,27 @@ class CostModels(ModelSet):
         counted = super().in_torchrec()
         return counted if self.name is None else replace(counted, name=f"{self.name}{IN_TORCHREC}")
 
+    def beside_dense(self, dense_ms: float) -> "CostModels":
+        """Return models of steps whose devices also do a dense network's work, and so wait less for their hosts.
+
+        Costs are still what steps take besides that work; the name says so.
+
+        Raises:
+            UserError: what hosts take to launch steps doesn't count in these models, or they have a dense network.
+            ValueError: it is no finite number from 0 on.
+        """
+        if not 0 <= dense_ms < float("inf"):
+            raise ValueError(f"a dense network of {dense_ms} ms")
+        said = f"dense{np.format_float_positional(dense_ms, trim='-')}ms"
+        if not any(isinstance(part, HostWait) and not part.dense_ms for part in self.more):
+            raise UserError(
+                f"{said}: these cost models don't count what a host takes to launch a step, which dense work hides, or "
+                "have a dense network already; take models that do count it, with one, such as "
+                f"model=h100+torchrec+{said}"
+            )
+        more = tuple(replace(part, dense_ms=dense_ms) if isinstance(part, HostWait) else part for part in self.more)
+        return replace(self, more=more, name=None if self.name is None else f"{self.name}+{said}")
+
     def left_out(self, framework: str) -> tuple[str, ...]:
         """List, in a line, what steps in a framework take that these costs leave out; nothing of whole steps."""
         if self.of_whole_steps:
@@ -51,23 +80,35 @@ class CostModels(ModelSet):
         "roofline:NAME" is arithmetic on a datasheet and published measurements, "roofline:NAME+adam" with the states of
         an optimizer (sgd, rowwise_adagrad, adam); the name of a shipped bundle, such as "cpu", is that;
         "NAME+fp16" are the same models where exchanges have fewer bits, "NAME+fp16/bf16" where gradients have others;
-        "NAME+torchrec" where what TorchRec adds to a step counts;
+        "NAME+torchrec" where what TorchRec adds to a step counts, "NAME+torchrec+dense8ms" beside a dense network that
+        takes a GPU 8 ms;
         anything else is a bundle's directory, or that of a run of `neuroshard refine`, or of `neuroshard calibrate`.
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
         base, _, how = str(path).rpartition("+")
-        if base and f"+{how}" == IN_TORCHREC:
-            return cls.load(base).in_torchrec()
-        if base:
-            from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
+        varied = cls._varied(base, how) if base else None
+        return cls._named(path) if varied is None else varied
 
-            if is_precision(how):
-                plain = base.removesuffix(IN_TORCHREC)  # which is known of models in fp32 first, and counted last
-                narrow = narrowed(cls.load(plain), how)
-                narrow = replace(narrow, name=f"{narrow.name}+{how}")
-                return narrow if plain == base else narrow.in_torchrec()
+    @classmethod
+    def _varied(cls, base: str, how: str) -> "CostModels | None":
+        """Load models by name or place, and vary them; None if that isn't a way to."""
+        from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
+
+        if f"+{how}" == IN_TORCHREC:
+            return cls.load(base).in_torchrec()
+        if dense := _DENSE.fullmatch(how):
+            return cls.load(base).beside_dense(float(dense[1]))
+        if not is_precision(how):
+            return None
+        if whole := _WHOLE.fullmatch(base):  # what that adds is known of models in fp32 first, and counted last
+            return cls.load(f"{whole[1]}+{how}{whole[2]}")
+        narrow = narrowed(cls.load(base), how)
+        return replace(narrow, name=f"{narrow.name}+{how}")
+
+    @classmethod
+    def _named(cls, path: str | Path) -> "CostModels":
         if str(path).startswith(ROOFLINE):
             sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")
             models: CostModels = build("roofline", sheet, **({"optimizer": optimizer} if optimizer else {}))

@@ -11,6 +11,7 @@ import numpy as np
 from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
+from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, sums_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
@@ -198,12 +199,14 @@ class PartModel(ABC):
         hidden: whether a pipeline hides it: it is shown, and counts only where that is asked for (`count_input`).
         by_counts: whether it hangs on the counts of what devices do (`Called.counts`).
         about: what it is, for people.
+        hides: what share of errors in the parts before it shows no more where it takes any time.
     """
 
     name: str
     when: ClassVar[When]
     hidden: ClassVar[bool] = False
     by_counts: ClassVar[bool] = False
+    hides: ClassVar[float] = 0.0
     about: str = ""
 
     @abstractmethod
@@ -230,6 +233,17 @@ class PartModel(ABC):
             used: (B, K) whether they call each kernel in `CALLS`.
             counts: (B, C) of what one of them does, as in `Called`.
             input_bytes: (B,) of indices and lengths that come to one of them.
+        """
+        return np.zeros(len(used))
+
+    def margin(self, margin: Margin, called: Called, ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
+        """Compute the margin of the predicted ms, (B, D), by that of the part's model: by default of the ms."""
+        return margin(ms, np.zeros_like(ms))
+
+    def waited_ms(self, task: Task, used: BoolArray, counts: FloatArray, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms, (B,), of each of devices alike that are ready for it by then, (B,), as `shared_ms` has them.
+
+        By default nothing.
         """
         return np.zeros(len(used))
 

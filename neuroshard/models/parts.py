@@ -1,7 +1,7 @@
 """The parts of a step by name: what says how far each reaches, the exchange of indices, and what TorchRec adds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS, are, given_bytes
 from neuroshard.models.interface import CommModel, PartModel
 from neuroshard.models.stored import Stored
+from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import unknown_name
@@ -49,7 +50,7 @@ _OF_ALL = (
 _OF_PLAN = "step", *_IN_USE, *_COPIED
 TERMS = (*_OF_PLAN, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
 CONVERTED = "MB converted"  # by a device from fp32 into fewer bits or back: a term only where exchanges have fewer
-_ABOUT = {  # the parts of a step that it adds, in its order
+_ABOUT = {  # the parts of a device's work that it adds, in their order
     "input": "lookups put in order for the devices that look them up",
     "kernels": "what kernels take longer in a step",
     "outputs": "outputs and gradients put in order",
@@ -57,6 +58,9 @@ _ABOUT = {  # the parts of a step that it adds, in its order
 _OWN = slice(len(_OF_PLAN), len(_OF_PLAN) + len(COUNTS))
 _MEANS = [COUNTS.index(name) for name in _OF_ALL]
 _MILLION = 1e6
+_HOST = "host"
+_OF_LAUNCHES = f"{FRAMEWORK}.kernels", f"{FRAMEWORK}.{_HOST}"  # parts that hang on all that a device does
+_FOLLOWS = 0.9  # of each ms that a device does less; measured with sparse-dist: 0.85 to 0.9
 _POOLED = np.array([call.pooled for call in CALLS])
 _CUT = COUNTS.index("shards of cut tables")
 _OUTPUTS = [COUNTS.index(f"MB out of {name}") for name in ("columns", "rows", "copies")]
@@ -196,7 +200,7 @@ def _counts_own(part: str, used: BoolArray) -> BoolArray:
 
     What is exchanged is put in order, and what is in copies with it; where all tables are copied, nothing is.
     """
-    counts: BoolArray = (used & ~_OF_COPIES).any(axis=1) | (part == f"{FRAMEWORK}.kernels")
+    counts: BoolArray = (used & ~_OF_COPIES).any(axis=1) | (part in _OF_LAUNCHES)
     return counts
 
 
@@ -210,6 +214,14 @@ def _terms_of_plan(used: BoolArray, counts: FloatArray, num_devices: int) -> Flo
     outputs = counts[:, _OUTPUTS] * [1, 1 / num_devices, 1]
     joined, ordered = (forms > 1) * outputs.sum(axis=1), (counts[:, _CUT] > 0) * outputs[:, 0]
     return np.stack([np.ones(len(used)), used.sum(axis=1), sent, sent * num_devices, joined, ordered], axis=-1)
+
+
+def _of_devices_alike(
+    slopes: FloatArray, task: Task, used: BoolArray, counts: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Compute what a part's terms of whole plans, of the mean device and of a device itself come to, (B,) ms each."""
+    plan_ms = _terms_of_plan(used, counts, task.topology.num_devices) @ slopes[: _OWN.start]
+    return plan_ms, counts[:, _MEANS] @ slopes[_OWN.stop :], counts @ slopes[_OWN]
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,10 +252,49 @@ class FrameworkPart(PartModel):
 
     def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict what a step, its kernel calls and the devices' mean work take; less what doesn't count."""
-        plan_ms = _terms_of_plan(used, counts, task.topology.num_devices) @ self.slopes[: _OWN.start]
-        mean_ms, own_ms = counts[:, _MEANS] @ self.slopes[_OWN.stop :], counts @ self.slopes[_OWN]
+        plan_ms, mean_ms, own_ms = _of_devices_alike(self.slopes, task, used, counts)
         ms: FloatArray = plan_ms + np.where(_counts_own(self.name, used), mean_ms, -own_ms)  # `of_shards` counts those
         return ms
+
+
+@dataclass(frozen=True, eq=False)
+class HostWait(PartModel):
+    """The wait of a device, beside its dense network, for the host that launches all its work.
+
+    A host launches a step call by call, and goes on to the next one: nothing waits for it but the devices. So a step
+    takes about as long as the slower of both. Devices that do less wait for nearly as much longer.
+
+    Attributes:
+        slopes: (F,) ms for one of each of `TERMS` that the host takes to launch a step.
+        dense_ms: that the dense network takes on a device.
+    """
+
+    name, when, about = f"{FRAMEWORK}.{_HOST}", When.HOST, "waiting for the host to launch the step"
+    by_counts, hides = True, _FOLLOWS
+
+    slopes: FloatArray
+    dense_ms: float = 0.0
+
+    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+        """Predict ms, (B, D), of devices that have done their work by then."""
+        return self._waited_ms(self._host_ms(called), ready_ms)
+
+    def margin(self, margin: Margin, called: Called, ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
+        """Compute the margin of the predicted ms, (B, D), by that of what the host takes, waited for or not."""
+        host_ms = self._host_ms(called)
+        return self._waited_ms(host_ms + margin(host_ms, np.zeros_like(host_ms)), ready_ms) - ms
+
+    def waited_ms(self, task: Task, used: BoolArray, counts: FloatArray, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms, (B,), of each of devices alike that have done their work by then."""
+        host_ms = np.sum(_of_devices_alike(self.slopes, task, used, counts), axis=0)
+        return self._waited_ms(host_ms, ready_ms)
+
+    def _host_ms(self, called: Called) -> FloatArray:
+        host_ms: FloatArray = terms_of(called, self.name) @ self.slopes
+        return host_ms
+
+    def _waited_ms(self, host_ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
+        return _FOLLOWS * np.maximum(host_ms - self.dense_ms - ready_ms, 0.0)
 
 
 @dataclass(frozen=True)
@@ -259,6 +310,7 @@ class Framework(Stored):
         input: ms of splits and indices that are permuted and bucketized, for one of each of `TERMS`.
         kernels: of what kernels take besides their own cost, the optimizer of copies with them.
         outputs: of outputs and their gradients that are put in order; and of each of `CONVERTED`, if that was measured.
+        host: of what a host takes to launch a step, which devices do meanwhile; empty where they are the host.
     """
 
     kind: ClassVar[str] = "framework"
@@ -267,25 +319,26 @@ class Framework(Stored):
     input: Slopes
     kernels: Slopes
     outputs: Slopes
+    host: Slopes = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (*self.input, *self.kernels, *(self.outputs.keys() - {CONVERTED})):
+        for name in (*self.input, *self.kernels, *(self.outputs.keys() - {CONVERTED}), *self.host):
             if name not in TERMS:
                 raise unknown_name("term of TorchRec's work", name, TERMS)
 
     @property
-    def parts(self) -> tuple[FrameworkPart, ...]:
+    def parts(self) -> tuple[PartModel, ...]:
         """The parts of a step, in its order."""
-        return tuple(
-            FrameworkPart(f"{FRAMEWORK}.{name}", np.array([slopes.get(term, 0.0) for term in TERMS]), _ABOUT[name])
-            for name, slopes in self._slopes.items()
-        )
+        own = tuple(FrameworkPart(f"{FRAMEWORK}.{name}", self.per_term(name), about) for name, about in _ABOUT.items())
+        return (*own, HostWait(self.per_term(_HOST))) if self.host else own
+
+    def per_term(self, name: str) -> FloatArray:
+        """Return the ms for one of each of `TERMS`, (F,), of a part by the name of its field."""
+        slopes: Slopes = getattr(self, name)
+        return np.array([slopes.get(term, 0.0) for term in TERMS])
 
     def scaled(self, factor: float) -> "Framework":
-        """Scale what TorchRec adds by the factor; kernels' costs are others'."""
-        longer = {name: {term: ms * factor for term, ms in its.items()} for name, its in self._slopes.items()}
-        return Framework(self.factor, **longer)
-
-    @property
-    def _slopes(self) -> dict[str, Slopes]:
-        return {name: getattr(self, name) for name in _ABOUT}
+        """Scale what TorchRec adds on devices by the factor; kernels' costs are others', hosts have their own speed."""
+        each: dict[str, Slopes] = {name: getattr(self, name) for name in _ABOUT}
+        longer = {name: {term: ms * factor for term, ms in its.items()} for name, its in each.items()}
+        return Framework(self.factor, **longer, host=self.host)

@@ -108,6 +108,11 @@ class Simulator:
         parts = (part.shared_ms(task, used, counts, input_bytes) for part in self.models.parts if self._counts(part))
         return sum(parts, np.zeros(len(used)))
 
+    def waited_ms(self, task: Task, used: BoolArray, counts: FloatArray, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms that devices alike wait at a step's end, (B,), if they are ready by then: `PartModel`."""
+        waits = (part.waited_ms(task, used, counts, ready_ms) for part in self.models.parts if self._counts(part))
+        return sum(waits, np.zeros(len(used)))
+
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
         """Predict the cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""
         margins, margin = self.models.margins, None
@@ -152,7 +157,10 @@ class Simulator:
         ]
         if called is not None:
             works += [
-                Work(its.name, its.when, partial(_other, its, called, traffic, margins), self._counts(its), its.about)
+                Work(
+                    *(its.name, its.when, partial(_other, its, called, traffic, margins)),
+                    *(self._counts(its), its.about, its.hides),
+                )
                 for its in models.parts
             ]
         return Step.of(works, compute[0].shape)
@@ -254,7 +262,7 @@ def _exchanges(
 def _other(part: PartModel, called: Called, traffic: Traffic, margins: Margins | None, ready_ms: FloatArray) -> Took:
     """Predict what another part of a step takes."""
     ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
-    return ms, None if margins is None else margins.of(part.name)(ms, np.zeros_like(ms))
+    return ms, None if margins is None else part.margin(margins.of(part.name), called, ms, ready_ms)
 
 
 def _together(margins: Sequence[FloatArray]) -> FloatArray:

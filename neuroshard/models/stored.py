@@ -3,7 +3,7 @@
 Networks are multi-layer perceptrons at inference, in numpy: small batches cost microseconds and need no torch.
 """
 
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
 
@@ -256,7 +256,7 @@ def _fields(model: Any) -> dict[str, tuple[Any, Held | None]]:
     """Return the types of a class's fields, by name, and how tensors hold them; None of those that are settings."""
     hints = get_type_hints(model, include_extras=True)
     types: dict[str, tuple[Any, Held | None]] = {}
-    for name in (field.name for field in fields(model)):
+    for name in (one.name for one in fields(model)):
         plain, *extras = get_args(hints[name]) or (hints[name],)
         held = next((extra for extra in extras if isinstance(extra, Held)), None)
         types[name] = (hints[name] if held is None else plain, held)
@@ -270,9 +270,13 @@ def _tensors(model: Any) -> dict[str, tuple[Any, Held]]:
 
 @cache
 def _settings(model: Any) -> Any:
-    """Make the type of what JSON tells: of features their name and their columns' names."""
-    types: list[tuple[str, Any]] = []
+    """Make the type of what JSON tells: of features their name and their columns' names; what may be empty may lack."""
+    types: list[tuple[str, Any, Any]] = []
+    empty = {
+        one.name: field(default_factory=one.default_factory) for one in fields(model) if callable(one.default_factory)
+    }
     for name, (hint, held) in _fields(model).items():
         if held is None:
-            types += [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
+            told = [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
+            types += [(its, of, empty.get(name, field())) for its, of in told]
     return make_dataclass("Settings", types, frozen=True)

@@ -156,8 +156,10 @@ class _LocalRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one repeat: of all phases of a step."""
-        return (len(LOCAL_PHASES),)
+        """Shape of one repeat: of all phases of a step, and of the host where that was measured."""
+        phases = len(LOCAL_PHASES)
+        times, repeats = (0 if its is None else len(its) for its in (self.times_ms, self.at_s))
+        return (phases + 1,) if times == repeats * (phases + 1) else (phases,)
 
     def sample(self) -> LocalSample:
         """Build the rank's step that this row was measured of."""

@@ -26,6 +26,7 @@ LOCAL_PHASES = (  # of a step without its exchanges
     "reducing copies",
     "optimizer of copies",
 )
+HOST = "host"  # what it takes to launch a step, where the device works beside it
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class Repeats:
 
     Attributes:
         times_ms: (R,) for a compute sample; (R, 2, D) for an exchange: forward and backward, per device; (R, P) for
-            local work: by phase (`LOCAL_PHASES`).
+            local work: by phase (`LOCAL_PHASES`), and last of the `HOST` where the device works beside it.
         at_s: (R,) when each repeat began, seconds since the epoch.
     """
 

@@ -18,7 +18,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-from neuroshard.cost.cost import INPUT, Cost
+from neuroshard.cost.cost import INPUT, Cost, described_wait
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels
 from neuroshard.models.precision import Narrowed
@@ -161,10 +161,11 @@ def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
     imbalance = float(device_ms.max() / device_ms.mean()) if device_ms.any() else 1.0
     each = zip(plan.device_bytes, plan.task.topology.device_memory, capacity, strict=True)
     full = [(held + has - left) / has for held, left, has in each]
+    waits = [f"; host: {told}" for told in (described_wait(cost.waited_ms),) if told is not None]
     return (
         f"planned here: imbalance {imbalance:.2f} (slowest device over the mean), memory {min(full):.0%} to "
         f"{max(full):.0%} full with what is kept free, costs predicted by {name} "
-        "(compute forward and backward together, shared out as TorchRec does)"
+        f"(compute forward and backward together, shared out as TorchRec does){''.join(waits)}"
     )
 
 

@@ -17,7 +17,7 @@ from neuroshard.stages.search.space.base import Base, placed_bytes
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.exact import Elsewhere, ways_that_fit
-from neuroshard.stages.search.space.form_estimates import FormEstimates
+from neuroshard.stages.search.space.form_estimates import FormEstimates, SharedWork
 from neuroshard.stages.search.space.forms import (
     BLOCKS,
     COLUMNS,
@@ -128,7 +128,8 @@ class FormChoices:
                 return float("inf")
             compute_ms = catalog.model.predict(DeviceLoads(catalog.items).sets(held.T))[None]
             units = catalog.given_by(held.T)[None]
-        return float(base.step(self.simulator, compute_ms, units)[1].max())
+        ready_ms = base.step(self.simulator, compute_ms, units)[1].max(axis=1)
+        return float((ready_ms + self._work(forms).waited_ms(self.simulator, self.task, ready_ms))[0])
 
     def _base(self, forms: IntArray) -> Base:
         """Compute what a choice (T,) has in rows and copies: for one device, unless blocks of rows are uneven.
@@ -139,8 +140,10 @@ class FormChoices:
         if not self._uneven[np.isin(forms, BLOCKS)].any():
             return self.estimates.base(forms)
         base = Base.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
-        shared_ms = self.estimates.other_parts.shared_ms(self.simulator, Forms(forms[None]), self.task)
-        return replace(base, compute_ms=base.compute_ms + shared_ms)
+        return replace(base, compute_ms=base.compute_ms + self.simulator.shared_ms(self.task, *self._work(forms)))
+
+    def _work(self, forms: IntArray) -> SharedWork:
+        return self.estimates.other_parts.work(self.simulator, Forms(forms[None]))
 
     @cached_property
     def _uneven(self) -> BoolArray:

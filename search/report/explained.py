@@ -5,7 +5,7 @@ from math import isnan
 
 import numpy as np
 
-from neuroshard.cost.cost import Cost, described_expectation
+from neuroshard.cost.cost import Cost, described_expectation, described_wait
 from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.moves import Places, TableChange, table_changes
@@ -71,13 +71,14 @@ def difference(first: Explanation, second: Explanation) -> Section:
 def _summary(explanation: Explanation) -> Section:
     cost, plan = explanation.cost, explanation.plan
     margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
-    expected = described_expectation(cost.total_ms, cost.expected_ms)
+    expected, waited = described_expectation(cost.total_ms, cost.expected_ms), described_wait(cost.waited_ms)
     facts = (
         ("predicted cost", f"{cost.total_ms:.2f} ms{margin}{_caveat(cost)}"),
         *([("expected cost", expected)] if expected is not None else []),
         ("best possible", _best(explanation)),
         ("if spread evenly", _evenly(explanation)),
         ("bottleneck", _why(explanation)),
+        *([("host", waited)] if waited is not None else []),
         ("best single step", _gain(explanation)),
         ("tables", f"{len(plan.task.tables):,} in {len(plan.placements):,} shards"),
         ("devices", f"{plan.task.topology.num_devices:,}, batch {plan.task.batch_size:,}"),

@@ -46,7 +46,8 @@ class Search:
 
     Attributes:
         model: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote. With target=torchrec,
-            NAME+torchrec where the models know what TorchRec adds to a step.
+            NAME+torchrec where the models know what TorchRec adds to a step; on GPUs NAME+torchrec+dense8ms tells that
+            the dense network takes 8 ms of it.
         tasks: what is searched.
         searcher: how; `method` is its name in results.
         method: its name in results.

@@ -64,16 +64,17 @@ def lower_bound_ms(catalog: Catalog, steps: int = _STEPS) -> float | None:
         left_ms = least_left_ms(forward, np.maximum(wait_ms, 0), waits)
         least_ms = min(least_ms, begin_ms + float(np.where(possible, left_ms, np.inf).min()))
         begin_ms = end_ms
-    return least_ms * (1 - _ROUNDING) + _shared_ms(catalog)
+    return _with_other_parts(catalog, least_ms * (1 - _ROUNDING))
 
 
-def _shared_ms(catalog: Catalog) -> float:
-    """Predict what other parts of a step take on every device, ms, with whole tables: cuts only add to that."""
+def _with_other_parts(catalog: Catalog, least_ms: float) -> float:
+    """Add what other parts of a step take on every device, ms, with whole tables: cuts only add to that."""
     base, simulator = catalog.items.base, catalog.simulator
     loads = base.task.loads.take(base.in_columns)
     counts = simulator.counts_of(LoadSets.alone(loads)).sum(axis=0, keepdims=True) / base.task.topology.num_devices
     used = np.isin(np.arange(len(CALLS)), loads.call)[None]
-    return float(simulator.shared_ms(base.task, used, counts, np.zeros(1))[0])
+    ready_ms = least_ms + simulator.shared_ms(base.task, used, counts, np.zeros(1))
+    return float((ready_ms + simulator.waited_ms(base.task, used, counts, ready_ms))[0])
 
 
 def _first_ms(prices: "Prices", backward_ms: float) -> float:

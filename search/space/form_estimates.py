@@ -199,13 +199,14 @@ class FormEstimates:
         With what other parts of a step take for forms in use, columns too.
         """
         given, size_bytes = np.zeros((len(choices), len(Collective))), np.zeros(len(choices))
-        compute_ms = self.other_parts.shared_ms(self.simulator, choices, self.task)
+        work = self.other_parts.work(self.simulator, choices)
+        compute_ms = self.simulator.shared_ms(self.task, *work)
         for group in self.others:
             its = choices.at(group.form)
             compute_ms += _kernel(group.head, its.total(group.vectors), its.total(group.called))
             given += its.total(group.given)
             size_bytes += its.total(group.size_bytes)
-        return Shared(compute_ms, given, size_bytes)
+        return Shared(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
         """Estimate `costs`, of all B choices at once.
@@ -250,8 +251,9 @@ class FormEstimates:
         compute, given_out = np.broadcast_to(  # on every device
             np.stack([compute_ms, columns[choice, cut]])[..., None], (2, len(choice), self.task.topology.num_devices)
         )
+        ready_ms = self._total(compute, shared.given[choice], given_out)
         total = np.full(cost_ms.shape, np.inf)
-        total[choice, cut] = self._total(compute, shared.given[choice], given_out)
+        total[choice, cut] = ready_ms + shared.work.some(choice).waited_ms(self.simulator, self.task, ready_ms)
         return total
 
     def _total(self, compute_ms: FloatArray, given: FloatArray, columns: FloatArray | IntArray) -> FloatArray:
@@ -293,13 +295,35 @@ class OtherParts(NamedTuple):
             input_bytes[group.tables, group.form] = group.given[group.tables, Collective.INPUT]
         return cls(np.eye(len(CALLS))[calls], counts, input_bytes)
 
-    def shared_ms(self, simulator: Simulator, choices: Choices, task: Task) -> FloatArray:
-        """Compute the ms that other parts of a step add to every device by B choices of forms, (B,)."""
-        if not (self.counts.shape[2] or simulator.count_input):
-            return np.zeros(len(choices))
-        each = (self.called, self.counts, self.input_bytes)
-        used, counts, input_bytes = (total_by_form(choices, its) for its in each)
-        return simulator.shared_ms(task, used > 0, counts, input_bytes)
+    def work(self, simulator: Simulator, choices: Choices) -> "SharedWork":
+        """Count what B choices of forms ask of every device; zeros where no part of a step hangs on it."""
+        if self.counts.shape[2] or simulator.count_input:
+            called, counts, input_bytes = (total_by_form(choices, its) for its in self)
+        else:
+            called, counts, input_bytes = (np.zeros((len(choices), *its.shape[2:])) for its in self)
+        return SharedWork(called > 0, counts, input_bytes)
+
+
+class SharedWork(NamedTuple):
+    """What every device is asked for by B choices of forms, as `PartModel.shared_ms` takes it.
+
+    Attributes:
+        used: (B, K) whether it makes each kernel call.
+        counts: (B, C) of what it does.
+        input_bytes: (B,) of indices and lengths that come to it.
+    """
+
+    used: BoolArray
+    counts: FloatArray
+    input_bytes: FloatArray
+
+    def some(self, which: IntArray) -> "SharedWork":
+        """Pick choices by their places, (b,)."""
+        return SharedWork(self.used[which], self.counts[which], self.input_bytes[which])
+
+    def waited_ms(self, simulator: Simulator, task: Task, ready_ms: FloatArray) -> FloatArray:
+        """Predict what devices wait at the end of a step, (B,), if they are ready by then, (B,)."""
+        return simulator.waited_ms(task, self.used, self.counts, ready_ms)
 
 
 class Shared(NamedTuple):
@@ -309,11 +333,13 @@ class Shared(NamedTuple):
         compute_ms: (B,) of their kernel calls.
         given: (B, C) bytes that they put into every collective.
         size_bytes: (B,) that they take.
+        work: of every device, by all tables.
     """
 
     compute_ms: FloatArray
     given: FloatArray
     size_bytes: FloatArray
+    work: "SharedWork"
 
 
 def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:

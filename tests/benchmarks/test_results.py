@@ -72,6 +72,13 @@ def test_the_page_on_an_h100_holds_what_was_measured():
     assert with_tables(text, cheap) == text, "python benchmarks/h100.py"
 
 
+@pytest.mark.slow
+def test_the_page_on_an_h100_holds_the_steps_that_were_trained():
+    text = h100.PAGE.read_text()
+    trained = {name: h100.TABLES[name] for name in ("steps", "methods")}
+    assert with_tables(text, trained) == text, "python benchmarks/h100.py"
+
+
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_tables_say_when_where_and_with_which_models_they_were_made(path):
     assert set(results.facts(path)) == {"made", "machine", "models", "noise"}

@@ -9,7 +9,8 @@ from neuroshard.models import load_bundle
 from neuroshard.models.parts import CONVERTED, Framework, counts_of_sets, terms_of
 from neuroshard.models.precision import converted_mb
 from neuroshard.models.simulator import Simulator
-from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records.samples import LOCAL_PHASES, Repeats
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -156,3 +157,47 @@ def test_pretrain_learns_it_where_it_was_measured(tmp_path):
     assert set(names) <= models.margins.others.keys()
     assert models.framework.input.keys() & TRUTH.input.keys()
     assert models.in_torchrec().of_whole_steps
+
+
+HOST = {"step": 4.0, "calls": 1.5, "own copies": 0.1}
+
+
+def _beside_hosts(count, first=0):
+    """What ranks take that a host launches, of which every third, with little dense work, waits for the host."""
+    truth, found = replace(TRUTH, host=HOST), []
+    for m in _measured(count, first):
+        host_ms = _host_ms(truth, m.sample)
+        times_ms = m.typical_ms.copy()
+        if m.sample_id % 3 == 0:
+            times_ms[LOCAL_PHASES.index("dense")] = 0.0
+            times_ms *= host_ms / times_ms.sum()
+        found.append(replace(m, repeats=Repeats(np.append(times_ms, host_ms)[None], np.zeros(1))))
+    return found
+
+
+def _host_ms(framework, sample):
+    loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
+    called = Simulator(MODELS).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
+    return float(terms_of(called, "framework.host")[0, sample.rank] @ framework.per_term("host"))
+
+
+def test_hosts_are_told_from_devices_that_wait_for_them():
+    learned = fit_framework(MODELS, _beside_hosts(150))
+    assert learned.factor == pytest.approx(TRUTH.factor, rel=1e-3)
+    assert learned.host == pytest.approx(HOST, rel=1e-3)
+    for name, predicted in predicted_framework(replace(MODELS, framework=learned), _beside_hosts(30, 1000)).items():
+        np.testing.assert_allclose(predicted.predicted_ms, predicted.measured_ms, rtol=0.02, err_msg=name)
+        assert len(predicted.measured_ms) == (30 if name == "framework.host" else 20), name
+
+
+def test_a_start_tells_of_what_no_rank_does():
+    waiting = [m for m in _beside_hosts(30) if m.sample_id % 3 == 0]
+    start = replace(TRUTH.scaled(1.5), host=HOST)
+    learned = fit_framework(MODELS, waiting, start)
+    assert replace(learned, host={}) == replace(start, host={})
+    with pytest.raises(UserError, match="in all of 10 steps devices waited for their hosts"):
+        fit_framework(MODELS, waiting)
+
+
+def test_devices_that_are_their_own_hosts_wait_for_none():
+    assert fit_framework(MODELS, _measured(20), replace(TRUTH, host=HOST)).host == {}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.cost.cost import Prediction, Step, When, Work
+from neuroshard.cost.cost import Part, Prediction, Step, When, Work
 from neuroshard.models import Card, save_bundle
 from neuroshard.models.interface import PartModel
 from neuroshard.models.trust import Margin, Margins, hardware_warning
@@ -186,3 +186,13 @@ def test_a_part_of_ones_own_counts_and_is_waited_for(tmp_path):
     assert (again.device_ms[0] == after.device_ms).all()
     with pytest.raises(UserError, match="bundles don't hold parts of a step such as launch"):
         save_bundle(tmp_path, own, Card())
+
+
+def test_what_devices_wait_for_their_hosts_hides_that_one_is_slower():
+    alone = _cost([10.0] * 8, 1.0)
+    expected = [alone.expected_ms, alone.total_ms + 5.0]  # of 10 ms, and more than 0.3 above it
+    for waited_ms, expected_ms in zip((0.3, 5.0), expected, strict=True):
+        wait = Part("framework.host", When.HOST, np.full(8, waited_ms), np.zeros(8))
+        waiting = replace(alone, parts=(*alone.parts, wait))
+        assert waiting.total_ms == pytest.approx(alone.total_ms + waited_ms)
+        assert waiting.expected_ms == pytest.approx(expected_ms, rel=1e-3)

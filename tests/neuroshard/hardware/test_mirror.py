@@ -15,7 +15,7 @@ from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.hardware.mirror_bench import MirrorBench
 from neuroshard.hardware.mirror_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
-from neuroshard.hardware.pipelines import PhaseClock
+from neuroshard.hardware.pipelines import PhaseClock, Walk
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, modules_of, renamed
 from neuroshard.hardware.step_bench import Trained, placed_here
@@ -135,8 +135,28 @@ def test_phases_add_up_to_a_step():
     took = dict(zip(LOCAL_PHASES, times_ms.tolist(), strict=True))
     assert (took.pop("input"), took.pop("backward")) == (3.0, 4.0)
     assert set(took.values()) == {0.0}
+    beside = Walk(stretches, amounts[0]).beside(9.0)
+    told = Outcome(Repeats(beside.amounts[None], np.zeros(1)), None, 0.5, beside.stretches)
+    assert by_phase(told).repeats.times_ms.tolist() == [[*times_ms.tolist(), 9.0]]
     failed = Outcome(None, "MemoryError: too much", 0.1)
     assert by_phase(failed) is failed
+
+
+class _BesideItsHost(CpuDevice):
+    """A device whose work would go on while its host launches more."""
+
+    beside_host = True
+
+
+def test_a_device_that_works_beside_its_host_tells_what_that_took_to_launch_a_step():
+    bench = MirrorBench(_BesideItsHost(pin=False), EmbeddingSettings(), replace(PROTOCOL, turns=2, steps=2))
+    (outcome,) = bench.measure([LocalSample(mixed_plan(2), 1)], [SEED], lambda _: None)
+    assert [one for one in outcome.seen if one.phase == "host"] == [outcome.seen[-1]]
+    times_ms = by_phase(outcome).repeats.times_ms
+    assert times_ms.shape == (2, len(LOCAL_PHASES) + 1)
+    assert (times_ms[:, -1] >= times_ms[:, :-1].sum(axis=1)).all()  # here the host does all the work, exchanges too
+    step = LocalStep.of(1, outcome)
+    assert MirroredStep.of([step]).step_ms == pytest.approx(sum(step.ms[:-1]))
 
 
 def test_all_ranks_of_few_and_those_that_stand_out_of_many_are_measured():

@@ -1,5 +1,6 @@
 """What TorchRec adds to a step: counts of placements, and costs that know them."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.parts import CONVERTED, COUNTS, TERMS, Framework, counts_of
 from neuroshard.models.simulator import Simulator
+from neuroshard.models.trust import Margin, Margins
 from neuroshard.plumbing.errors import UserError
 from neuroshard.targets.target import target_named
 from neuroshard.testing import linear_models, random_form_models, toy_task
@@ -154,6 +156,33 @@ def test_forms_that_cost_much_by_being_there_are_left_out():
     assert used == [{"columns", "rows", "copies"}, {"columns"}]
 
 
+HOST = {"step": 30.0, "calls": 20.0, "own shards": 0.5}
+ON_HOSTS = replace(PLAIN, framework=replace(FRAMEWORK, host=HOST)).in_torchrec()
+
+
+def test_devices_that_are_done_before_their_host_wait_for_it_and_dense_work_hides_that():
+    plan, frameworks = whole(TASK), (FRAMEWORK, replace(FRAMEWORK, host=HOST))
+    alone, hosted = (replace(linear_models(2), framework=its).in_torchrec() for its in frameworks)
+    work, waiting = (Simulator(models).cost(TASK, plan) for models in (alone, hosted))
+    host_ms = HOST["step"] + HOST["calls"] + HOST["own shards"] * plan.device_loads.counts
+    assert work.device_ms.max() < host_ms.min()
+    np.testing.assert_allclose(waiting.ms("framework.host"), 0.9 * (host_ms - work.device_ms))
+    for dense_ms in (2.0, host_ms.max()):
+        beside = Simulator(hosted.beside_dense(dense_ms)).cost(TASK, plan)
+        waited_ms = 0.9 * np.maximum(host_ms - dense_ms - work.device_ms, 0)
+        np.testing.assert_allclose(beside.ms("framework.host"), waited_ms)
+    assert beside.total_ms == work.total_ms
+
+
+def test_forms_that_their_host_launches_long_are_used_where_dense_work_hides_it():
+    task, used = Task(load_tables("criteo", batch_size=65536), Topology(8, "80GB"), 65536), []
+    framework = Framework(1.0, {}, {}, {}, {"calls": 5.0})
+    models = replace(CostModels.load("roofline:h100"), framework=framework).in_torchrec()
+    for dense_ms in (0.0, 15.0):
+        used.append({form.value for form in search(task, Simulator(models.beside_dense(dense_ms))).forms})
+    assert used == [{"columns"}, {"columns", "rows", "copies"}]
+
+
 def test_models_that_know_nothing_of_it_say_so():
     with pytest.raises(UserError, match=r"don't know what TorchRec adds.*num_local_samples"):
         random_form_models().in_torchrec()
@@ -170,10 +199,56 @@ def test_their_name_says_what_counts(tmp_path):
     assert Simulator(loaded).cost(TASK, plan).total_ms == Simulator(COUNTED).cost(TASK, plan).total_ms
 
 
+def test_a_name_tells_of_the_dense_network(tmp_path):
+    save_bundle(tmp_path, replace(PLAIN, framework=replace(FRAMEWORK, host=HOST), name=None), Card())
+    loaded, plan = CostModels.load(f"{tmp_path}+torchrec+dense2.5ms"), _mixed()
+    assert loaded.name == f"{tmp_path}+torchrec+dense2.5ms"
+    assert (
+        Simulator(loaded).cost(TASK, plan).total_ms == Simulator(ON_HOSTS.beside_dense(2.5)).cost(TASK, plan).total_ms
+    )
+    for name in ("cpu+torchrec", "roofline:h100", "cpu", f"{tmp_path}+torchrec+dense2ms"):
+        with pytest.raises(UserError, match="dense8ms: these cost models don't count what a host takes"):
+            CostModels.load(f"{name}+dense8ms")
+    for nonsense in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a dense network of"):
+            loaded.beside_dense(nonsense)
+    narrow = CostModels.load(f"{tmp_path}+torchrec+dense2.5ms+fp16")
+    assert narrow.name == f"{tmp_path}+fp16+torchrec+dense2.5ms"
+
+
+def test_directories_may_be_called_as_ways_to_vary_models_are(tmp_path):
+    save_bundle(tmp_path / "a+torchrec_b" / "c", replace(PLAIN, name=None), Card())
+    narrow = CostModels.load(f"{tmp_path / 'a+torchrec_b' / 'c'}+torchrec+fp16")
+    assert narrow.name == f"{tmp_path / 'a+torchrec_b' / 'c'}+fp16+torchrec"
+    assert CostModels.load(f"{tmp_path / 'a+torchrec_b' / 'c'}+fp16").name.endswith("c+fp16")
+
+
+def test_the_margin_of_a_wait_is_the_hosts_and_hides_the_devices():
+    """Where all wait, an error of a device hardly shows; where hardly any does, the host's may show."""
+    alone = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0), {"framework.host": Margin(0.2, 1.0)})
+    framework = Framework(1.0, {}, {}, {}, {"step": 100.0})
+    models = replace(linear_models(2), framework=framework, margins=alone).in_torchrec()
+    plan = whole(TASK)
+    ready = Simulator(replace(models, more=())).cost(TASK, plan)
+    waiting = Simulator(models).cost(TASK, plan)
+    assert waiting.margin_ms == pytest.approx(np.hypot(0.1 * ready.margin_ms, 0.9 * 0.2 * 100.0))
+    nearly = Simulator(models.beside_dense(110.0 - ready.total_ms)).cost(TASK, plan)
+    assert nearly.total_ms == pytest.approx(ready.total_ms)
+    assert nearly.margin_ms == pytest.approx(np.hypot(ready.margin_ms, 0.9 * (0.2 * 100.0 - 10.0)))
+
+
+def test_bundles_from_before_hosts_were_known_are_read(tmp_path):
+    save_bundle(tmp_path, PLAIN, Card())
+    content = json.loads((tmp_path / "bundle.json").read_text())
+    del content["models"]["framework"]["settings"]["host"]
+    (tmp_path / "bundle.json").write_text(json.dumps(content))
+    assert load_bundle(tmp_path)[0].framework == FRAMEWORK
+
+
 def test_bundles_keep_it_exactly(tmp_path):
     save_bundle(tmp_path, PLAIN, Card())
     assert load_bundle(tmp_path)[0].framework == FRAMEWORK
-    converting = replace(FRAMEWORK, outputs=FRAMEWORK.outputs | {CONVERTED: 1 / 3})
+    converting = replace(FRAMEWORK, outputs=FRAMEWORK.outputs | {CONVERTED: 1 / 3}, host=HOST)
     save_bundle(tmp_path, replace(PLAIN, framework=converting), Card())
     assert load_bundle(tmp_path)[0].framework == converting
 

@@ -49,7 +49,7 @@ def test_gpu_models_are_shipped_with_a_complete_card():
     assert sum(card.data.compute_samples.values()) >= 2000
     assert (card.metrics.forward, card.metrics.backward) == (None, None)  # a datasheet's
     assert isinstance(models.forward, RooflineComm)
-    framework = {f"{FRAMEWORK}.{part}" for part in ("input", "kernels", "outputs")}
+    framework = {f"{FRAMEWORK}.{part}" for part in ("input", "kernels", "outputs", "host")}
     calls = {"rows", "copies", "sequence_columns", "sequence_rows", "cached_columns"}
     assert card.metrics.others.keys() == framework | {f"{COMPUTE}.{call}" for call in calls}
     assert 0 < card.metrics.compute.test.mape < 0.1

@@ -81,6 +81,7 @@ def _local():
         Measurement(LocalSample(plan, 1), 3, "test", 5, repeats),
         Measurement(LocalSample(plan, 0), 4, "train", 5, None, "RuntimeError: too much", second_pass=True),
         Measurement(LocalSample(plan, 0, Precision.BF16), 5, "train", 5, repeats),
+        Measurement(LocalSample(plan, 1), 6, "train", 5, Repeats(np.arange(18.0).reshape(2, 9), repeats.at_s)),
     ]
 
 

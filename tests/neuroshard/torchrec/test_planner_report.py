@@ -100,6 +100,13 @@ def test_torchrecs_own_report_prints_our_plans_and_profiled_lookups(caplog, type
     _planned(stats=None, **given)
     assert "--- Planner Statistics ---" not in caplog.text
     assert "4 tables on 4 devices" in caplog.text
+    assert "host:" not in caplog.text
+
+
+def test_what_devices_wait_for_their_hosts_is_told(caplog):
+    caplog.set_level(logging.INFO)
+    _planned(models="h100+torchrec")
+    assert re.search(r"as TorchRec does\); host: devices wait \d\.\d\d ms until it has launched", caplog.text)
 
 
 @pytest.mark.parametrize(

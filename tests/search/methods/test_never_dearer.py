@@ -49,6 +49,18 @@ def test_no_other_plan_is_cheaper(number, model):
     _check(number, model)
 
 
+@pytest.mark.parametrize(
+    ("number", "model"),
+    [
+        pytest.param(number, f"h100+torchrec{dense}", marks=[] if number == turn else pytest.mark.slow)
+        for number in range(len(KINDS))
+        for turn, dense in enumerate(("", "+dense2ms", "+dense8ms"))
+    ],
+)
+def test_no_other_plan_is_cheaper_where_devices_wait_for_their_hosts(number, model):
+    _check(number, model)
+
+
 ENDS = 0.02  # what costs of plans at which local search ends differ by: five times as many shakes hardly lower them
 
 

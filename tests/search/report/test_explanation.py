@@ -92,6 +92,15 @@ def test_a_first_cut_is_no_next_move_where_it_costs_more_than_it_saves(cut_ms):
     assert isinstance(move, str) == (cut_ms > 0)
 
 
+def test_what_all_devices_wait_for_their_hosts_is_told():
+    plan = assemble(_task([64, 4]), [(0, 64, 0), (1, 4, 1)])
+    ready_ms = Simulator(linear_models(2)).cost(plan.task, plan).total_ms
+    models = replace(linear_models(2), framework=Framework(1.0, {}, {}, {}, {"step": ready_ms + 10})).in_torchrec()
+    waiting = _summary_of(explain(plan, Simulator(models)))["host"]
+    assert waiting.startswith("devices wait 9.00 ms until it has launched all their work")
+    assert "host" not in _summary_of(explain(plan, Simulator(models.beside_dense(10.0))))
+
+
 def _mixed(memory_bytes=1 << 30):
     """A table in rows, one in copies, two in columns."""
     task = _task([64, 8, 32, 16], memory_bytes=memory_bytes)

@@ -48,6 +48,7 @@ MODELS = {
     "roofline": lambda num_devices, seed: CostModels.load("roofline:h100"),
     "installed": lambda num_devices, seed: CostModels.load("cpu"),
     "whole steps": lambda num_devices, seed: CostModels.load("cpu+torchrec"),
+    "waiting for hosts": lambda num_devices, seed: CostModels.load("h100+torchrec+dense8ms"),
     "networks": _networks,
     "offset": _offset_networks,
     "by widest": lambda num_devices, seed: replace(_networks(num_devices, seed), compute=random_by_widest(seed)),

@@ -25,7 +25,14 @@ BATCH = 65536
 BY_FORM = Simulator(replace(H100.models, compute=random_by_form(), margins=None))
 WORK = {"step": 0.5, "calls": 0.3, "calls but of copies x devices": 0.1, "own lookups": 1e-5, "mean lookups": 1e-5}
 WORK |= {"own lookups of copies": 1e-5, "own copies": 0.1, "MB out of several forms": 0.2}
+HOST = {
+    "step": 9.0,
+    "calls": 1.0,
+    "own copies": 0.2,
+    "mean lookups in rows": 1e-6,
+}  # most devices of these tests are ready before it is
 IN_STEPS = replace(H100.models, framework=Framework(0.8, WORK, {"mean lookups in rows": 2e-5}, {})).in_torchrec()
+ON_HOSTS = replace(H100.models, framework=Framework(0.8, WORK, {}, {}, HOST)).in_torchrec()
 
 
 def _task(count=12, num_devices=4, memory_bytes="80GiB"):
@@ -49,8 +56,8 @@ def _cost(task, forms):
 
 @pytest.mark.parametrize(
     "simulator",
-    [H100, BY_FORM, Simulator(IN_STEPS), Simulator(IN_STEPS, count_input=True)],
-    ids=["kernels", "a model for each form", "whole steps", "whole steps with their input"],
+    [H100, BY_FORM, *(Simulator(IN_STEPS, count_input=its) for its in (False, True)), Simulator(ON_HOSTS)],
+    ids=["kernels", "a model for each form", "whole steps", "whole steps with their input", "waiting for hosts"],
 )
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
 def test_rows_and_copies_cost_what_is_estimated(forms, simulator):
