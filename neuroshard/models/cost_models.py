@@ -80,8 +80,8 @@ class CostModels(ModelSet):
         "roofline:NAME" is arithmetic on a datasheet and published measurements, "roofline:NAME+adam" with the states of
         an optimizer (sgd, rowwise_adagrad, adam); the name of a shipped bundle, such as "cpu", is that;
         "NAME+fp16" are the same models where exchanges have fewer bits, "NAME+fp16/bf16" where gradients have others;
-        "NAME+torchrec" where what TorchRec adds to a step counts, "NAME+torchrec+dense8ms" beside a dense network that
-        takes a GPU 8 ms;
+        "NAME+torchrec" where what TorchRec adds to a step counts (of a datasheet as on an H100, `datasheets.in_steps`),
+        "NAME+torchrec+dense8ms" beside a dense network that takes a GPU 8 ms;
         anything else is a bundle's directory, or that of a run of `neuroshard refine`, or of `neuroshard calibrate`.
 
         Raises:
@@ -97,7 +97,9 @@ class CostModels(ModelSet):
         from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
 
         if f"+{how}" == IN_TORCHREC:
-            return cls.load(base).in_torchrec()
+            from neuroshard.models.datasheets import in_steps  # as above
+
+            return in_steps(cls.load(base)).in_torchrec()
         if dense := _DENSE.fullmatch(how):
             return cls.load(base).beside_dense(float(dense[1]))
         if not is_precision(how):

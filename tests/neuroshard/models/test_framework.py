@@ -186,8 +186,22 @@ def test_forms_that_their_host_launches_long_are_used_where_dense_work_hides_it(
 def test_models_that_know_nothing_of_it_say_so():
     with pytest.raises(UserError, match=r"don't know what TorchRec adds.*num_local_samples"):
         random_form_models().in_torchrec()
-    with pytest.raises(UserError, match="don't know what TorchRec adds"):
-        CostModels.load("roofline:h100+torchrec")
+
+
+def test_datasheets_have_what_an_h100s_steps_add_by_their_memory():
+    task = Task(load_tables("criteo", batch_size=65536), Topology(8, "80GB"), 65536)
+    cut = {4: dict.fromkeys(range(8), 16)}
+    plan = laid_out(task, *(cut.get(table, table % 8) for table in range(26)))
+    names = ("h100", "roofline:h100", "roofline:h200")
+    measured, sheet, other = (Simulator(CostModels.load(f"{name}+torchrec")).cost(task, plan) for name in names)
+    np.testing.assert_allclose(sheet.ms("framework.outputs"), measured.ms("framework.outputs"))
+    np.testing.assert_allclose(other.ms("framework.outputs"), measured.ms("framework.outputs") * 3.35 / 4.8)
+    waits = [cost.ms("framework.host") for cost in (measured, sheet, other)]
+    assert min(ms.min() for ms in waits) > 0
+    hosts = [cost.device_ms - ms + ms / 0.9 for cost, ms in zip((measured, sheet, other), waits, strict=True)]
+    np.testing.assert_allclose(hosts, np.broadcast_to(hosts[0], (3, 8)))  # as fast
+    assert CostModels.load("roofline:b200+torchrec+dense4ms").name == "roofline:b200+torchrec+dense4ms"
+    assert CostModels.load("roofline:h100").framework is None
 
 
 def test_their_name_says_what_counts(tmp_path):

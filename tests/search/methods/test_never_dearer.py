@@ -52,9 +52,9 @@ def test_no_other_plan_is_cheaper(number, model):
 @pytest.mark.parametrize(
     ("number", "model"),
     [
-        pytest.param(number, f"h100+torchrec{dense}", marks=[] if number == turn else pytest.mark.slow)
+        pytest.param(number, model, marks=[] if number == turn else pytest.mark.slow)
         for number in range(len(KINDS))
-        for turn, dense in enumerate(("", "+dense2ms", "+dense8ms"))
+        for turn, model in enumerate(("h100+torchrec", "h100+torchrec+dense8ms", "roofline:h200+torchrec+dense2ms"))
     ],
 )
 def test_no_other_plan_is_cheaper_where_devices_wait_for_their_hosts(number, model):
