@@ -16,6 +16,7 @@ from neuroshard.plumbing.registry import build
 from neuroshard.words.fingerprint import Fingerprint
 
 IN_TORCHREC = "+torchrec"  # behind a name: what TorchRec adds to a step counts
+_MEASURED = "h100"  # the installed models of a GPU, and its datasheet
 _DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")  # behind that: beside a dense network that takes so long
 _WHOLE = re.compile(
     r"(.+?)(\+torchrec(?:\+dense[^+/]*)?)"
@@ -45,6 +46,19 @@ class CostModels(ModelSet):
         """Return the models with what TorchRec adds to a step, as `ModelSet.in_torchrec`; their name says so."""
         counted = super().in_torchrec()
         return counted if self.name is None else replace(counted, name=f"{self.name}{IN_TORCHREC}")
+
+    def _in_steps(self) -> "CostModels":
+        """Give a datasheet what TorchRec adds to a step with the installed models of a GPU; other models are as before.
+
+        Hosts of other GPUs are taken for as fast as that one's, and what devices do for as fast as their memory is.
+        """
+        from neuroshard.models.roofline import RooflineCompute  # most models are no datasheets
+
+        if self.framework is not None or not isinstance(self.compute, RooflineCompute):
+            return self
+        framework, its = CostModels.load(_MEASURED).framework, CostModels.load(f"{ROOFLINE}{_MEASURED}").compute
+        assert framework is not None and isinstance(its, RooflineCompute)
+        return replace(self, framework=framework.scaled(its.memory_gb_per_s / self.compute.memory_gb_per_s))
 
     def beside_dense(self, dense_ms: float) -> "CostModels":
         """Return models of steps whose devices also do a dense network's work, and so wait less for their hosts.
@@ -80,7 +94,7 @@ class CostModels(ModelSet):
         "roofline:NAME" is arithmetic on a datasheet and published measurements, "roofline:NAME+adam" with the states of
         an optimizer (sgd, rowwise_adagrad, adam); the name of a shipped bundle, such as "cpu", is that;
         "NAME+fp16" are the same models where exchanges have fewer bits, "NAME+fp16/bf16" where gradients have others;
-        "NAME+torchrec" where what TorchRec adds to a step counts (of a datasheet as on an H100, `datasheets.in_steps`),
+        "NAME+torchrec" where what TorchRec adds to a step counts (of a datasheet as on an H100),
         "NAME+torchrec+dense8ms" beside a dense network that takes a GPU 8 ms;
         anything else is a bundle's directory, or that of a run of `neuroshard refine`, or of `neuroshard calibrate`.
 
@@ -97,9 +111,7 @@ class CostModels(ModelSet):
         from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
 
         if f"+{how}" == IN_TORCHREC:
-            from neuroshard.models.datasheets import in_steps  # as above
-
-            return in_steps(cls.load(base)).in_torchrec()
+            return cls.load(base)._in_steps().in_torchrec()
         if dense := _DENSE.fullmatch(how):
             return cls.load(base).beside_dense(float(dense[1]))
         if not is_precision(how):

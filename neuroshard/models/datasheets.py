@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from neuroshard.bundles import ROOFLINE
 from neuroshard.cost.cost import BACKWARD, FORWARD, INPUT
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.calibration import Calibration, with_exchanges, with_kernels
@@ -20,8 +19,6 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.tasks.memory import STATE_FLOATS
-
-_MEASURED = "h100"  # the installed models of a GPU, and its datasheet
 
 
 def roofline(
@@ -67,18 +64,6 @@ def roofline(
         compute, forward = with_kernels(compute, measured.kernels), with_exchanges(forward, measured.exchanges)
     before = replace(forward, rounds=2)  # the number of indices, then the indices
     return CostModels(compute, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
-
-
-def in_steps(models: CostModels) -> CostModels:
-    """Give a datasheet what TorchRec adds to a step with the installed `h100` models; others are left as they are.
-
-    Hosts of other GPUs are taken for as fast as theirs, and what devices do for as fast as memory is.
-    """
-    if models.framework is not None or not isinstance(models.compute, RooflineCompute):
-        return models
-    framework, its = CostModels.load(_MEASURED).framework, CostModels.load(f"{ROOFLINE}{_MEASURED}").compute
-    assert framework is not None and isinstance(its, RooflineCompute)
-    return replace(models, framework=framework.scaled(its.memory_gb_per_s / models.compute.memory_gb_per_s))
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
