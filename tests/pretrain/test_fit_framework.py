@@ -182,7 +182,7 @@ def _host_ms(framework, sample):
 
 
 def test_hosts_are_told_from_devices_that_wait_for_them():
-    learned = fit_framework(MODELS, _beside_hosts(150))
+    learned = fit_framework(MODELS, _beside_hosts(120))
     assert learned.factor == pytest.approx(TRUTH.factor, rel=1e-3)
     assert learned.host == pytest.approx(HOST, rel=1e-3)
     for name, predicted in predicted_framework(replace(MODELS, framework=learned), _beside_hosts(30, 1000)).items():

@@ -106,7 +106,9 @@ def by_sets(tmp_path_factory):
 
 
 @SETS_GROUP
-@pytest.mark.parametrize("kinds", [PAPER, SETS, LINEAR], ids=["paper", "sets", "linear"])
+@pytest.mark.parametrize(
+    "kinds", [pytest.param(PAPER, marks=pytest.mark.slow), SETS, LINEAR], ids=["paper", "sets", "linear"]
+)
 def test_a_run_learns_and_saves_what_it_learned(data, by_sets, kinds):
     data, result = by_sets if kinds is SETS else (data, _pretrain(data, **kinds).run())
     models, card = load_bundle(data / "bundle")

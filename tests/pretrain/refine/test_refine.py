@@ -316,7 +316,7 @@ def test_a_machine_that_is_now_fast_and_now_slow_is_seen_through(home, tmp_path)
     assert "slower by" in shown(result)
 
 
-@pytest.mark.parametrize("live", [3, 64])
+@pytest.mark.parametrize("live", [pytest.param(3, marks=pytest.mark.slow), 64])
 def test_second_measurements_are_of_earlier_rounds_and_none_is_a_third(home, tmp_path, live):
     timing = TimingProtocol(live=live)
     hardware = MadeUpHardware(made_up=AWAY, compute_timing=timing, comm_timing=timing)

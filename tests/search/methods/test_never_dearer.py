@@ -36,11 +36,11 @@ def _check(number, model):
         assert not cheaper, (number, model, name, ours.total_ms, its.total_ms)
 
 
-def _of_kinds(step=1):
-    """Every kind of task under both models; all but every `step`-th kind under one of them in turn is slow."""
+def _of_kinds():
+    """Every kind of task under both models; all but every second kind under one of them in turn is slow."""
     for number, kind in enumerate(KINDS):
         for turn, model in enumerate(("cpu", "roofline:h100")):
-            quick = number % step == 0 and (number // step + turn) % 2 == 0
+            quick = number % 2 == 0 and (number // 2 + turn) % 2 == 0
             yield pytest.param(number, model, id=f"{kind}-{model}", marks=[] if quick else pytest.mark.slow)
 
 
@@ -52,9 +52,9 @@ def test_no_other_plan_is_cheaper(number, model):
 @pytest.mark.parametrize(
     ("number", "model"),
     [
-        pytest.param(number, model, marks=[] if number == turn else pytest.mark.slow)
+        pytest.param(number, model, marks=[] if (number, model) == (1, "h100+torchrec+dense8ms") else pytest.mark.slow)
         for number in range(len(KINDS))
-        for turn, model in enumerate(("h100+torchrec", "h100+torchrec+dense8ms", "roofline:h200+torchrec+dense2ms"))
+        for model in ("h100+torchrec", "h100+torchrec+dense8ms", "roofline:h200+torchrec+dense2ms")
     ],
 )
 def test_no_other_plan_is_cheaper_where_devices_wait_for_their_hosts(number, model):
@@ -78,7 +78,7 @@ def _check_easier(number, model):
         assert not dearer, (number, model, len(easier.tables), ours.total_ms, its.total_ms)
 
 
-@pytest.mark.parametrize(("number", "model"), _of_kinds(2))
+@pytest.mark.parametrize(("number", "model"), _of_kinds())
 def test_an_easier_task_costs_no_more(number, model):
     _check_easier(number, model)
 

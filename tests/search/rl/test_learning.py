@@ -43,7 +43,7 @@ def _best_ms(one, simulator):
     "learner",
     [
         dreamshard(rounds=30, episodes=16),
-        autoshard(rounds=40, episodes=16),
+        pytest.param(autoshard(rounds=40, episodes=16), marks=pytest.mark.slow),
         pytest.param(
             replace(dreamshard(rounds=25, episodes=16), cost_network=replace(NETWORK, placements=40, steps=60)),
             marks=pytest.mark.slow,
