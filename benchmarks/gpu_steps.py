@@ -50,12 +50,12 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "A": Way("none", "64 columns", False),
-    "D": Way("sparse_dist", "64 columns", False),
-    "C": Way("sparse_dist", "1,024 to 256 columns, TF32", True),
-    "B": Way("sparse_dist", "1,024 to 256 columns, fp32", True),
+    "loop": Way("none", "64 columns", False),
+    "pipeline": Way("sparse_dist", "64 columns", False),
+    "pipeline, TF32": Way("sparse_dist", "1,024 to 256 columns, TF32", True),
+    "pipeline, fp32": Way("sparse_dist", "1,024 to 256 columns, fp32", True),
 }
-TOLD = "A", "B"  # task by task
+LITTLE, MUCH = "loop", "pipeline, fp32"  # dense work of those that are told task by task
 METHODS = {
     "default": "default",
     "columns": "columns alone",
@@ -80,8 +80,8 @@ def by_task() -> str:
         plan = _plans()[task, "default"]
         forms = ", ".join(str(plan.forms.count(form)) for form in FORMS)
         ratio = foreseen[task, "default"] / foreseen[task, "torchrec"]
-        little, much = (_compared(way, task) for way in TOLD)
-        dense_ms = f"{_dense_ms(TOLD[1], task):.1f}"
+        little, much = (_compared(way, task) for way in (LITTLE, MUCH))
+        dense_ms = f"{_dense_ms(MUCH, task):.1f}"
         rows.append((said, f"{plan.task.topology.num_devices}", forms, f"{ratio:.2f}", *little, dense_ms, *much))
     each = "step on TorchRec's plan, ms", "of the host, ms: on it, on the default's", "default's step / TorchRec's"
     much = "dense work where it is much, ms", *(f"beside it: {name}" for name in each)
@@ -112,8 +112,8 @@ def by_method() -> str:
         rows.append((its.pipeline, said, f"{len(tasks)}", *methods, f"{best:.1%}", *_predicted(way, tasks)))
     columns = "pipeline", "dense network", "tasks", *METHODS.values()
     again = [abs(one / other - 1) for one, other in _built_twice()]
-    unseen = {task: its for (way, task), its in _steps().items() if way == TOLD[1] and task not in FITTED}
-    off, tau, missed = _predicted(TOLD[1], unseen)
+    unseen = {task: its for (way, task), its in _steps().items() if way == MUCH and task not in FITTED}
+    off, tau, missed = _predicted(MUCH, unseen)
     more = f"`{WHOLE}` off by", "Kendall's tau", "its choice above the best plan"
     return (
         markdown((*columns, "default above the best plan", *more), rows)
@@ -167,7 +167,7 @@ def _steps() -> dict[tuple[str, str], dict[str, Trained]]:
     """Put steps together from their ranks, by plan, for each way and task; of some ranks alone where others lack."""
     found: dict[tuple[str, str], dict[str, Trained]] = {}
     for (way, task, name), ranks in _ranks():
-        if not name.startswith(AGAIN) and way in WAYS:
+        if not name.startswith(AGAIN):
             found.setdefault((way, task), {})[name] = _step(ranks, _plans()[task, name], WAYS[way].pipeline)
     return found
 
@@ -176,12 +176,12 @@ def _built_twice() -> Iterator[tuple[float, float]]:
     """Yield the mean local work of ranks of every plan that was built twice, of both builds."""
     total_ms = {key: np.mean([np.sum(ms) for ms in ranks["ms"]]) for key, ranks in _ranks()}
     for (way, task, name), ms in total_ms.items():
-        if name.startswith(AGAIN) and way in WAYS:
+        if name.startswith(AGAIN):
             yield ms, total_ms[way, task, name.removeprefix(AGAIN)]
 
 
 def _ranks() -> Iterator[tuple[tuple[str, str, str], pd.DataFrame]]:
-    for key, ranks in pd.read_parquet(DATA / "steps.parquet").groupby(["regime", "task", "plan"]):
+    for key, ranks in pd.read_parquet(DATA / "steps.parquet").groupby(["way", "task", "plan"]):
         yield (str(key[0]), str(key[1]), str(key[2])), ranks
 
 

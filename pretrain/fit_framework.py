@@ -122,7 +122,7 @@ def fit_framework(
         )
     slopes = {
         name: (_solved_alike if name == HOST else _solved)(
-            _Asked(_PARTS[name].of(asked.amounts), asked.took_ms, asked.task), known.get(name)
+            asked._replace(amounts=_PARTS[name].of(asked.amounts)), known.get(name)
         )
         for name, asked in every.items()
         if name != HOST or len(asked.took_ms)  # else devices are their own hosts

@@ -50,8 +50,7 @@ class MirrorBench:
                 sample, own = samples[number], [its[rank] for its in shares]
                 settings = self._settings, seeds[0], sample.precision
                 trained = Trained(sample.plan, self._protocol, clock, self._device, own, *settings)
-                told = [_told(trained, world, its, self._device) for its in shares]
-                live[number] = _Live(trained, world, told, self._device.beside_host)
+                live[number] = _Live(trained, world, [_told(trained, world, its, self._device) for its in shares])
                 return partial(live[number].turn, self._protocol.steps)
 
             builds = [partial(build, number) for number in range(len(samples))]
@@ -68,11 +67,9 @@ class _Live:
         stretches: (S,) of every step; none before the first turn.
     """
 
-    def __init__(
-        self, trained: Trained, world: World, told: Sequence[Sequence[torch.Tensor]], beside_host: bool
-    ) -> None:
+    def __init__(self, trained: Trained, world: World, told: Sequence[Sequence[torch.Tensor]]) -> None:
         self.stretches: tuple[Stretch, ...] = ()
-        self._trained, self._world, self._beside_host = trained, world, beside_host
+        self._trained, self._world = trained, world
         self._told = islice(cycle(told), trained.pipeline.ahead, None)
         for _ in range(_WARM_STEPS):
             self._step()
@@ -84,10 +81,7 @@ class _Live:
         self._trained.clock.restart()
         for _ in range(steps):
             self._step()
-        host_ms = (perf_counter() - start) * 1e3 / steps
         walk = self._trained.clock.walk(steps)
-        if self._beside_host:
-            walk = walk.beside(host_ms)
         self.stretches = self.stretches or walk.stretches
         if walk.stretches != self.stretches:
             raise RuntimeError("steps of one plan differ in what they do")

@@ -5,6 +5,7 @@ By a loop, or by TorchRec's pipeline, which sends inputs ahead.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,10 +32,6 @@ class Walk(NamedTuple):
     stretches: tuple[Stretch, ...]
     amounts: FloatArray
 
-    def beside(self, host_ms: float) -> "Walk":
-        """Tell, behind the stretches of the device, what the host took to launch the step."""
-        return Walk((*self.stretches, Stretch(HOST, "")), np.column_stack([self.amounts, [host_ms, 0, 0]]))
-
 
 class _Ended(NamedTuple):
     phase: int
@@ -55,6 +52,7 @@ class PhaseClock:
     def restart(self) -> None:
         """Forget all phases entered so far, and begin with the input."""
         self._ended: list[_Ended] = []
+        self._restarted_s = perf_counter()
         self._phase, self._began = INPUT, self._device.moment()
 
     def enter(self, phase: int) -> None:
@@ -86,11 +84,13 @@ class PhaseClock:
     def walk(self, steps: int) -> Walk:
         """Synchronize the device, and return the means of so many steps since the restart, all in the same stretches.
 
-        What follows the last end is left out.
+        What follows the last end is left out. Behind the stretches of a device that works beside its host stands what
+        that took to launch a step.
 
         Raises:
             RuntimeError: the steps differ in what they do.
         """
+        host_ms = (perf_counter() - self._restarted_s) * 1e3 / steps
         self._device.synchronize()
         stretches = [Stretch(LOCAL_PHASES[its.phase], its.until) for its in self._ended]
         each = len(stretches) // steps
@@ -99,7 +99,12 @@ class PhaseClock:
         amounts = [
             (self._device.ms_between(its.began, its.at), its.sent_bytes, its.received_bytes) for its in self._ended
         ]
-        return Walk(tuple(stretches[:each]), np.reshape(amounts, (steps, each, 3)).mean(axis=0).T)
+        walk = Walk(tuple(stretches[:each]), np.reshape(amounts, (steps, each, 3)).mean(axis=0).T)
+        return _with_host(walk, host_ms) if self._device.beside_host else walk
+
+
+def _with_host(walk: Walk, host_ms: float) -> Walk:
+    return Walk((*walk.stretches, Stretch(HOST, "")), np.column_stack([walk.amounts, [host_ms, 0, 0]]))
 
 
 class Optimizers:

@@ -52,9 +52,11 @@ class CostModels(ModelSet):
 
         Hosts of other GPUs are taken for as fast as that one's, and what devices do for as fast as their memory is.
         """
+        if self.framework is not None:
+            return self
         from neuroshard.models.roofline import RooflineCompute  # most models are no datasheets
 
-        if self.framework is not None or not isinstance(self.compute, RooflineCompute):
+        if not isinstance(self.compute, RooflineCompute):
             return self
         framework, its = CostModels.load(_MEASURED).framework, CostModels.load(f"{ROOFLINE}{_MEASURED}").compute
         assert framework is not None and isinstance(its, RooflineCompute)
@@ -108,12 +110,12 @@ class CostModels(ModelSet):
     @classmethod
     def _varied(cls, base: str, how: str) -> "CostModels | None":
         """Load models by name or place, and vary them; None if that isn't a way to."""
-        from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
-
         if f"+{how}" == IN_TORCHREC:
             return cls.load(base)._in_steps().in_torchrec()
         if dense := _DENSE.fullmatch(how):
             return cls.load(base).beside_dense(float(dense[1]))
+        from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
+
         if not is_precision(how):
             return None
         if whole := _WHOLE.fullmatch(base):  # what that adds is known of models in fp32 first, and counted last

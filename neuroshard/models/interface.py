@@ -240,7 +240,9 @@ class PartModel(ABC):
         """Compute the margin of the predicted ms, (B, D), by that of the part's model: by default of the ms."""
         return margin(ms, np.zeros_like(ms))
 
-    def waited_ms(self, task: Task, used: BoolArray, counts: FloatArray, ready_ms: FloatArray) -> FloatArray:
+    def waited_ms(
+        self, task: Task, ready_ms: FloatArray, used: BoolArray, counts: FloatArray, input_bytes: FloatArray
+    ) -> FloatArray:
         """Predict the ms, (B,), of each of devices alike that are ready for it by then, (B,), as `shared_ms` has them.
 
         By default nothing.

@@ -284,7 +284,9 @@ class HostWait(PartModel):
         host_ms = self._host_ms(called)
         return self._waited_ms(host_ms + margin(host_ms, np.zeros_like(host_ms)), ready_ms) - ms
 
-    def waited_ms(self, task: Task, used: BoolArray, counts: FloatArray, ready_ms: FloatArray) -> FloatArray:
+    def waited_ms(
+        self, task: Task, ready_ms: FloatArray, used: BoolArray, counts: FloatArray, input_bytes: FloatArray
+    ) -> FloatArray:
         """Predict the ms, (B,), of each of devices alike that have done their work by then."""
         host_ms = np.sum(_of_devices_alike(self.slopes, task, used, counts), axis=0)
         return self._waited_ms(host_ms, ready_ms)

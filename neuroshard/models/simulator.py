@@ -108,9 +108,12 @@ class Simulator:
         parts = (part.shared_ms(task, used, counts, input_bytes) for part in self.models.parts if self._counts(part))
         return sum(parts, np.zeros(len(used)))
 
-    def waited_ms(self, task: Task, used: BoolArray, counts: FloatArray, ready_ms: FloatArray) -> FloatArray:
+    def waited_ms(
+        self, task: Task, ready_ms: FloatArray, used: BoolArray, counts: FloatArray, input_bytes: FloatArray
+    ) -> FloatArray:
         """Predict the ms that devices alike wait at a step's end, (B,), if they are ready by then: `PartModel`."""
-        waits = (part.waited_ms(task, used, counts, ready_ms) for part in self.models.parts if self._counts(part))
+        counted = (part for part in self.models.parts if self._counts(part))
+        waits = (part.waited_ms(task, ready_ms, used, counts, input_bytes) for part in counted)
         return sum(waits, np.zeros(len(used)))
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:

@@ -129,7 +129,7 @@ class FormChoices:
             compute_ms = catalog.model.predict(DeviceLoads(catalog.items).sets(held.T))[None]
             units = catalog.given_by(held.T)[None]
         ready_ms = base.step(self.simulator, compute_ms, units)[1].max(axis=1)
-        return float((ready_ms + self._work(forms).waited_ms(self.simulator, self.task, ready_ms))[0])
+        return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(forms)))[0])
 
     def _base(self, forms: IntArray) -> Base:
         """Compute what a choice (T,) has in rows and copies: for one device, unless blocks of rows are uneven.

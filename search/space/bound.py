@@ -72,9 +72,9 @@ def _with_other_parts(catalog: Catalog, least_ms: float) -> float:
     base, simulator = catalog.items.base, catalog.simulator
     loads = base.task.loads.take(base.in_columns)
     counts = simulator.counts_of(LoadSets.alone(loads)).sum(axis=0, keepdims=True) / base.task.topology.num_devices
-    used = np.isin(np.arange(len(CALLS)), loads.call)[None]
-    ready_ms = least_ms + simulator.shared_ms(base.task, used, counts, np.zeros(1))
-    return float((ready_ms + simulator.waited_ms(base.task, used, counts, ready_ms))[0])
+    work = np.isin(np.arange(len(CALLS)), loads.call)[None], counts, np.zeros(1)
+    ready_ms = least_ms + simulator.shared_ms(base.task, *work)
+    return float((ready_ms + simulator.waited_ms(base.task, ready_ms, *work))[0])
 
 
 def _first_ms(prices: "Prices", backward_ms: float) -> float:

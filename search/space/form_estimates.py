@@ -253,7 +253,7 @@ class FormEstimates:
         )
         ready_ms = self._total(compute, shared.given[choice], given_out)
         total = np.full(cost_ms.shape, np.inf)
-        total[choice, cut] = ready_ms + shared.work.some(choice).waited_ms(self.simulator, self.task, ready_ms)
+        total[choice, cut] = ready_ms + self.simulator.waited_ms(self.task, ready_ms, *shared.work.some(choice))
         return total
 
     def _total(self, compute_ms: FloatArray, given: FloatArray, columns: FloatArray | IntArray) -> FloatArray:
@@ -305,7 +305,7 @@ class OtherParts(NamedTuple):
 
 
 class SharedWork(NamedTuple):
-    """What every device is asked for by B choices of forms, as `PartModel.shared_ms` takes it.
+    """What every device is asked for by B choices of forms, as `PartModel.shared_ms` and `waited_ms` take it.
 
     Attributes:
         used: (B, K) whether it makes each kernel call.
@@ -320,10 +320,6 @@ class SharedWork(NamedTuple):
     def some(self, which: IntArray) -> "SharedWork":
         """Pick choices by their places, (b,)."""
         return SharedWork(self.used[which], self.counts[which], self.input_bytes[which])
-
-    def waited_ms(self, simulator: Simulator, task: Task, ready_ms: FloatArray) -> FloatArray:
-        """Predict what devices wait at the end of a step, (B,), if they are ready by then, (B,)."""
-        return simulator.waited_ms(task, self.used, self.counts, ready_ms)
 
 
 class Shared(NamedTuple):

@@ -35,6 +35,7 @@ TRUTH = Framework(
         "MB out of columns if some are cut": 0.3,
     },
 )
+HOST = {"step": 4.0, "calls": 1.5, "own copies": 0.1}
 CONVERTED_MS = 0.3  # for a MB in each direction
 CONVERTING = replace(TRUTH, outputs=TRUTH.outputs | {CONVERTED: CONVERTED_MS})
 MODELS = random_form_models()
@@ -44,13 +45,17 @@ AUGMENTATION = PlanAugmentation(num_devices=(2, 4, 8), max_tables=20)
 IN_BOTH = replace(AUGMENTATION, precisions=("fp32", "fp16"))
 
 
+def _called(models, sample):
+    loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
+    return Simulator(models).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
+
+
 def _measured(count, first=0, models=MODELS, drawn=AUGMENTATION):
     """What ranks of random plans truly take: the dense network and pauses of other phases are none of it."""
     found = []
     for number in range(first, first + count):
         sample, split = drawn.draw(SPLIT, np.random.default_rng(number))
-        loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
-        called = Simulator(models).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
+        called = _called(models, sample)
         kernels_ms = TRUTH.factor * called.ms[0, sample.rank].sum()
         took = [float(terms_of(called, part.name)[0, sample.rank] @ part.slopes) for part in TRUTH.parts]
         if sample.precision is not Precision.FP32:
@@ -159,26 +164,17 @@ def test_pretrain_learns_it_where_it_was_measured(tmp_path):
     assert models.in_torchrec().of_whole_steps
 
 
-HOST = {"step": 4.0, "calls": 1.5, "own copies": 0.1}
-
-
 def _beside_hosts(count, first=0):
     """What ranks take that a host launches, of which every third, with little dense work, waits for the host."""
-    truth, found = replace(TRUTH, host=HOST), []
+    slopes, found = replace(TRUTH, host=HOST).per_term("host"), []
     for m in _measured(count, first):
-        host_ms = _host_ms(truth, m.sample)
+        host_ms = terms_of(_called(MODELS, m.sample), "framework.host")[0, m.sample.rank] @ slopes
         times_ms = m.typical_ms.copy()
         if m.sample_id % 3 == 0:
             times_ms[LOCAL_PHASES.index("dense")] = 0.0
             times_ms *= host_ms / times_ms.sum()
         found.append(replace(m, repeats=Repeats(np.append(times_ms, host_ms)[None], np.zeros(1))))
     return found
-
-
-def _host_ms(framework, sample):
-    loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
-    called = Simulator(MODELS).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
-    return float(terms_of(called, "framework.host")[0, sample.rank] @ framework.per_term("host"))
 
 
 def test_hosts_are_told_from_devices_that_wait_for_them():

@@ -15,7 +15,7 @@ from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.hardware.mirror_bench import MirrorBench
 from neuroshard.hardware.mirror_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
-from neuroshard.hardware.pipelines import PhaseClock, Walk
+from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, modules_of, renamed
 from neuroshard.hardware.step_bench import Trained, placed_here
@@ -135,8 +135,8 @@ def test_phases_add_up_to_a_step():
     took = dict(zip(LOCAL_PHASES, times_ms.tolist(), strict=True))
     assert (took.pop("input"), took.pop("backward")) == (3.0, 4.0)
     assert set(took.values()) == {0.0}
-    beside = Walk(stretches, amounts[0]).beside(9.0)
-    told = Outcome(Repeats(beside.amounts[None], np.zeros(1)), None, 0.5, beside.stretches)
+    beside = np.concatenate([amounts, [[[9.0], [0], [0]]]], axis=2)
+    told = Outcome(Repeats(beside, np.zeros(1)), None, 0.5, (*stretches, Stretch("host", "")))
     assert by_phase(told).repeats.times_ms.tolist() == [[*times_ms.tolist(), 9.0]]
     failed = Outcome(None, "MemoryError: too much", 0.1)
     assert by_phase(failed) is failed

@@ -25,12 +25,8 @@ BATCH = 65536
 BY_FORM = Simulator(replace(H100.models, compute=random_by_form(), margins=None))
 WORK = {"step": 0.5, "calls": 0.3, "calls but of copies x devices": 0.1, "own lookups": 1e-5, "mean lookups": 1e-5}
 WORK |= {"own lookups of copies": 1e-5, "own copies": 0.1, "MB out of several forms": 0.2}
-HOST = {
-    "step": 9.0,
-    "calls": 1.0,
-    "own copies": 0.2,
-    "mean lookups in rows": 1e-6,
-}  # most devices of these tests are ready before it is
+# Most devices of these tests are ready before their host is.
+HOST = {"step": 9.0, "calls": 1.0, "own copies": 0.2, "mean lookups in rows": 1e-6}
 IN_STEPS = replace(H100.models, framework=Framework(0.8, WORK, {"mean lookups in rows": 2e-5}, {})).in_torchrec()
 ON_HOSTS = replace(H100.models, framework=Framework(0.8, WORK, {}, {}, HOST)).in_torchrec()
 
