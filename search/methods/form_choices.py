@@ -34,7 +34,7 @@ from neuroshard.stages.search.space.forms import (
 )
 from neuroshard.stages.search.space.homes import has_other_homes
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, narrowest_shards, pack, shortage
+from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, narrowest_shards, shortage
 from neuroshard.stages.search.space.sizes import DeviceLoads, Sizes
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Placement
@@ -124,7 +124,7 @@ class FormChoices:
                 held = self.quick.first_held(catalog)
             except InfeasibleError:
                 return float("inf")
-            if held is None and (held := pack(catalog, base.free_bytes)) is None:
+            if held is None:
                 return float("inf")
             compute_ms = catalog.model.predict(DeviceLoads(catalog.items).sets(held.T))[None]
             units = catalog.given_by(held.T)[None]

@@ -23,6 +23,7 @@ from neuroshard.stages.search.methods.choice import Choice, cheapest
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog, equal_shards, even_layout, fewest_shards
+from neuroshard.stages.search.space.packing import pack
 from neuroshard.tasks.task import Task
 
 _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
@@ -45,7 +46,7 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class EvenLayouts:
-    """The cheapest of some layouts whose shards are all small enough, each placed by grid search.
+    """The cheapest of some layouts whose shards are all small enough, each placed by grid search; else one that fits.
 
     The published search splits one shard at a time, a few times; many devices, and memory that is nearly full, want
     many tables split. Where there are few tables, all are cut into 2, 4, 8, ... shards too: a narrow one may compute
@@ -59,7 +60,7 @@ class EvenLayouts:
     grid: GridSettings = field(default_factory=GridSettings)
 
     def first_held(self, catalog: Catalog) -> IntArray | None:
-        """Place even layouts by grid search; return the cheapest plan, None if none fits."""
+        """Place even layouts by grid search; return the cheapest plan, else one packed by bytes alone, if any fits."""
         grid = GridSearch(catalog, self.grid)
         for shares, counts in ((_EVEN_SHARES, _shard_counts(catalog)), (_NARROW_SHARES, ())):
             even = [even_layout(catalog, most) for most in shares] + [fewest_shards(catalog)]
@@ -70,7 +71,7 @@ class EvenLayouts:
             best = min(placed, key=lambda one: one.cost_ms)
             if best.cost_ms < float("inf"):
                 return grid.held(grid.refined(best))
-        return None
+        return pack(catalog, catalog.items.free_bytes)
 
 
 def _shard_counts(catalog: Catalog) -> list[int]:

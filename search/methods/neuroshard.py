@@ -41,7 +41,7 @@ from neuroshard.words.placement import Tier
 RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
 _ROUNDS = 2  # searches with memories chosen anew, at most
 _FIRSTS = 2  # memories that columns alone are searched in, that look cheapest by each of
-_LIKELY = 4  # choices of forms that are searched, at most
+_LIKELY = 2  # choices of forms that are searched, at most
 _QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quick", "estimate", "both"))
 
 
@@ -97,6 +97,14 @@ class NeuroShard(Searcher):
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
         starts: tuple[Start, ...] = (published, EvenLayouts(self.grid), *map(Greedy, SCORES))
         return ImprovedSearch(starts, self.improvement, choice=self.choice)
+
+    @property
+    def beside_search(self) -> ImprovedSearch:
+        """The same for columns beside tables in other forms: without the published search.
+
+        Local search comes as far from the other starts, and many devices make the published one the dearest of all.
+        """
+        return replace(self.column_search, starts=self.column_search.starts[1:])
 
     @property
     def quick(self) -> Start:
@@ -166,7 +174,8 @@ class NeuroShard(Searcher):
         each = zip(tasks, allowed, strict=True)
         spaces = [FormChoices.of(task, simulator, may, self.quick, asked) for task, may in each]
         likely = chain.from_iterable(choices.likely(self.form_tries) for choices in spaces)
-        others = self._searched(sorted((one for one in likely if not one.is_first), key=_BOTH_MS)[:_LIKELY])
+        tried = sorted((one for one in likely if not one.is_first), key=_BOTH_MS)[:_LIKELY]
+        others = _searched(tried, self.beside_search)
         other = self._cheapest(others, simulator) if others else None
         if other is not None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):
             return other
@@ -185,7 +194,7 @@ class NeuroShard(Searcher):
         if len(spaces) > 1:
             firsts = [choices.first_tried() for choices in spaces]
             quick, likely = (sorted(firsts, key=key)[:_FIRSTS] for key in (_QUICK_MS, _ESTIMATE_MS))
-            if found := self._searched(dict.fromkeys((*quick, *likely))):
+            if found := _searched(dict.fromkeys((*quick, *likely)), self.column_search):
                 return self._cheapest(found, simulator)
         return spaces[0].searched(spaces[0].first, self.column_search)
 
@@ -198,21 +207,13 @@ class NeuroShard(Searcher):
         errors = []
         for choices in spaces:
             for forms in choices.more_in_blocks():
-                if found := self._searched([Tried(choices, forms)]):
+                if found := _searched([Tried(choices, forms)], self.column_search):
                     return found[0]
             fitting, proven = choices.fitting()
-            if fitting is not None and (found := self._searched([Tried(choices, fitting)])):
+            if fitting is not None and (found := _searched([Tried(choices, fitting)], self.column_search)):
                 return found[0]
             errors.append(choices.shortage(error, proven))
         raise errors[0] from None
-
-    def _searched(self, likely: Iterable[Tried]) -> list[Found]:
-        """Find plans with some choices of forms; those that none is found with are left out."""
-        found = []
-        for tried in likely:
-            with suppress(InfeasibleError):
-                found.append(tried.choices.searched(tried.forms, self.column_search))
-        return found
 
     def believing(self) -> "NeuroShard":
         """Return the same search, but taking every predicted gain for true."""
@@ -250,7 +251,7 @@ class NeuroShard(Searcher):
 
     def _finalists(self, choice: Tried, simulator: Simulator, count: int) -> Iterator[Plan]:
         """Yield finalists with tables in the chosen forms; none where nothing fits."""
-        for found in self._searched([choice]):
+        for found in _searched([choice], self.column_search):
             yield from self.column_search.finalists(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
@@ -271,6 +272,15 @@ class NeuroShard(Searcher):
             return replace(columns, declined=columns.declined or (other.plan if declined else None))
         more = len(other.plan.placements) > len(columns.plan.placements)
         return replace(other, fewer=columns.plan if more else other.fewer)
+
+
+def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
+    """Find plans with some choices of forms by a search for columns; those that none is found with are left out."""
+    found = []
+    for tried in likely:
+        with suppress(InfeasibleError):
+            found.append(tried.choices.searched(tried.forms, columns))
+    return found
 
 
 def _allowed(task: Task, calls: Collection[Call]) -> BoolArray:
