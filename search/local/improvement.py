@@ -35,7 +35,7 @@ class Improvement:
 
     shakes: Count = 200
     shake_steps: Count = 2
-    max_plans: PositiveCount | None = 20_000_000
+    max_plans: PositiveCount | None = 10_000_000
     seed: Seed = 0
 
     def shared(self, count: int) -> "Improvement":

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -70,22 +71,22 @@ class FormChanges:
     def in_columns(self, most_ms: float) -> Plan:
         """Put more tables in columns, whole, as many as keep the plan's cost at or below `most_ms`, and its limits.
 
-        Those go back first that are estimated to gain least where they are: 1, 2, 4, ... at once.
+        Those go back first that are estimated to gain least where they are: 1, 2, 4, ... of them, until so many are too
+        many; then by bisection.
         """
         choices, best = self.choices, self.start
         tables = np.flatnonzero((self.now != COLUMNS) & choices.allowed[:, COLUMNS])
         tables = np.unique(choices.leaders[tables])
         back = np.array([self._back(tables[place : place + 1]) for place in range(len(tables))])
         order = tables[np.argsort(choices.estimates.costs(Forms(back))[0], kind="stable")] if len(tables) else tables
-        done, more = 0, 1
-        while done < len(order):
-            plan = self._plan(self._back(order[: done + more]))
+        fits, beyond = 0, len(order) + 1
+        while beyond - fits > 1:
+            count = min(max(2 * fits, 1), (fits + beyond) // 2)
+            plan = self._plan(self._back(order[:count]))
             if plan.violations or choices.simulator.cost(plan.task, plan).total_ms > most_ms:
-                if more == 1:
-                    break
-                more = 1
+                beyond = count
             else:
-                best, done, more = plan, min(done + more, len(order)), more * 2
+                best, fits = plan, count
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
@@ -101,12 +102,15 @@ class FormChanges:
         columns = in_columns(task, self._homes(np.flatnonzero(changed & (forms == COLUMNS))))
         return Plan(task, (*kept, *spread, *columns))
 
+    @cached_property
+    def _compute_ms(self) -> FloatArray:
+        """What the devices compute of the start, (D,)."""
+        return self.choices.simulator.cost(self.start.task, self.start).compute
+
     def _homes(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
         """Yield (table, columns, device) of some tables, whole: the dearest first, where least is computed so far."""
-        task, simulator = self.start.task, self.choices.simulator
-        compute_ms = simulator.cost(task, self.start).compute.copy()
-        loads = task.loads.take(tables)
-        alone_ms = simulator.compute_for(task).predict(LoadSets.alone(loads))
+        task, compute_ms = self.start.task, self._compute_ms.copy()
+        alone_ms = self.choices.simulator.compute_for(task).predict(LoadSets.alone(task.loads.take(tables)))
         for place in np.argsort(-alone_ms, kind="stable"):
             table = int(tables[place])
             devices = np.array(task.limits[table].devices)
