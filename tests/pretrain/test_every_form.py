@@ -59,7 +59,7 @@ def _write(path, calls, exchanges, **changes):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return _write(tmp_path_factory.mktemp("forms") / "data", 900, 900).path
+    return _write(tmp_path_factory.mktemp("forms") / "data", 600, 600).path
 
 
 @pytest.fixture(scope="module")
