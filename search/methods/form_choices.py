@@ -16,7 +16,7 @@ from neuroshard.stages.search.methods.improved import ImprovedSearch, Start
 from neuroshard.stages.search.space.base import Base, placed_bytes
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.exact import Elsewhere, ways_that_fit
+from neuroshard.stages.search.space.exact import ways_that_fit
 from neuroshard.stages.search.space.form_estimates import FormEstimates, SharedWork
 from neuroshard.stages.search.space.forms import (
     BLOCKS,
@@ -313,8 +313,8 @@ class FormChoices:
         if not ways:
             return None, False
         size = np.array([placed_bytes(self.task, self._placed(*way)) for way in ways])
-        elsewhere = Elsewhere(np.array([item_of[table] for table, _ in ways]), size)
-        chosen, proven = ways_that_fit(self.catalog, self.catalog.items.free_bytes, elsewhere)
+        item = np.array([item_of[table] for table, _ in ways])
+        chosen, proven = ways_that_fit(self.catalog, self.catalog.items.free_bytes, item, size)
         if chosen is None:
             return None, proven
         forms = np.full(len(self.task.tables), COLUMNS)

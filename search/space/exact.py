@@ -4,18 +4,15 @@ Bytes of a shard are a fixed amount (buffers, rowwise state) and an amount for e
 whole number of units of each item on each device, and a 0 or 1 that says whether there are any.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from math import gcd
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.stages.search.space.items import Items, keeps_limits
 from neuroshard.stages.search.space.sizes import Sizes
-
-if TYPE_CHECKING:  # slow to import: only where it is used
-    from scipy.optimize import LinearConstraint
 
 _MOST_UNKNOWNS = 4000  # beyond that a single node of the solver's tree takes long
 _EFFORT = 200_000  # unknowns x nodes: counted, so that every machine gives the same answer
@@ -24,62 +21,38 @@ _ROUNDING = 4  # of _SCALE, that its answers may be wrong by where bytes are rou
 _INFEASIBLE = 2
 
 
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """What is known of a packing: `held` (I, D) that keeps everything, or None, which `proven` says is all there is."""
-
-    held: IntArray | None
-    proven: bool
+_Row = tuple[IntArray, Any, float, float]  # unknowns (n,), their weights, and what the sum is at least and at most
 
 
-_UNKNOWN = Packed(None, False)
-
-
-class Elsewhere(NamedTuple):
-    """K ways in which items may lie otherwise than in columns, in rows or copies: all of the item.
-
-    Attributes:
-        item: (K,) which item.
-        size_bytes: (K, D) of each device's memory that it takes.
-    """
-
-    item: IntArray
-    size_bytes: IntArray
-
-
-def ways_that_fit(sizes: Sizes, memory_bytes: IntArray, elsewhere: Elsewhere) -> tuple[IntArray | None, bool]:
+def ways_that_fit(
+    sizes: Sizes, memory_bytes: IntArray, item: IntArray, size_bytes: IntArray
+) -> tuple[IntArray | None, bool]:
     """Find (n,) ways to leave columns so that the rest should fit in memory_bytes (D,); or prove that there are none.
 
+    In each of K ways all of an `item` (K,) lies in rows or copies, and takes size_bytes (K, D) of the devices' memory.
     Neither, where the task is large or the solver's budget runs out before it knows. Rounding may make it too hopeful.
     """
-    program = _Program(sizes, memory_bytes, _ROUNDING, elsewhere)
-    if program.num_unknowns > _MOST_UNKNOWNS:
-        return None, False
+    program = _Program(sizes, memory_bytes, _ROUNDING, item, size_bytes)
     values, proven = program.solve()
     return (None, proven) if values is None else (program.ways(values), False)
 
 
-def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> Packed:
-    """Find a packing that keeps within memory_bytes (D,) and the items' limits, or prove that there is none.
+def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> tuple[IntArray | None, bool]:
+    """Find a packing (I, D) that keeps within memory_bytes (D,) and the items' limits, or prove that there is none.
 
     Neither, where the task is large or the solver's budget runs out before it knows.
     """
+    nowhere = np.zeros(0, dtype=np.int64), np.zeros((0, len(memory_bytes)), dtype=np.int64)
     for sign in (1, -1):
-        program = _Program(sizes, memory_bytes, sign * _ROUNDING, _nowhere(len(memory_bytes)))
-        if program.num_unknowns > _MOST_UNKNOWNS:
-            return _UNKNOWN
+        program = _Program(sizes, memory_bytes, sign * _ROUNDING, *nowhere)
         values, proven = program.solve()
         if values is None:
-            return Packed(None, proven and sign > 0)
+            return None, proven and sign > 0
         held = program.held(values)
         if keeps(sizes, held, memory_bytes):
-            return Packed(held, False)
+            return held, False
         # Too large, within the room that rounding has: with as much less room it isn't.
-    return _UNKNOWN
-
-
-def _nowhere(num_devices: int) -> Elsewhere:
-    return Elsewhere(np.zeros(0, dtype=np.int64), np.zeros((0, num_devices), dtype=np.int64))
+    return None, False
 
 
 class _Program:
@@ -88,8 +61,13 @@ class _Program:
     Others of these stay 0. Unknown too is (K,) whether an item lies elsewhere, in each of some ways.
     """
 
-    def __init__(self, sizes: Sizes, memory_bytes: IntArray, margin: int, elsewhere: Elsewhere) -> None:
-        """Enumerate unknowns; `margin`: room beyond memory_bytes (D,) where bytes are rounded, in units of that."""
+    def __init__(
+        self, sizes: Sizes, memory_bytes: IntArray, margin: int, way_item: IntArray, way_bytes: IntArray
+    ) -> None:
+        """Enumerate unknowns; `margin`: room beyond memory_bytes (D,) where bytes are rounded, in units of that.
+
+        In a way all of way_item (K,) lies elsewhere, and takes way_bytes (K, D).
+        """
         self._sizes, self._memory, self._margin = sizes, memory_bytes, margin
         limits, width = sizes.items.limits, sizes.full_width
         slice_bytes = sizes.size_bytes[sizes.first + np.minimum(2, width)] - sizes.size_bytes[sizes.first + 1]
@@ -109,26 +87,31 @@ class _Program:
         cut, told = limits.allowed & ~self._whole[:, None], limits.allowed & ~free[:, None]
         self._units, count = _numbered(cut, 0)
         self._presence, count = _numbered(told, count)
-        self._elsewhere, self._ways = elsewhere, count + np.arange(len(elsewhere.item))
-        self.num_unknowns = count + len(elsewhere.item)
+        self._way_item, self._way_bytes, self._ways = way_item, way_bytes, count + np.arange(len(way_item))
+        self._num_unknowns = count + len(way_item)
 
     def solve(self) -> tuple[IntArray | None, bool]:
         """Find a solution (n,), up to the solver's rounding, or None; tell whether it proves that there is none."""
-        from scipy.optimize import Bounds, milp
+        from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import: only where it is used
+        from scipy.sparse import coo_array
 
-        upper = np.ones(self.num_unknowns)
+        if self._num_unknowns > _MOST_UNKNOWNS:
+            return None, False
+        most = np.ones(self._num_unknowns)
         item, device = np.nonzero(self._units >= 0)
-        upper[self._units[item, device]] = self._sizes.full_width[item]
-        rows = _Rows()
-        self._shards_make_items(rows)
-        self._rivals_are_apart(rows)
-        self._bytes_fit(rows)
+        most[self._units[item, device]] = self._sizes.full_width[item]
+        rows = [*self._shards_make_items(), *self._rivals_are_apart(), *self._bytes_fit()]
+        unknowns, weights, lower, upper = zip(*rows, strict=True)
+        weight = [np.broadcast_to(its, some.shape) for its, some in zip(weights, unknowns, strict=True)]
+        row = np.repeat(np.arange(len(rows)), [len(some) for some in unknowns])
+        cells = np.concatenate(weight, dtype=np.float64), (row, np.concatenate(unknowns))
+        matrix = coo_array(cells, shape=(len(rows), len(most))).tocsr()
         answer: Any = milp(
-            np.zeros(self.num_unknowns),
-            integrality=np.ones(self.num_unknowns, dtype=np.int64),
-            bounds=Bounds(0, upper),
-            constraints=rows.constraint(self.num_unknowns),
-            options={"node_limit": max(1, _EFFORT // max(self.num_unknowns, 1))},
+            np.zeros(len(most)),
+            integrality=np.ones(len(most), dtype=np.int64),
+            bounds=Bounds(0, most),
+            constraints=LinearConstraint(matrix, np.array(lower, np.float64), np.array(upper, np.float64)),
+            options={"node_limit": max(1, _EFFORT // max(len(most), 1))},
         )
         if answer.x is None:
             return None, answer.status == _INFEASIBLE
@@ -145,40 +128,42 @@ class _Program:
         held: IntArray = np.where(self._whole[:, None], there, units)
         return held
 
-    def _shards_make_items(self, rows: "_Rows") -> None:
+    def _shards_make_items(self) -> Iterator[_Row]:
         """Require widths that sum to the item's, and as many shards as there may be, each as wide as it must be."""
         limits, width = self._sizes.items.limits, self._sizes.full_width
         for item in range(self._sizes.num_items):
             units, presence = (one[item][one[item] >= 0] for one in (self._units, self._presence))
-            ways = self._ways[self._elsewhere.item == item]
+            ways = self._ways[self._way_item == item]
             if self._whole[item]:
-                rows.add(np.concatenate([presence, ways]), 1, 1, 1)
+                yield np.concatenate([presence, ways]), 1, 1, 1
                 continue
-            rows.add(*_joined(units, ways, width[item]), width[item], width[item])
+            yield *_joined(units, ways, width[item]), width[item], width[item]
             if not len(presence):
                 continue
             least, most, narrowest = limits.min_shards[item], limits.max_shards[item], limits.min_width[item]
-            rows.add(*_joined(presence, ways, least), least, most)
+            yield *_joined(presence, ways, least), least, most
             widest = width[item] - narrowest * (max(least, 1) - 1)
             for unit, there in zip(units, presence, strict=True):
-                rows.add(np.array([unit, there]), np.array([1, -widest]), -np.inf, 0)
-                rows.add(np.array([unit, there]), np.array([1, -narrowest]), 0, np.inf)
+                yield np.array([unit, there]), np.array([1, -widest]), -np.inf, 0
+                yield np.array([unit, there]), np.array([1, -narrowest]), 0, np.inf
 
-    def _rivals_are_apart(self, rows: "_Rows") -> None:
+    def _rivals_are_apart(self) -> Iterator[_Row]:
         for group in _groups_of_rivals(self._sizes.items):
             for there in self._presence[group].T:
-                rows.add(there[there >= 0], 1, 0, 1)
+                yield there[there >= 0], 1, 0, 1
 
-    def _bytes_fit(self, rows: "_Rows") -> None:
-        elsewhere = self._elsewhere.size_bytes
-        common = gcd(*self._unit_bytes.tolist(), *self._fixed_bytes.tolist(), *elsewhere.ravel().tolist()) or 1
+    def _bytes_fit(self) -> Iterator[_Row]:
+        each = self._unit_bytes, self._fixed_bytes, self._way_bytes.ravel()
+        common = gcd(*np.concatenate(each).tolist()) or 1
         for device, memory in enumerate((self._memory // common).tolist()):  # less than the common divisor is of no use
             cut, told = self._units[:, device] >= 0, self._presence[:, device] >= 0
             unknowns = np.concatenate([self._units[cut, device], self._presence[told, device], self._ways])
-            size = np.concatenate([self._unit_bytes[cut], self._fixed_bytes[told], elsewhere[:, device]]) // common
+            size = (
+                np.concatenate([self._unit_bytes[cut], self._fixed_bytes[told], self._way_bytes[:, device]]) // common
+            )
             scale = max(1.0, memory / _SCALE)
             room = memory / scale + (self._margin if scale > 1 else 0)
-            rows.add(unknowns, np.minimum(size / scale, 2 * _SCALE), -np.inf, room)  # beyond that nothing fits anyway
+            yield unknowns, np.minimum(size / scale, 2 * _SCALE), -np.inf, room  # beyond that nothing fits anyway
 
 
 def _joined(unknowns: IntArray, ways: IntArray, weight: int) -> tuple[IntArray, IntArray]:
@@ -218,29 +203,3 @@ def _groups_of_rivals(items: Items) -> list[list[int]]:
                 left[one].difference_update(group)
             groups.append(group)
     return groups
-
-
-class _Rows:
-    """Linear constraints, one row after the other."""
-
-    def __init__(self) -> None:
-        self._columns: list[IntArray] = []
-        self._weights: list[FloatArray] = []
-        self._bounds: list[tuple[float, float]] = []
-
-    def add(self, unknowns: IntArray, weights: Any, lower: float, upper: float) -> None:
-        """Add the row lower <= sum(weights * unknowns) <= upper."""
-        self._columns.append(unknowns)
-        self._weights.append(np.broadcast_to(np.asarray(weights, dtype=np.float64), unknowns.shape))
-        self._bounds.append((lower, upper))
-
-    def constraint(self, num_unknowns: int) -> "LinearConstraint":
-        """Join all rows into one constraint, over so many unknowns."""
-        from scipy.optimize import LinearConstraint
-        from scipy.sparse import coo_array
-
-        row = np.repeat(np.arange(len(self._columns)), [len(columns) for columns in self._columns])
-        cells = (np.concatenate(self._weights), (row, np.concatenate(self._columns)))
-        lower, upper = np.array(self._bounds, dtype=np.float64).T
-        matrix = coo_array(cells, shape=(len(self._columns), num_unknowns)).tocsr()
-        return LinearConstraint(matrix, lower, upper)

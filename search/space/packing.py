@@ -75,21 +75,6 @@ def no_room(items: Items, index: int, width: int, size_bytes: int, most_free: in
     )
 
 
-def nothing_fits(sizes: Sizes, factor: float, outcome: str) -> InfeasibleError:
-    """Make the error of a search that has no plan, with what is known of that: `outcome`.
-
-    `factor` is how many times the memory for shards would do, in columns.
-    """
-    items, memory = sizes.items, sizes.items.free_bytes
-    size = sizes.size_bytes[sizes.whole]
-    largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
-    named = ", ".join(f"{items.name(index)} {readable_bytes(size[index])}" for index in largest)
-    return InfeasibleError(
-        f"{outcome} for {readable_bytes(size.sum())} of tables on {described(memory)}; "
-        f"{enough(items, factor)} on each would do; the largest tables: {named}"
-    )
-
-
 def enough(items: Items, factor: float) -> str:
     """Name the `topology.memory_bytes` that leave shards so many times the memory they have: never less, as text."""
     task, shards = items.task, items.free_bytes
@@ -99,16 +84,6 @@ def enough(items: Items, factor: float) -> str:
     if len(set(each)) == 1:
         return readable_bytes_up(float(needed.max()))
     return f"{ceil(float((needed / each).max()) * _FRACTIONS) / _FRACTIONS:.10g} times as much"
-
-
-def keeps_nothing(proven: bool) -> InfeasibleError:
-    """Make the error of a search that has no plan whatever the memory, because there is none if that is `proven`."""
-    if proven:
-        return InfeasibleError("no plan keeps the constraints, whatever the memory; loosen some of them")
-    return InfeasibleError(
-        "no plan found that keeps the constraints within the search's budget, though there may be one; loosen some, or "
-        "pin shards to where they may go"
-    )
 
 
 def described(memory: IntArray) -> str:
@@ -162,11 +137,12 @@ def packed(sizes: Sizes) -> IntArray:
     held = pack(sizes, memory)
     if held is not None:
         return held
-    answer = pack_exactly(sizes, memory)
-    held = answer.held if answer.held is not None or answer.proven else _pack_in_other_orders(sizes, memory)
+    held, proven = pack_exactly(sizes, memory)
+    if held is None and not proven:
+        held = _pack_in_other_orders(sizes, memory)
     if held is not None:
         return held
-    raise shortage(sizes, _outcome(sizes.items.task) if answer.proven else NONE_FOUND)
+    raise shortage(sizes, _outcome(sizes.items.task) if proven else NONE_FOUND)
 
 
 def _outcome(task: Task) -> str:
@@ -178,13 +154,25 @@ def _outcome(task: Task) -> str:
 
 def shortage(sizes: Sizes, outcome: str) -> InfeasibleError:
     """Make the error of having no plan, with the memory that would do in columns, and what is known: `outcome`."""
-    memory = sizes.items.free_bytes
-    if (factor := smallest_factor(sizes, memory)) is not None:
-        return nothing_fits(sizes, factor, outcome)
-    anywhere = pack_exactly(sizes, np.full_like(memory, _AMPLE))
-    if anywhere.held is None:
-        return keeps_nothing(anywhere.proven and outcome == NO_PLAN)
-    return nothing_fits(sizes, _factor_for(sizes, anywhere.held, memory), outcome)
+    items, memory, size = sizes.items, sizes.items.free_bytes, sizes.size_bytes[sizes.whole]
+    factor = smallest_factor(sizes, memory)
+    if factor is None:
+        held, proven = pack_exactly(sizes, np.full_like(memory, _AMPLE))
+        if held is None and proven and outcome == NO_PLAN:
+            return InfeasibleError("no plan keeps the constraints, whatever the memory; loosen some of them")
+        if held is None:
+            return InfeasibleError(
+                "no plan found that keeps the constraints within the search's budget, though there may be one; loosen "
+                "some, or pin shards to where they may go"
+            )
+        used = sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0)
+        factor = float((used / np.maximum(memory, 1)).max())
+    largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
+    named = ", ".join(f"{items.name(index)} {readable_bytes(size[index])}" for index in largest)
+    return InfeasibleError(
+        f"{outcome} for {readable_bytes(size.sum())} of tables on {described(memory)}; "
+        f"{enough(items, factor)} on each would do; the largest tables: {named}"
+    )
 
 
 def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
@@ -259,12 +247,6 @@ def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
         else:
             high = middle
     return high
-
-
-def _factor_for(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> float:
-    """Compute how many times memory_bytes (D,) are enough for `held` (I, D)."""
-    used = sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0)
-    return float((used / np.maximum(memory_bytes, 1)).max())
 
 
 def _scaled(memory_bytes: IntArray, factor: float) -> IntArray:

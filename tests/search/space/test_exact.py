@@ -81,13 +81,14 @@ def test_exact_answers_agree_with_trying_all(pooled, tasks):
             task = tiny.task()
         except UserError:
             continue
-        answer, sizes = pack_exactly(sizes_of(task), device_memory(task)), sizes_of(task)
-        if answer.held is None:
-            assert answer.proven
+        sizes = sizes_of(task)
+        held, proven = pack_exactly(sizes, device_memory(task))
+        if held is None:
+            assert proven
             assert not tiny.has_plan()
         else:
             decided += 1
-            assert sizes.items.plan(answer.held).violations == ()
+            assert sizes.items.plan(held).violations == ()
     assert decided > tasks / 8
 
 
@@ -122,7 +123,7 @@ def test_a_budget_that_is_spent_proves_nothing(monkeypatch):
     monkeypatch.setattr(exact, "_MOST_UNKNOWNS", 10)
     with pytest.raises(InfeasibleError, match="none found within the search's budget, though there may be a plan"):
         packed(sizes_of(tight))
-    monkeypatch.setattr(packing, "pack_exactly", lambda *_: exact.Packed(None, False))
+    monkeypatch.setattr(packing, "pack_exactly", lambda *_: (None, False))
     apart = Constraints((TableRule("t0", (0,)), TableRule("t1", (0,))), apart=(("t0", "t2"), ("t1", "t2")))
     monkeypatch.setattr(packing, "_pack_in_order", lambda *_: None)
     with pytest.raises(InfeasibleError, match="no plan found that keeps the constraints within the search's budget"):
@@ -135,8 +136,8 @@ def test_a_proof_outlasts_rounding():
     task = plain_task(4, np.tile(half, 2), 1.0, memory_bytes=int(half.sum()) * 16)
     sizes = sizes_of(task)
     assert keeps(sizes, np.repeat(np.eye(2, dtype=np.int64), 8, axis=0), device_memory(task))
-    answer = pack_exactly(sizes, device_memory(task))
-    assert answer.held is not None or not answer.proven
+    held, proven = pack_exactly(sizes, device_memory(task))
+    assert held is not None or not proven
 
 
 def test_small_devices_beside_huge_ones_are_used_to_the_byte():
@@ -153,7 +154,7 @@ def test_the_solver_is_limited_by_counts_alone(monkeypatch):
         optimize, "milp", lambda *some, options, **more: given_options.append(options) or solve(*some, **more)
     )
     task = plain_task([8], 10, 1.0)
-    assert pack_exactly(sizes_of(task), device_memory(task)).held is not None
+    assert pack_exactly(sizes_of(task), device_memory(task))[0] is not None
     assert [list(options) for options in given_options] == [["node_limit"]]
 
 
@@ -186,10 +187,8 @@ def test_exact_packing_finds_what_filling_by_size_misses():
     task = plain_task(4, UNEVEN, 1.0, memory_bytes=16 * 16)
     sizes, memory = sizes_of(task), np.array(task.shard_memory)
     assert pack(sizes, memory) is None
-    assert sizes.items.plan(pack_exactly(sizes, memory).held).fits
-    less = pack_exactly(sizes, memory - 16)
-    assert less.held is None
-    assert less.proven
+    assert sizes.items.plan(pack_exactly(sizes, memory)[0]).fits
+    assert pack_exactly(sizes, memory - 16) == (None, True)
     assert NeuroShard().find(task, Simulator(linear_models(2))).plan.fits
 
 
