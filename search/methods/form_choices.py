@@ -255,8 +255,8 @@ class FormChoices:
     def _neighbours(self, forms: IntArray) -> IntArray:
         """Find the changes of a choice (T,) estimated to be best, (n, T); tables kept together change as one."""
         movable = self._leading(self.allowed)
-        near = ranked_changes(forms, movable, lambda some: self.estimates.costs(self._followed(some)))
-        return self._followed(Changes(forms, near.changes[:_NEIGHBOURS])).forms
+        near, _ = ranked_changes(forms, movable, lambda some: self.estimates.costs(self._followed(some)))
+        return self._followed(Changes(forms, near[:_NEIGHBOURS])).forms
 
     def _followed(self, choices: Choices) -> Choices:
         """Put each table in the form of its leader; without groups, choices stay as they are: they may be large."""

@@ -153,14 +153,12 @@ class _Program:
                 yield there[there >= 0], 1, 0, 1
 
     def _bytes_fit(self) -> Iterator[_Row]:
-        each = self._unit_bytes, self._fixed_bytes, self._way_bytes.ravel()
-        common = gcd(*np.concatenate(each).tolist()) or 1
+        units, fixed, ways = self._unit_bytes, self._fixed_bytes, self._way_bytes
+        common = gcd(*np.concatenate([units, fixed, ways.ravel()]).tolist()) or 1
         for device, memory in enumerate((self._memory // common).tolist()):  # less than the common divisor is of no use
             cut, told = self._units[:, device] >= 0, self._presence[:, device] >= 0
             unknowns = np.concatenate([self._units[cut, device], self._presence[told, device], self._ways])
-            size = (
-                np.concatenate([self._unit_bytes[cut], self._fixed_bytes[told], self._way_bytes[:, device]]) // common
-            )
+            size = np.concatenate([units[cut], fixed[told], ways[:, device]]) // common
             scale = max(1.0, memory / _SCALE)
             room = memory / scale + (self._margin if scale > 1 else 0)
             yield unknowns, np.minimum(size / scale, 2 * _SCALE), -np.inf, room  # beyond that nothing fits anyway

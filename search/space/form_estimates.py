@@ -7,6 +7,7 @@ cuts are looked at, and the cheapest counts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,10 @@ from neuroshard.words.form import CALLS, FORMS, Call
 
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _TOGETHER, _DEVICES = 256, 1 << 17  # estimates made at once in a thread, at most, and the devices of all of them
+
+# What every device is asked for by B choices of forms, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) whether
+# it makes each kernel call, (B, C) counts of what it does, and (B,) bytes of indices and lengths that come to it.
+SharedWork = tuple[BoolArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,10 +207,10 @@ class FormEstimates:
         work = self.other_parts.work(self.simulator, choices)
         compute_ms = self.simulator.shared_ms(self.task, *work)
         for group in self.others:
-            its = choices.at(group.form)
-            compute_ms += _kernel(group.head, its.total(group.vectors), its.total(group.called))
-            given += its.total(group.given)
-            size_bytes += its.total(group.size_bytes)
+            total = partial(choices.total, group.form)
+            compute_ms += _kernel(group.head, total(group.vectors), total(group.called))
+            given += total(group.given)
+            size_bytes += total(group.size_bytes)
         return Shared(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
@@ -219,27 +224,19 @@ class FormEstimates:
             total(min over q of even_q, mean), without stragglers.
         """
         num_devices, cuts, shared = self.task.topology.num_devices, self.cuts, self.everywhere(choices)
-        its = choices.at(COLUMNS)
-        even_ms = _kernel(
-            self.head, its.total(cuts.vectors) / num_devices, its.total(np.ones(len(cuts.given)))
-        )  # (B, Q)
-        mean = (its.total(cuts.given) / num_devices)[:, None]  # (B, 1)
-        fits = self._fits(shared.size_bytes, its.total(cuts.total_bytes), its.largest(cuts.size_bytes))
-        straggler_ms = np.where(fits, np.maximum(even_ms, its.largest(cuts.cost_ms)), np.inf)  # (B, Q)
-        widest = np.maximum(mean, its.largest(cuts.columns))  # (B, Q)
+        total, largest = partial(choices.total, COLUMNS), partial(choices.largest, COLUMNS)
+        even_ms = _kernel(self.head, total(cuts.vectors) / num_devices, total(np.ones(len(cuts.given))))  # (B, Q)
+        mean = (total(cuts.given) / num_devices)[:, None]  # (B, 1)
+        free = device_memory(self.task)[None, :] - shared.size_bytes[:, None]  # (B, D)
+        all_fit = (free.min(axis=1) >= 0) & (total(cuts.total_bytes) <= free.sum(axis=1))  # (B,)
+        fits = all_fit[:, None] & (largest(cuts.size_bytes) <= free.max(axis=1)[:, None])
+        straggler_ms = np.where(fits, np.maximum(even_ms, largest(cuts.cost_ms)), np.inf)  # (B, Q)
+        widest = np.maximum(mean, largest(cuts.columns))  # (B, Q)
         evenly = even_ms.min(axis=1, keepdims=True), mean, np.ones(mean.shape, dtype=np.bool_)
         each = zip((straggler_ms, widest, _unbeaten(straggler_ms, widest)), evenly, strict=True)
         total_ms = self._alike(shared, *(np.concatenate(both, axis=1) for both in each))
         lowest_ms = total_ms[:, :-1].min(axis=1)
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
-
-    def _fits(self, base: FloatArray, total: FloatArray, largest: FloatArray) -> BoolArray:
-        """Tell whether memory may do, (B, Q): base (B,) bytes on each device, a total (B,), largest shards (B, Q)."""
-        free = device_memory(self.task)[None, :] - base[:, None]  # (B, D)
-        fits: BoolArray = ((free.min(axis=1) >= 0) & (total <= free.sum(axis=1)))[:, None] & (
-            largest <= free.max(axis=1)[:, None]
-        )
-        return fits
 
     def _alike(self, shared: "Shared", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
         """Compute (B, Q) ms of plans whose devices all have the same compute (B, Q) and columns (B, Q).
@@ -248,22 +245,18 @@ class FormEstimates:
         """
         choice, cut = asked.nonzero()
         compute_ms = cost_ms[choice, cut] + shared.compute_ms[choice]
-        compute, given_out = np.broadcast_to(  # on every device
-            np.stack([compute_ms, columns[choice, cut]])[..., None], (2, len(choice), self.task.topology.num_devices)
-        )
-        ready_ms = self._total(compute, shared.given[choice], given_out)
-        total = np.full(cost_ms.shape, np.inf)
-        total[choice, cut] = ready_ms + self.simulator.waited_ms(self.task, ready_ms, *shared.work.some(choice))
-        return total
-
-    def _total(self, compute_ms: FloatArray, given: FloatArray, columns: FloatArray | IntArray) -> FloatArray:
-        """Compute (N,) ms of plans from compute (N, D), columns (N, D), and bytes (N, C) that others exchange."""
-        sent = np.repeat(given[:, None], columns.shape[1], axis=1)
-        sent[..., Collective.ALL_TO_ALL] += columns * float(ELEMENT_BYTES * self.task.batch_size)
+        shape = len(choice), self.task.topology.num_devices
+        compute = np.broadcast_to(compute_ms[:, None], shape)  # on every device
+        sent = np.repeat(shared.given[choice][:, None], shape[1], axis=1)
+        sent[..., Collective.ALL_TO_ALL] += columns[choice, cut][:, None] * float(ELEMENT_BYTES * self.task.batch_size)
         batch_size = np.full(len(sent), self.task.batch_size)
         traffic = Traffic(sent, batch_size, self.task.topology.fast_links)
-        forward, backward = self.simulator.communication(traffic, compute_ms)
-        total: FloatArray = (compute_ms + forward + backward).max(axis=1)
+        forward, backward = self.simulator.communication(traffic, compute)
+        ready_ms = (compute + forward + backward).max(axis=1)
+        total = np.full(cost_ms.shape, np.inf)
+        used, counts, input_bytes = shared.work
+        work = used[choice], counts[choice], input_bytes[choice]
+        total[choice, cut] = ready_ms + self.simulator.waited_ms(self.task, ready_ms, *work)
         return total
 
 
@@ -295,31 +288,13 @@ class OtherParts(NamedTuple):
             input_bytes[group.tables, group.form] = group.given[group.tables, Collective.INPUT]
         return cls(np.eye(len(CALLS))[calls], counts, input_bytes)
 
-    def work(self, simulator: Simulator, choices: Choices) -> "SharedWork":
+    def work(self, simulator: Simulator, choices: Choices) -> SharedWork:
         """Count what B choices of forms ask of every device; zeros where no part of a step hangs on it."""
         if self.counts.shape[2] or simulator.count_input:
             called, counts, input_bytes = (total_by_form(choices, its) for its in self)
         else:
             called, counts, input_bytes = (np.zeros((len(choices), *its.shape[2:])) for its in self)
-        return SharedWork(called > 0, counts, input_bytes)
-
-
-class SharedWork(NamedTuple):
-    """What every device is asked for by B choices of forms, as `PartModel.shared_ms` and `waited_ms` take it.
-
-    Attributes:
-        used: (B, K) whether it makes each kernel call.
-        counts: (B, C) of what it does.
-        input_bytes: (B,) of indices and lengths that come to it.
-    """
-
-    used: BoolArray
-    counts: FloatArray
-    input_bytes: FloatArray
-
-    def some(self, which: IntArray) -> "SharedWork":
-        """Pick choices by their places, (b,)."""
-        return SharedWork(self.used[which], self.counts[which], self.input_bytes[which])
+        return called > 0, counts, input_bytes
 
 
 class Shared(NamedTuple):
@@ -335,7 +310,7 @@ class Shared(NamedTuple):
     compute_ms: FloatArray
     given: FloatArray
     size_bytes: FloatArray
-    work: "SharedWork"
+    work: SharedWork
 
 
 def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:

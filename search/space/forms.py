@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -118,62 +117,6 @@ Numbers = FloatArray | IntArray | BoolArray
 
 
 @dataclass(frozen=True, eq=False)
-class Members:
-    """The tables that each of B choices has in some form, (B, T)."""
-
-    tables: BoolArray
-
-    def total(self, numbers: Numbers) -> FloatArray:
-        """Sum numbers (T, ...) over the tables of each choice, (B, ...)."""
-        total: FloatArray = np.tensordot(self.tables.astype(np.float64), numbers, 1)
-        return total
-
-    def largest(self, numbers: FloatArray) -> FloatArray:
-        """Find the largest of numbers (T, Q) in each choice, (B, Q), none below 0; 0 where there are no tables.
-
-        Choices that are looked at together differ in few tables: only those are looked at choice by choice.
-        """
-        always = self.tables.all(axis=0)
-        sometimes = self.tables.any(axis=0) & ~always
-        chosen, some, least = self.tables[:, sometimes], numbers[sometimes], numbers[always].max(axis=0, initial=0.0)
-        each = (np.where(chosen, number, 0.0).max(axis=1, initial=0.0) for number in some.T)
-        largest: FloatArray = np.maximum(np.stack(list(each), axis=1), least)
-        return largest
-
-
-@dataclass(frozen=True, eq=False)
-class MembersAfter:
-    """The tables that one choice has in some form, after each of B changes of a table alone.
-
-    Attributes:
-        before: (T,) which it has.
-        table: (B,) that changes.
-        more: (B,) 1 where it gets the form, -1 where it had it, 0 where neither.
-    """
-
-    before: BoolArray
-    table: IntArray
-    more: IntArray
-
-    def total(self, numbers: Numbers) -> FloatArray:
-        """Sum numbers (T, ...) over the tables of each choice, (B, ...)."""
-        total: FloatArray = self.before.astype(np.float64) @ numbers.reshape(len(numbers), -1)
-        after = total + self.more[:, None] * numbers.reshape(len(numbers), -1)[self.table]
-        return after.reshape(len(self.table), *numbers.shape[1:])
-
-    def largest(self, numbers: FloatArray) -> FloatArray:
-        """Find the largest of numbers (T, Q) in each choice, (B, Q), none below 0; 0 where there are no tables."""
-        its = np.where(self.before[:, None], numbers, 0.0)
-        where = its.argmax(axis=0)
-        first = its.max(axis=0)
-        its[where, np.arange(len(where))] = 0.0
-        leaves = (self.table[:, None] == where) & (self.more < 0)[:, None]
-        joins = np.where((self.more > 0)[:, None], numbers[self.table], 0.0)
-        largest: FloatArray = np.maximum(np.where(leaves, its.max(axis=0), first), joins)
-        return largest
-
-
-@dataclass(frozen=True, eq=False)
 class Forms:
     """B choices of a form for each table, (B, T)."""
 
@@ -187,9 +130,23 @@ class Forms:
         """Take the choices of a slice."""
         return Forms(self.forms[which])
 
-    def at(self, form: int) -> Members:
-        """Find the tables that each choice has in a form."""
-        return Members(self.forms == form)
+    def total(self, form: int, numbers: Numbers) -> FloatArray:
+        """Sum numbers (T, ...) over the tables that each choice has in a form, (B, ...)."""
+        total: FloatArray = np.tensordot((self.forms == form).astype(np.float64), numbers, 1)
+        return total
+
+    def largest(self, form: int, numbers: FloatArray) -> FloatArray:
+        """Find the largest of numbers (T, Q) that each choice has in a form, (B, Q), none below 0; 0 without tables.
+
+        Choices that are looked at together differ in few tables: only those are looked at choice by choice.
+        """
+        tables = self.forms == form
+        always = tables.all(axis=0)
+        sometimes = tables.any(axis=0) & ~always
+        chosen, some, least = tables[:, sometimes], numbers[sometimes], numbers[always].max(axis=0, initial=0.0)
+        each = (np.where(chosen, number, 0.0).max(axis=1, initial=0.0) for number in some.T)
+        largest: FloatArray = np.maximum(np.stack(list(each), axis=1), least)
+        return largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,11 +171,30 @@ class Changes:
         """Take the choices of a slice."""
         return Changes(self.before, self.changes[which])
 
-    def at(self, form: int) -> MembersAfter:
-        """Find the tables that each choice has in a form."""
+    def _more(self, form: int) -> IntArray:
+        """Tell of each change whether its table gets a form, 1, or had it, -1, or neither, 0, (B,)."""
         table, new = self.changes.T
-        more = (new == form).astype(np.int64) - (self.before[table] == form)
-        return MembersAfter(self.before == form, table, more)
+        more: IntArray = (new == form).astype(np.int64) - (self.before[table] == form)
+        return more
+
+    def total(self, form: int, numbers: Numbers) -> FloatArray:
+        """Sum numbers (T, ...) over the tables that each choice has in a form, (B, ...)."""
+        flat, table = numbers.reshape(len(numbers), -1), self.changes[:, 0]
+        total: FloatArray = (self.before == form).astype(np.float64) @ flat
+        after = total + self._more(form)[:, None] * flat[table]
+        return after.reshape(len(table), *numbers.shape[1:])
+
+    def largest(self, form: int, numbers: FloatArray) -> FloatArray:
+        """Find the largest of numbers (T, Q) that each choice has in a form, (B, Q), none below 0; 0 without tables."""
+        table, more = self.changes[:, 0], self._more(form)[:, None]
+        its = np.where((self.before == form)[:, None], numbers, 0.0)
+        where = its.argmax(axis=0)
+        first = its.max(axis=0)
+        its[where, np.arange(len(where))] = 0.0
+        leaves = (table[:, None] == where) & (more < 0)
+        joins = np.where(more > 0, numbers[table], 0.0)
+        largest: FloatArray = np.maximum(np.where(leaves, its.max(axis=0), first), joins)
+        return largest
 
 
 Choices = Forms | Changes
@@ -226,7 +202,7 @@ Choices = Forms | Changes
 
 def total_by_form(choices: Choices, numbers: Numbers) -> FloatArray:
     """Sum over all tables what each counts in its form, (T, F, ...), for every choice, (B, ...)."""
-    total: FloatArray = np.sum([choices.at(form).total(numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
+    total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
     return total
 
 
@@ -238,16 +214,8 @@ _ROUNDING = 1e-6  # of costs, relative: less isn't a gain
 Costs = Callable[[Choices], tuple[FloatArray, FloatArray]]
 
 
-class Ranked(NamedTuple):
-    """n changes of a choice, each of one table, most promising first.
-
-    Attributes:
-        changes: (n, 2) a table and its new form.
-        cost_ms: (n,) of the choice after each alone.
-    """
-
-    changes: IntArray
-    cost_ms: FloatArray
+# n changes of a choice, the most promising first: (n, 2) a table and its new form, and (n,) ms after each alone.
+Ranked = tuple[IntArray, FloatArray]
 
 
 def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
@@ -263,7 +231,7 @@ def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]
         if step is None:
             everything = ranked_changes(path[-1], allowed, costs)
             step = _best_step(path[-1], everything, costs, lowest)
-            likely = everything.changes
+            likely = everything[0]
         if step is None:
             break
         lowest, forms = step
@@ -279,24 +247,25 @@ def ranked_changes(forms: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
 
 def _ranked(forms: IntArray, changes: IntArray, costs: Costs) -> Ranked:
     if not len(changes):
-        return Ranked(changes, np.zeros(0))
+        return changes, np.zeros(0)
     cost, evenly = costs(Changes(forms, changes))
     order = np.lexsort((cost, evenly))
-    return Ranked(changes[order], cost[order])
+    return changes[order], cost[order]
 
 
 def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
     """Find the best step among ranked changes: (ms, (T,) forms) after it; None if none is below `lowest_ms`."""
-    if not len(ranked.changes):
+    changes, alone_ms = ranked
+    if not len(changes):
         return None
-    together = np.concatenate(list(_together(forms, ranked.changes)))
+    together = np.concatenate(list(_together(forms, changes)))
     joint_ms = costs(Forms(together))[0] if len(together) else np.zeros(0)
-    cost_ms = np.concatenate([ranked.cost_ms, joint_ms])
+    cost_ms = np.concatenate([alone_ms, joint_ms])
     best = int(cost_ms.argmin())
     if not cost_ms[best] < lowest_ms * (1 - _ROUNDING):
         return None
-    alone = best < len(ranked.changes)
-    after = Changes(forms, ranked.changes[best : best + 1]).forms[0] if alone else together[best - len(ranked.changes)]
+    alone = best < len(changes)
+    after = Changes(forms, changes[best : best + 1]).forms[0] if alone else together[best - len(changes)]
     return float(cost_ms[best]), after
 
 
