@@ -35,7 +35,7 @@ from neuroshard.stages.search.space.forms import (
 from neuroshard.stages.search.space.homes import has_other_homes
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, narrowest_shards, shortage
-from neuroshard.stages.search.space.sizes import DeviceLoads, Sizes
+from neuroshard.stages.search.space.sizes import Sizes, device_loads
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Placement
 
@@ -126,7 +126,7 @@ class FormChoices:
                 return float("inf")
             if held is None:
                 return float("inf")
-            compute_ms = catalog.model.predict(DeviceLoads(catalog.items).sets(held.T))[None]
+            compute_ms = catalog.model.predict(device_loads(catalog.items, held.T))[None]
             units = catalog.given_by(held.T)[None]
         ready_ms = base.step(self.simulator, compute_ms, units)[1].max(axis=1)
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(forms)))[0])

@@ -20,7 +20,7 @@ from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntA
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
-from neuroshard.stages.search.space.sizes import DeviceLoads, Sizes, entry_loads
+from neuroshard.stages.search.space.sizes import Sizes, device_loads, entry_loads
 
 _ROUNDING = 1e-5  # of single precision
 _NOT_OF_ENTRIES = ("items", "first", "full_width", "simulator", "model")  # all other fields are arrays of entries
@@ -96,7 +96,7 @@ class Catalog(Sizes):
         """Cost some whole plans, `held` (I, D) each, as the simulator does."""
         task, base = self.items.task, self.items.base
         devices = task.topology.num_devices
-        loads = DeviceLoads(self.items).sets(np.concatenate([held.T for held in plans]))
+        loads = device_loads(self.items, np.concatenate([held.T for held in plans]))
         called = self.simulator.called(loads, devices)
         given = given_bytes(loads.loads, devices)
         traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.fast_links)

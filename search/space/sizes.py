@@ -96,43 +96,29 @@ def _rounded(units: FloatArray) -> FloatArray:
 
 def entry_loads(items: Items, first: IntArray) -> tuple[IntArray, Loads]:
     """Compute n loads over all entries: the entry that each belongs to, (n,), and the loads."""
-    entries, tables, widths = [], [], []
-    for item, start in zip(items.items, first.tolist(), strict=True):
-        if len(item.tables) > 1:
-            entries.append(np.full(len(item.tables), start + item.width))
-            tables.append(np.array([table for table, _ in item.tables]))
-            widths.append(np.array([units for _, units in item.tables]))
-        else:
-            width = np.arange(1, item.width + 1)
-            entries.append(start + width)
-            tables.append(np.full(item.width, item.tables[0][0]))
-            widths.append(width)
-    dims = np.concatenate(widths).astype(np.float64) * DIM_MULTIPLE
-    loads = items.task.loads.take(np.concatenate(tables)).columns(dims)
-    return np.concatenate(entries), loads
+    widths = [np.arange(1 if len(item.tables) == 1 else item.width, item.width + 1) for item in items.items]
+    item, width = np.repeat(np.arange(len(items)), [len(some) for some in widths]), np.concatenate(widths)
+    shards = _shard_loads(items, item, width)
+    return (first[item] + width)[shards.owners], shards.loads
 
 
-class DeviceLoads:
-    """Turns units of I items on devices into loads."""
+def device_loads(items: Items, contents: IntArray) -> LoadSets:
+    """Compute the loads of n devices that hold so many units of 4 columns of each item, (n, I)."""
+    device, item = contents.nonzero()
+    shards = _shard_loads(items, item, contents[device, item])
+    return LoadSets(shards.loads, np.bincount(device[shards.owners], minlength=len(contents)))
 
-    def __init__(self, items: Items) -> None:
-        self._loads = items.task.loads
-        self._num_tables = np.array([len(item.tables) for item in items.items], dtype=np.int64)
-        self._first_table = self._num_tables.cumsum() - self._num_tables
-        self._table, self._units = np.array([pair for item in items.items for pair in item.tables], dtype=np.int64).T
 
-    def sets(self, contents: IntArray) -> LoadSets:
-        """Compute the loads of n devices that hold so many units of 4 columns of each item, (n, I).
+def _shard_loads(items: Items, item: IntArray, units: IntArray) -> LoadSets:
+    """Compute the loads of n shards, so many units of 4 columns of each `item` (n,): a set for each.
 
-        Of an item that is several tables kept together, a device holds all columns or none.
-        """
-        device, item = contents.nonzero()
-        num_tables = self._num_tables[item]
-        shard = np.repeat(np.arange(len(item)), num_tables)  # that each load belongs to
-        entry = self._first_table[item][shard] + np.arange(len(shard)) - (num_tables.cumsum() - num_tables)[shard]
-        units = np.where(num_tables[shard] > 1, self._units[entry], contents[device, item][shard])
-        loads = self._loads.take(self._table[entry]).columns(units * DIM_MULTIPLE)
-        return LoadSets(loads, np.bincount(device[shard], minlength=len(contents)))
+    Of an item that is several tables kept together, a shard holds all columns.
+    """
+    table = np.array([table for item in items.items for table, _ in item.tables])
+    whole = LoadSets(items.task.loads.take(table), np.array([len(item.tables) for item in items.items]))
+    sets = whole.take(item)
+    dims = np.where(sets.counts[sets.owners] > 1, sets.loads.dim, units[sets.owners] * DIM_MULTIPLE)
+    return LoadSets(sets.loads.columns(dims), sets.counts)
 
 
 class Room(NamedTuple):

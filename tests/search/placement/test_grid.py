@@ -17,7 +17,7 @@ from neuroshard.stages.search.placement.grid import (
 )
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog, equal_shards, fewest_shards
-from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, put
+from neuroshard.stages.search.space.sizes import Room, device_loads, devices_with_room, put
 from neuroshard.testing import linear_models, random_by_widest, random_models, toy_task
 
 
@@ -31,7 +31,7 @@ def _catalog(seed, devices, models, count=24):
 
 
 def _costs(catalog, contents):
-    return catalog.model.predict(DeviceLoads(catalog.items).sets(np.array(contents)))
+    return catalog.model.predict(device_loads(catalog.items, np.array(contents)))
 
 
 def _with_base(catalog, seed):

@@ -12,7 +12,7 @@ from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls, leaders
-from neuroshard.stages.search.space.sizes import DeviceLoads
+from neuroshard.stages.search.space.sizes import device_loads
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_form_models, toy_task
 from neuroshard.words.form import FORMS, Form
 from tests.kit.plans import laid_out
@@ -45,7 +45,7 @@ def test_columns_beside_others_are_costed_as_whole_plans(models):
         columns = [(table, task.tables[table].dim, device) for table, device in zip((3, 4, 5), devices, strict=True)]
         plan = Plan(task, (*others, *in_columns(task, columns)))
         contents = catalog.items.held(plan).T
-        compute = catalog.model.predict(DeviceLoads(catalog.items).sets(contents))[None]
+        compute = catalog.model.predict(device_loads(catalog.items, contents))[None]
         ready, total = catalog.step(compute, catalog.given_by(contents)[None])
         cost = simulator.cost(task, plan)
         np.testing.assert_allclose(total[0] - ready[0], cost.forward, rtol=1e-9)

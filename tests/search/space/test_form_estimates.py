@@ -13,7 +13,7 @@ from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.form_estimates import FormEstimates, dearest
 from neuroshard.stages.search.space.forms import Changes, Forms, Spread, allowed_forms
-from neuroshard.stages.search.space.sizes import DeviceLoads
+from neuroshard.stages.search.space.sizes import device_loads
 from neuroshard.testing import constrained_task
 from neuroshard.testing.toys import random_by_form
 from neuroshard.words.form import CALLS, FORMS, Form
@@ -82,7 +82,7 @@ def test_placed_columns_cost_what_their_plan_does_beside_any_forms(sequences, si
         for index, dim, device in places:
             units[device, index] = dim // 4
             given[device] += tables[index].output_columns
-        compute = catalog.model.predict(DeviceLoads(catalog.items).sets(units))
+        compute = catalog.model.predict(device_loads(catalog.items, units))
         total = estimates.base(forms).step(simulator, compute[None], given[None] / 4)[1].max()
         assert total == pytest.approx(ms_of(plan, simulator), rel=1e-4)
         assert np.isfinite(estimates.costs(Forms(forms[None]))[0][0])

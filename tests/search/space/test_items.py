@@ -16,7 +16,7 @@ from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.space.base import device_memory
 from neuroshard.stages.search.space.items import keeps_limits, may_lie, open_devices
 from neuroshard.stages.search.space.packing import pack
-from neuroshard.stages.search.space.sizes import DeviceLoads, Room, devices_with_room, may_put, put
+from neuroshard.stages.search.space.sizes import Room, device_loads, devices_with_room, may_put, put
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import items_of, sizes_of
@@ -246,7 +246,7 @@ def test_contents_are_the_loads_of_the_plan(seed):
     held = pack(sizes, np.array(task.shard_memory))
     if held is None:
         pytest.skip("nothing fits")
-    sets = DeviceLoads(sizes.items).sets(held.T)
+    sets = device_loads(sizes.items, held.T)
     assert len(sets) == task.topology.num_devices
     assert _sorted(sets) == _sorted(sizes.items.plan(held).device_loads)
 
@@ -255,9 +255,9 @@ def test_devices_in_any_number_may_be_empty():
     items = items_of(toy_task(3))
     contents = np.zeros((5, 3), dtype=np.int64)
     contents[1, 2], contents[3] = 1, [item.width for item in items.items]
-    sets = DeviceLoads(items).sets(contents)
+    sets = device_loads(items, contents)
     dims = np.array([4, *(table.dim for table in items.task.tables)])
     expected = LoadSets(items.task.loads.take(np.array([2, 0, 1, 2])).columns(dims), np.array([0, 1, 0, 3, 0]))
     assert sets.counts.tolist() == [0, 1, 0, 3, 0]
     assert _sorted(sets) == _sorted(expected)
-    assert DeviceLoads(items).sets(contents[:1]).counts.tolist() == [0]
+    assert device_loads(items, contents[:1]).counts.tolist() == [0]
