@@ -1,6 +1,6 @@
 """The usual heuristics: whole tables, one pass, no cost model; what no device has room for is halved."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log10
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, unknown_name
 from neuroshard.plumbing.schema import Count, Seed
@@ -66,16 +66,20 @@ class Greedy(Searcher):
         Raises:
             InfeasibleError: some table finds no room.
         """
-        room = _Room(sizes, f"{self.score} greedy", self.max_halvings)
-        scores = np.array([self._score(room.items, shard) for shard in room.shards])
-        confined = room.items.confined[[shard.item for shard in room.shards]]
-        load = np.zeros(sizes.items.task.topology.num_devices)
-        for index in np.lexsort((-scores, ~confined)).tolist():
-            for piece, devices in room.places(room.shards[index]):
-                device = int(devices[load[devices].argmin()])
-                load[device] += self._score(room.items, piece)
-                room.take(piece, device)
-        return room.held
+        items, load = sizes.items, np.zeros(sizes.items.task.topology.num_devices)
+
+        def score(shard: _Shard) -> float:
+            return sum(SCORES[self.score](table) for table in items.tables(shard.item, shard.width))
+
+        def least_loaded(shard: _Shard, devices: IntArray) -> int:
+            device = int(devices[load[devices].argmin()])
+            load[device] += score(shard)
+            return device
+
+        def ranks(shards: Sequence[_Shard]) -> FloatArray:
+            return -np.array([score(shard) for shard in shards])
+
+        return _held(sizes, f"{self.score} greedy", self.max_halvings, ranks, least_loaded)
 
     def first_held(self, catalog: Sizes) -> IntArray | None:
         """Return `held` for local search to set out from; None where some table finds no room.
@@ -86,9 +90,6 @@ class Greedy(Searcher):
             return self.held(catalog)
         except InfeasibleError:
             return None
-
-    def _score(self, items: Items, shard: "_Shard") -> float:
-        return sum(SCORES[self.score](table) for table in items.tables(shard.item, shard.width))
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,12 @@ class Random(Searcher):
         """Find the random plan; the simulator isn't asked."""
         rng = np.random.default_rng(self.seed)
         sizes = _sizes(task)
-        room = _Room(sizes, "random", self.max_halvings)
-        confined = room.items.confined[[shard.item for shard in room.shards]]
-        order = rng.permutation(len(room.shards))
-        for index in order[np.argsort(~confined[order], kind="stable")].tolist():
-            for piece, devices in room.places(room.shards[index]):
-                room.take(piece, int(rng.choice(devices)))
-        return Found(sizes.items.plan(room.held))
+        held = _held(
+            sizes, "random", self.max_halvings,
+            lambda shards: np.argsort(rng.permutation(len(shards))),
+            lambda _, devices: int(rng.choice(devices)),
+        )  # fmt: skip
+        return Found(sizes.items.plan(held))
 
 
 def _sizes(task: Task) -> Sizes:
@@ -137,57 +137,37 @@ class _Shard(NamedTuple):
     halvings: int = 0
 
 
-class _Room:
-    """What is left of each device while shards are placed, by bytes and by the items' limits.
+def _held(
+    sizes: Sizes,
+    method: str,
+    max_halvings: int,
+    ranks: Callable[[Sequence[_Shard]], FloatArray | IntArray],
+    choose: Callable[[_Shard, IntArray], int],
+) -> IntArray:
+    """Place every item in as few shards as its limits allow, confined ones first, by ascending rank: `held` (I, D).
 
-    Attributes:
-        shards: what is to be placed: every item in as few shards as its limits allow, which is whole as a rule.
+    Each goes to the device that is chosen among those that have room. Where none has, its halves go one by one, and so
+    on.
+
+    Raises:
+        InfeasibleError: no device has room for a shard that may not be halved.
     """
-
-    def __init__(self, sizes: Sizes, method: str, max_halvings: int) -> None:
-        self.items = sizes.items
-        self._method = method
-        self._max_halvings = max_halvings
-        self._sizes = sizes
-        self._room = Room.empty(sizes, self.items.free_bytes)
-        layout = fewest_shards(sizes)
-        item = sizes.item[layout]
-        self.shards = [_Shard(*pair) for pair in zip(item.tolist(), (layout - sizes.first[item]).tolist(), strict=True)]
-        self._count = np.bincount(item, minlength=len(self.items))
-
-    def places(self, shard: _Shard) -> Iterator[tuple[_Shard, IntArray]]:
-        """Yield the shard with the devices that have room for it; where none has, its halves one by one, and so on.
-
-        Each has to be taken before the next one is asked for.
-
-        Raises:
-            InfeasibleError: no device has room for a shard that may not be halved.
-        """
-        waiting = [shard]
-        while waiting:
-            shard = waiting.pop()
-            devices = np.flatnonzero(devices_with_room(self._room, shard.item, shard.width))
-            if len(devices):
-                yield shard, devices
-            else:
-                waiting += self._halves(shard)
-
-    def _halves(self, shard: _Shard) -> tuple[_Shard, _Shard]:
-        limits, (item, width, halvings) = self.items.limits, shard
-        too_often = halvings >= self._max_halvings or self._count[item] >= limits.max_shards[item]
+    items, room, layout = sizes.items, Room.empty(sizes, sizes.items.free_bytes), fewest_shards(sizes)
+    its = sizes.item[layout]
+    shards = [_Shard(*pair) for pair in zip(its.tolist(), (layout - sizes.first[its]).tolist(), strict=True)]
+    limits, count = items.limits, np.bincount(its, minlength=len(items))
+    waiting = [shards[index] for index in np.lexsort((ranks(shards), ~items.confined[its]))[::-1]]
+    while waiting:
+        item, width, halvings = shard = waiting.pop()
+        devices = np.flatnonzero(devices_with_room(room, item, width))
+        if len(devices):
+            put(room, item, width, choose(shard, devices))
+            continue
+        too_often = halvings >= max_halvings or count[item] >= limits.max_shards[item]
         if too_often or width < 2 * limits.min_width[item]:
-            open_to = open_devices(self._room.limits, self._room.held, item)
-            most_free = int(self._room.free_bytes[open_to].max(initial=0))
-            size_bytes = int(self._sizes.size_bytes[self._sizes.first[item] + width])
-            raise no_room(self.items, item, width, size_bytes, most_free, self._method)
-        self._count[item] += 1
-        return _Shard(item, width // 2, halvings + 1), _Shard(item, width - width // 2, halvings + 1)
-
-    def take(self, shard: _Shard, device: int) -> None:
-        """Put a shard on `device`, which has less room from then on."""
-        put(self._room, shard.item, shard.width, device)
-
-    @property
-    def held(self) -> IntArray:
-        """Units of each item on each device, (I, D), as they were put there."""
-        return self._room.held
+            most_free = int(room.free_bytes[open_devices(limits, room.held, item)].max(initial=0))
+            size_bytes = int(sizes.size_bytes[sizes.first[item] + width])
+            raise no_room(items, item, width, size_bytes, most_free, method)
+        count[item] += 1
+        waiting += [_Shard(item, half, halvings + 1) for half in (width // 2, width - width // 2)]
+    return room.held
