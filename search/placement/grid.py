@@ -69,7 +69,12 @@ class GridSearch:
 
     def __init__(self, catalog: Catalog, settings: GridSettings) -> None:
         self.catalog = catalog
-        self._placer = _Placer(catalog, _scores(catalog))
+        self._scores = _scores(catalog, _by_adding(catalog))
+        anywhere = ~catalog.items.confined[catalog.item]
+        self._entries = np.lexsort((-catalog.cost_ms, anywhere))
+        self._place_of = np.empty_like(self._entries)
+        self._place_of[self._entries] = np.arange(len(self._entries))
+        self._base_score = _beyond_least(catalog.items.base.compute_ms) / catalog.model.head.scale_ms
         self._num_devices = catalog.items.task.topology.num_devices
         total_units = self.catalog.total_given
         factors = np.linspace(1.0, settings.max_factor, settings.points)
@@ -79,7 +84,7 @@ class GridSearch:
 
     def place(self, layouts: IntArray, keep: int = 1) -> list[PlacedLayout]:
         """Find the best placement of each of P layouts (P, S); those beyond the `keep` cheapest may look dearer."""
-        return self._best(layouts, self._placer.place(layouts, self._caps), keep)
+        return self._best(layouts, self.placements(layouts, self._caps, self._scores), keep)
 
     def _best(self, layouts: Iterable[IntArray], grid: PlacementGrid, keep: int) -> list[PlacedLayout]:
         total = self._total_ms(grid, keep)
@@ -93,7 +98,7 @@ class GridSearch:
         """Place a layout once more by whole devices, where shards were placed by what each adds; keep the cheaper."""
         if not _by_adding(self.catalog):
             return placed
-        grid = _Placer(self.catalog, _whole_scores(self.catalog)).place(placed.layout[None], self._caps)
+        grid = self.placements(placed.layout[None], self._caps, _scores(self.catalog, adding=False))
         return min(placed, *self._best([placed.layout], grid, 1), key=lambda one: one.cost_ms)
 
     def held(self, placed: PlacedLayout) -> IntArray:
@@ -127,33 +132,20 @@ class GridSearch:
         _, total_ms = self.catalog.step(grid.compute_ms[layout, cap], grid.units[layout, cap])
         return comparable(total_ms.max(axis=1))
 
+    def placements(self, layouts: IntArray, caps: IntArray, scores: Scores) -> PlacementGrid:
+        """Place layouts (P, S) under all caps (M,), in units of 4 columns, ascending; in threads if that pays.
 
-class _Placer:
-    """Places layouts one shard after the other: in descending cost of the shard alone, confined ones first."""
-
-    def __init__(self, catalog: Catalog, scores: Scores) -> None:
-        self._catalog, self._scores = catalog, scores
-        anywhere = ~catalog.items.confined[catalog.item]
-        self._entries = np.lexsort((-catalog.cost_ms, anywhere))
-        self._place_of = np.empty_like(self._entries)
-        self._place_of[self._entries] = np.arange(len(self._entries))
-        self._base_score = _beyond_least(catalog.items.base.compute_ms) / catalog.model.head.scale_ms
-
-    def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
-        """Place layouts (P, S) under all caps (M,), in units of 4 columns, ascending; in threads if that pays."""
-        shards = self._in_order(layouts)
+        One shard after the other: in descending cost of the shard alone, confined ones first.
+        """
+        entries = self._entries[np.sort(self._place_of[layouts], axis=1)]
+        item = self.catalog.item[entries]
+        shards = np.stack([item, entries - self.catalog.first[item]], axis=-1)
         threads = min(useful_threads(layouts.size * len(caps)), len(layouts))
-        chunks = in_threads(lambda chunk: self._placed(chunk, caps), np.array_split(shards, threads), threads)
+        chunks = in_threads(lambda its: self._placed(its, caps, scores), np.array_split(shards, threads), threads)
         return PlacementGrid(*map(np.concatenate, zip(*chunks, strict=True)))
 
-    def _in_order(self, layouts: IntArray) -> IntArray:
-        """List items and widths of layouts (P, S), (P, S, 2), in the order in which they are placed."""
-        entries = self._entries[np.sort(self._place_of[layouts], axis=1)]
-        item = self._catalog.item[entries]
-        return np.stack([item, entries - self._catalog.first[item]], axis=-1)
-
-    def _placed(self, shards: IntArray, caps: IntArray) -> PlacementGrid:
-        catalog, head, memory_bytes = self._catalog, self._catalog.model.head, self._catalog.items.free_bytes
+    def _placed(self, shards: IntArray, caps: IntArray, scores: Scores) -> PlacementGrid:
+        head, memory_bytes = self.catalog.model.head, self.catalog.items.free_bytes
         count, num_shards, _ = shards.shape
         shape = (count, len(caps), len(memory_bytes))
         outcome = PlacementGrid(
@@ -164,8 +156,8 @@ class _Placer:
             np.empty(shape[:2], dtype=np.bool_),
             np.empty(shape[:2], dtype=np.bool_),
         )
-        room = Room.empty(catalog, memory_bytes)
-        place_greedily(outcome, caps, memory_bytes, self._base_score, room, self._scores)
+        room = Room.empty(self.catalog, memory_bytes)
+        place_greedily(outcome, caps, memory_bytes, self._base_score, room, scores)
         return outcome._replace(compute_ms=head.finish(outcome.compute_ms) * (outcome.units > 0))
 
 
@@ -180,17 +172,11 @@ def _by_adding(catalog: Catalog) -> bool:
     return catalog.items.task.topology.num_devices >= _MANY and bool(catalog.adding.any())
 
 
-def _scores(catalog: Catalog) -> Scores:
-    """Gather what shards are placed by: on many devices what they add wherever they lie, where models tell."""
-    if not _by_adding(catalog):
-        return _whole_scores(catalog)
+def _scores(catalog: Catalog, adding: bool) -> Scores:
+    """Gather what shards are placed by: what they add wherever they lie, or else all that lies on a device with them."""
     head = catalog.model.head
+    if not adding:
+        return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)
     order, counted = np.argsort(~catalog.adding, kind="stable"), int(catalog.adding.sum())
     vectors = np.ascontiguousarray(catalog.vectors[:, order])
     return Scores(vectors, catalog.added_score, head.bias[order], head.weight[order], counted, -head.offset)
-
-
-def _whole_scores(catalog: Catalog) -> Scores:
-    """Gather what shards are placed by where all that lies on a device counts."""
-    head = catalog.model.head
-    return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)
