@@ -82,12 +82,7 @@ class LocalSearch:
         )  # fmt: skip
         base_ms, exchanges = catalog.items.base.compute_ms, self._exchanges()
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, exchanges, base_ms)
-        self._looked = 0
-
-    @property
-    def looked(self) -> int:
-        """Plans looked at so far; one that was costed by the communication models counts as two for every device."""
-        return self._looked
+        self.looked = 0  # plans so far; one costed by the communication models counts as two for every device
 
     def costed(self, held: IntArray) -> CostedPlan:
         """Cost the plan `held` (I, D)."""
@@ -112,7 +107,7 @@ class LocalSearch:
         threads = min(useful_threads(len(seeds) * plan.held.size), len(seeds))
         chunks = np.array_split(np.array(seeds, dtype=np.int64), threads)
         looked, changes, estimates = zip(*in_threads(explored, chunks, threads), strict=True)
-        self._looked += sum(looked)
+        self.looked += sum(looked)
         estimate, every = np.concatenate(estimates), [one for some in changes for one in some]
         near = np.flatnonzero(estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth)
         return self._costed([_changed(plan.held, every[k]) for k in near]) if len(near) else []
@@ -130,7 +125,7 @@ class LocalSearch:
         units = np.stack([plan.units for plan in plans])
         compute_ms = self._head.finish(np.stack([plan.score for plan in plans])) * (units > 0)
         ready_ms, total_ms = self._catalog.step(compute_ms, units)
-        self._looked += 2 * units.size
+        self.looked += 2 * units.size
         return [CostedPlan(*its) for its in zip(plans, compute_ms, total_ms, ready_ms, strict=True)]
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
@@ -152,31 +147,28 @@ class LocalSearch:
         """Find the steps (K, 5), as the kernels have them, that are best by estimates, of those that are allowed."""
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
-        by_source = [self._steps_from(plan, source) for source in sorted(sources)]
-        steps = np.concatenate([steps for steps, _ in by_source])
-        estimate = np.concatenate([estimate for _, estimate in by_source])
+        bounds, found = self._bounds(plan), []
+        for source in sorted(sources):
+            best = Steps(np.empty((_COSTED_STEPS, 5), dtype=np.int64), np.empty(_COSTED_STEPS))
+            count, looked = best_steps(plan.contents, source, self._shards, bounds, self._costs, np.inf, best)
+            self.looked += looked
+            found.append((best.steps[:count], best.estimate[:count]))
+        steps, estimate = map(np.concatenate, zip(*found, strict=True))
         if len(steps) <= _COSTED_STEPS:
             return steps
         likely: IntArray = steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
         return likely
 
-    def _steps_from(self, plan: CostedPlan, source: int) -> tuple[IntArray, FloatArray]:
-        """Find the steps (K, 5) from `source` that are best by their estimates (K,), of those that are allowed."""
-        best = Steps(np.empty((_COSTED_STEPS, 5), dtype=np.int64), np.empty(_COSTED_STEPS))
-        count, looked = best_steps(plan.contents, source, self._shards, self._bounds(plan), self._costs, np.inf, best)
-        self._looked += looked
-        return best.steps[:count], best.estimate[:count]
-
     def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
         """Cost the plans after each of some steps (K, 5) alone, (K,)."""
         row = np.arange(len(steps))
-        self._looked += 2 * steps.shape[0] * len(plan.units)
+        self.looked += 2 * steps.shape[0] * len(plan.units)
         compute_ms = np.tile(plan.compute_ms, (len(steps), 1))
         units = np.tile(plan.units, (len(steps), 1))
         for device, sign in ((steps[:, SOURCE], -1), (steps[:, TARGET], 1)):
             sums, after = self._after(plan, steps, device, sign)
             units[row, device] = after
-            compute_ms[row, device] = self._compute_ms(sums, after)
+            compute_ms[row, device] = self._head.finish(np.maximum(sums, 0) @ self._head.weight) * (after > 0)
         total: FloatArray = self._catalog.step(compute_ms, units)[1].max(axis=1)
         return total
 
@@ -192,10 +184,6 @@ class LocalSearch:
             for of in (self._catalog.vectors, self._catalog.given)
         )
         return plan.contents.sums[device] + vectors, plan.units[device] + given
-
-    def _compute_ms(self, sums: Float32Array, units: FloatArray) -> FloatArray:
-        """Compute ms of devices with sums (..., H), bias included, (...,); nothing for empty ones."""
-        return self._head.finish(np.maximum(sums, 0) @ self._head.weight) * (units > 0)
 
     def _exchanges(self) -> Exchanges:
         """Tabulate what exchanges cost a device, by its units and the widest's, where others are about as wide."""
