@@ -78,7 +78,7 @@ class Replan(Searcher):
                 in any case; or the models don't know the forms that its tables lie in.
             InfeasibleError: no plan fits in memory.
         """
-        before = self._before
+        before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
         begun = self._begun(before, task, simulator)
         start = settled(begun.plan)
         simulator.models.check(start.task)
@@ -91,11 +91,6 @@ class Replan(Searcher):
         plan = replace(best.plan, task=task)
         said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
         return Found(plan, begun.warning or best.warning, remark=said)
-
-    @property
-    def _before(self) -> Plan:
-        """The starting plan, of its own task."""
-        return self.start if isinstance(self.start, Plan) else Plan.load(self.start)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
         """Carry the starting plan over to `task`: all of it where that can stay, else as much as fits; find the rest.
@@ -169,7 +164,9 @@ class Replan(Searcher):
         left = None if most is None else most - int(moved_between(start, first).sum())
         steps = ImprovedSearch((ExistingPlan(kept),), self.improvement, max_moved_bytes=left)
         found = steps.found(base, simulator)
-        return replace(found, plan=_cheaper(first, replace(found.plan, task=first.task), simulator))
+        moved = replace(found.plan, task=first.task)
+        before, after = simulator.costs(first.task, [first, moved])
+        return replace(found, plan=moved if after.total_ms < before.total_ms else first)
 
     def reads(self) -> tuple[str, ...]:
         """Return the digest of the starting plan's file, if it is one."""
@@ -205,7 +202,8 @@ def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
     """
     task = plan.task
     start = _stayed(before, task)
-    moves = f"moves {readable_bytes(moved_bytes(before, plan))} of {readable_bytes(total_state_bytes(task))}"
+    state_bytes = int(task.memory.state_bytes(task.loads).sum())
+    moves = f"moves {readable_bytes(moved_bytes(before, plan))} of {readable_bytes(state_bytes)}"
     if start is None:
         (after,) = simulator.costs(task, [plan])
         return ", ".join([*_came_and_went(before.task, task), moves, f"predicted {after.total_ms:.2f} ms"])
@@ -224,14 +222,3 @@ def _came_and_went(before: Task, after: Task) -> Iterator[str]:
             yield f"{len(tables):,} table(s) {what}"
     if before.topology.num_devices != after.topology.num_devices:
         yield f"{before.topology.num_devices:,} -> {after.topology.num_devices:,} devices"
-
-
-def _cheaper(first: Plan, other: Plan, simulator: Simulator) -> Plan:
-    """Choose the one of two plans of a task that is predicted to cost less; of equals the first."""
-    before, after = simulator.costs(first.task, [first, other])
-    return other if after.total_ms < before.total_ms else first
-
-
-def total_state_bytes(task: Task) -> int:
-    """Count the bytes of all weights and their optimizer state, unsplit."""
-    return int(task.memory.state_bytes(task.loads).sum())
