@@ -85,7 +85,9 @@ class FormChoices:
         if len(may):
             sizes = Sizes.of(Items.of(Base.empty(task, may)))
             catalog = Catalog.costed(sizes, simulator, simulator.compute_for(task))
-            fitting[_too_large(sizes), COLUMNS] = False
+            _, least, room = narrowest_shards(sizes)
+            too_large = [table for item in np.flatnonzero(least > room) for table, _ in sizes.items.items[item].tables]
+            fitting[too_large, COLUMNS] = False  # even where they are cut as finely as they may be
             fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
         estimates = FormEstimates.of(task, simulator, allowed, catalog)
         return cls(asked or task, task, simulator, fitting, leaders(task), quick, estimates, Spread(task), may, catalog)
@@ -223,13 +225,13 @@ class FormChoices:
         estimate_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in tried])))[0].tolist()
         return [Tried(self, forms, ms, its) for (forms, ms), its in zip(tried, estimate_ms, strict=True)]
 
-    def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
-        """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one."""
-        return self._descent(first, self.allowed, costs)
+    def descent(self, first: IntArray, costs: Costs, allowed: BoolArray | None = None) -> list[IntArray]:
+        """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one.
 
-    def _descent(self, first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
-        path = descent(first, self._leading(allowed), lambda some: costs(self._followed(some)))
-        return [forms[self.leaders] for forms in path]
+        Within `allowed` (T, F); None stands for all forms that tables may have.
+        """
+        leading = self._leading(self.allowed if allowed is None else allowed)
+        return [forms[self.leaders] for forms in descent(first, leading, lambda some: costs(self._followed(some)))]
 
     def _candidates(self) -> IntArray:
         """List the last two choices (n, T) of the descent of the estimates, and others, the cheapest first.
@@ -242,7 +244,7 @@ class FormChoices:
         without = self.allowed.copy()
         without[self.allowed[:, OTHERS].any(axis=1), COLUMNS] = False
         pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in OTHERS]
-        ends = [self._descent(forms, without, self.estimates.costs)[-1] for forms in pure]
+        ends = [self.descent(forms, self.estimates.costs, without)[-1] for forms in pure]
         for form in BLOCKS:
             for forms in self._dearest_in(form):
                 ends += [forms, self.descent(forms, self.estimates.costs)[-1]]
@@ -273,13 +275,15 @@ class FormChoices:
 
     def _dearest_in(self, form: int) -> IntArray:
         """Put the first choice's 1, 2, 4, ... dearest tables in a form; return the best by estimates, (0 or 1, T)."""
-        nested = self._more_in(form, self._alone_ms)[:-1]
+        compute, loads = self.simulator.compute_for(self.task), self.task.loads
+        nested = self._more_in(form, lambda tables: compute.predict(LoadSets.alone(loads.take(tables))))[:-1]
         return nested[self.estimates.costs(Forms(nested))[0].argmin()][None] if len(nested) else nested
 
     def more_in_blocks(self) -> Iterator[IntArray]:
         """Yield the first choice (T,) with the 1, 2, 4, ... largest tables in a form of blocks that they may have."""
+        size_bytes = np.array([table.size_bytes for table in self.task.tables])
         for form in BLOCKS:
-            yield from self._more_in(form, self._size_bytes)
+            yield from self._more_in(form, lambda tables: size_bytes[tables])
 
     def _more_in(self, form: int, value: Callable[[IntArray], FloatArray | IntArray]) -> IntArray:
         """List the first choice with its 1, 2, 4, ... and all tables in a form that may lie so, by value, (n, T)."""
@@ -291,15 +295,6 @@ class FormChoices:
         for power, forms in enumerate(nested):
             forms[ordered[: 1 << power]] = form
         return nested[:, self.leaders]
-
-    def _alone_ms(self, tables: IntArray) -> FloatArray:
-        """Cost some tables, each alone on a device, (t,) ms."""
-        compute = self.simulator.compute_for(self.task)
-        return compute.predict(LoadSets.alone(self.task.loads.take(tables)))
-
-    def _size_bytes(self, tables: IntArray) -> IntArray:
-        """Count the bytes of the weights of some tables, (t,)."""
-        return np.array([self.task.tables[table].size_bytes for table in tables.tolist()])
 
     def fitting(self) -> tuple[IntArray | None, bool]:
         """Find a choice (T,) that should fit in memory, by integer programming; or prove that none does.
@@ -361,17 +356,6 @@ class Tried:
     estimate_ms: float = float("nan")
 
     @property
-    def is_first(self) -> bool:
-        """Whether it is the first of its choices."""
-        return bool((self.forms == self.choices.first).all())
-
-    @property
     def both_ms(self) -> float:
         """What its quick plan costs and the choice is estimated to, together."""
         return self.quick_ms + self.estimate_ms
-
-
-def _too_large(sizes: Sizes) -> list[int]:
-    """List the tables, by their index, that fit on no device even where they are cut as finely as they may be."""
-    _, least, room = narrowest_shards(sizes)
-    return [table for item in np.flatnonzero(least > room) for table, _ in sizes.items.items[item].tables]

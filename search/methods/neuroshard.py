@@ -174,7 +174,7 @@ class NeuroShard(Searcher):
         each = zip(tasks, allowed, strict=True)
         spaces = [FormChoices.of(task, simulator, may, self.quick, asked) for task, may in each]
         likely = chain.from_iterable(choices.likely(self.form_tries) for choices in spaces)
-        tried = sorted((one for one in likely if not one.is_first), key=_BOTH_MS)[:_LIKELY]
+        tried = sorted((one for one in likely if not (one.forms == one.choices.first).all()), key=_BOTH_MS)[:_LIKELY]
         others = _searched(tried, self.beside_search)
         other = self._cheapest(others, simulator) if others else None
         if other is not None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):

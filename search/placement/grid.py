@@ -173,7 +173,7 @@ def _by_adding(catalog: Catalog) -> bool:
 
 
 def _scores(catalog: Catalog, adding: bool) -> Scores:
-    """Gather what shards are placed by: what they add wherever they lie, or else all that lies on a device with them."""
+    """Gather what shards are placed by: what they add wherever they lie, or all that lies on a device with them."""
     head = catalog.model.head
     if not adding:
         return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)
