@@ -98,7 +98,7 @@ class GridSearch:
         """Place a layout once more by whole devices, where shards were placed by what each adds; keep the cheaper."""
         if not _by_adding(self.catalog):
             return placed
-        grid = self.placements(placed.layout[None], self._caps, _scores(self.catalog, adding=False))
+        grid = self.placements(placed.layout[None], self._caps, _scores(self.catalog, by_adding=False))
         return min(placed, *self._best([placed.layout], grid, 1), key=lambda one: one.cost_ms)
 
     def held(self, placed: PlacedLayout) -> IntArray:
@@ -169,14 +169,15 @@ def _beyond_least(base_ms: FloatArray) -> FloatArray:
 
 def _by_adding(catalog: Catalog) -> bool:
     """Tell whether shards are placed by what each adds wherever it lies: on many devices, where models tell."""
-    return catalog.items.task.topology.num_devices >= _MANY and bool(catalog.adding.any())
+    return catalog.items.task.topology.num_devices >= _MANY and bool(catalog.added[0].any())
 
 
-def _scores(catalog: Catalog, adding: bool) -> Scores:
+def _scores(catalog: Catalog, by_adding: bool) -> Scores:
     """Gather what shards are placed by: what they add wherever they lie, or all that lies on a device with them."""
     head = catalog.model.head
-    if not adding:
+    if not by_adding:
         return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)
-    order, counted = np.argsort(~catalog.adding, kind="stable"), int(catalog.adding.sum())
+    adding, added_score = catalog.added
+    order, counted = np.argsort(~adding, kind="stable"), int(adding.sum())
     vectors = np.ascontiguousarray(catalog.vectors[:, order])
-    return Scores(vectors, catalog.added_score, head.bias[order], head.weight[order], counted, -head.offset)
+    return Scores(vectors, added_score, head.bias[order], head.weight[order], counted, -head.offset)

@@ -106,14 +106,9 @@ class Catalog(Sizes):
         return self.simulator.costs_of(called.beside(self._base_called), replace(traffic, size_bytes=size_bytes))
 
     @cached_property
-    def adding(self) -> BoolArray:
-        """Which numbers of the vectors count whole, wherever a shard lies, (H,)."""
-        return _adding(self.vectors, self.model)
-
-    @property
-    def added_score(self) -> FloatArray:
-        """What each shard adds to any score by such numbers, (N,)."""
-        return _added_score(self.vectors, self.model, self.adding)
+    def added(self) -> tuple[BoolArray, FloatArray]:
+        """Which numbers of the vectors count whole wherever a shard lies, (H,), and what each adds by them, (N,)."""
+        return _added(self.vectors, self.model)
 
     @cached_property
     def _base_called(self) -> Called | None:
@@ -133,27 +128,24 @@ def _vectors_and_costs(sizes: Sizes, model: SumModel) -> tuple[Float32Array, Flo
     return vectors, cost_ms
 
 
-def _adding(vectors: Float32Array, model: SumModel) -> BoolArray:
-    """Tell which numbers of vectors (N, H) count whole in any sum, (H,): they start at 0 or above, and never fall."""
+def _added(vectors: Float32Array, model: SumModel) -> tuple[BoolArray, FloatArray]:
+    """Tell which numbers of vectors (N, H) count whole in any sum, (H,), and what each vector adds to any score by them.
+
+    They start at 0 or above, and never fall.
+    """
     adding: BoolArray = (model.head.bias >= 0) & (model.head.weight > 0) & (vectors >= 0).all(axis=0)
-    return adding
-
-
-def _added_score(vectors: Float32Array, model: SumModel, adding: BoolArray) -> FloatArray:
-    """Compute what each of some vectors (N, H) adds to any score by its numbers that are `adding` (H,), (N,)."""
     pull = (vectors * model.head.weight)[:, adding]
-    added: FloatArray = pull.sum(axis=1, dtype=np.float64) * (1 - _ROUNDING)
-    return added
+    return adding, pull.sum(axis=1, dtype=np.float64) * (1 - _ROUNDING)
 
 
 def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
     """Compute what each of some vectors (N, H) adds to a score at least, (N,); minus infinity where nobody can say.
 
-    Where every number of every vector pulls a score up, none of a sum falls; those that are `_adding` count.
+    Where every number of every vector pulls a score up, none of a sum falls; those that are `_added` count.
     """
     if (vectors * model.head.weight < 0).any():
         return np.full(len(vectors), -np.inf)
-    return _added_score(vectors, model, _adding(vectors, model))
+    return _added(vectors, model)[1]
 
 
 def fewest_shards(sizes: Sizes) -> IntArray:

@@ -42,8 +42,8 @@ def _with_base(catalog, seed):
 
 def _added(catalog, contents):
     """What models whose numbers add up say that devices compute by these alone."""
-    vectors = catalog.vectors[catalog.first + np.array(contents)][..., catalog.adding].sum(axis=1)
-    return vectors @ catalog.model.head.weight[catalog.adding] * catalog.model.head.scale_ms
+    vectors = catalog.vectors[catalog.first + np.array(contents)][..., catalog.added[0]].sum(axis=1)
+    return vectors @ catalog.model.head.weight[catalog.added[0]] * catalog.model.head.scale_ms
 
 
 def _one_by_one(catalog, shards, cap, costs):
@@ -75,7 +75,7 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
     caps = np.array([0.9 * mean, mean, 1.1 * mean, 1.5 * mean, catalog.total_given]).astype(np.int64)
     layouts = (fewest_shards(catalog) if parts == 1 else equal_shards(catalog, parts))[None]
     grid = GridSearch(catalog, GridSettings())
-    ours = grid.placements(layouts, caps, _scores(catalog, adding=False))
+    ours = grid.placements(layouts, caps, _scores(catalog, by_adding=False))
     for number, cap in enumerate(caps.tolist()):
         held = _one_by_one(catalog, ours.shards[0], cap, _costs)
         assert ours.alive[0, number] == (held is not None)
@@ -94,7 +94,7 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
 def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(seed, adding, costs):
     """And cost what the model says nevertheless; once more by whole devices."""
     catalog = _with_base(_catalog(seed, 64, _by_widest(64), count=200), seed)
-    assert 0 < catalog.adding.sum() < len(catalog.adding)
+    assert 0 < catalog.added[0].sum() < len(catalog.added[0])
     caps, layout = (
         np.array([1.2 * catalog.total_given / 64, catalog.total_given]).astype(np.int64),
         fewest_shards(catalog),

@@ -32,7 +32,7 @@ def test_no_shard_adds_less_than_its_least_score(model, falls):
         sums = catalog.vectors[held[:-1]].sum(axis=0, dtype=np.float64) + head.bias
         after = sums + catalog.vectors[held[-1]]
         each = (np.maximum(after, 0) - np.maximum(sums, 0)) * head.weight
-        assert each[catalog.adding].sum() == pytest.approx(catalog.added_score[held[-1]], rel=1e-4, abs=1e-4)
+        assert each[catalog.added[0]].sum() == pytest.approx(catalog.added[1][held[-1]], rel=1e-4, abs=1e-4)
         assert each.sum() >= least[held[-1]] - 1e-4 * np.abs(head.weight).sum()
     assert (least.min() < 0) == falls
     assert least[catalog.first] == pytest.approx(min(least.min(), 0))
