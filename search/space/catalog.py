@@ -129,7 +129,7 @@ def _vectors_and_costs(sizes: Sizes, model: SumModel) -> tuple[Float32Array, Flo
 
 
 def _added(vectors: Float32Array, model: SumModel) -> tuple[BoolArray, FloatArray]:
-    """Tell which numbers of vectors (N, H) count whole in any sum, (H,), and what each vector adds to any score by them.
+    """Tell which numbers of vectors (N, H) count whole in any sum, (H,), and what each adds to any score by them, (N,).
 
     They start at 0 or above, and never fall.
     """
