@@ -1,14 +1,15 @@
 """The refine run: searches propose, hardware answers, models learn; round by round, until the budget is spent."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
+from rich.progress import Progress
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import is_follower
@@ -17,9 +18,10 @@ from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.trust import DataSummary, versions_caveat
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.progress import printer, progress_bar
-from neuroshard.plumbing.schema import NonNegative, PathName, PositiveCount, Seed
+from neuroshard.plumbing.schema import NonNegative, PathName, PositiveCount, Seed, parse
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
@@ -29,7 +31,6 @@ from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.pretrain.fit import Fit
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
-from neuroshard.stages.pretrain.refine.budget import Budget, Clock, Watch
 from neuroshard.stages.pretrain.refine.candidates import Candidates, DrawsCalls, DrawsExchanges, RoundSamples
 from neuroshard.stages.pretrain.refine.refined import Refined
 from neuroshard.stages.pretrain.refine.rounds import Round, Shares, rounds_in, well_predicted
@@ -39,6 +40,16 @@ from neuroshard.words.fingerprint import versions
 from neuroshard.words.placement import Tier
 
 Minutes = Annotated[float, Meta(gt=0, le=1e6)]
+_DEFAULT = 200
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A budget that a clock decided: measurements in all, from how long some of them took."""
+
+    measurements: PositiveCount
+    measured: PositiveCount
+    seconds: NonNegative
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class Refine:
     minutes: Minutes | None = None
     enough: NonNegative = 1.5
     seed: Seed = 0
-    clock: Clock = field(default=time.monotonic, compare=False)
+    clock: Callable[[], float] = field(default=time.monotonic, compare=False)
 
     def __post_init__(self) -> None:
         if self.samples is not None and self.minutes is not None:
@@ -108,14 +119,14 @@ class Refine:
         with directory.held(), blas_threads(1), progress_bar() as progress:
             if caveat := versions_caveat(start.versions, start.hardware):
                 printer(progress)(f"warning: the models {self.model!r} were {caveat}")
-            done, watch = self._journal.read(), Watch(self.clock, progress)
+            done, began = self._journal.read(), self.clock()
             first = None if done else self._choose(done, start)  # tasks without a plan leave nothing behind
             directory.begin(self._depends(start), self.tasks)
             records = self._records(directory.path)
             with meters_of(self.hardware, printer(progress)) as meters:
                 samples = RunSamples.of(records, self.hardware, meters, self.seed)
                 meters.join(task.topology for task in self.tasks)
-                return self._refined(start, done, first, samples, watch)
+                return self._refined(start, done, first, samples, progress, began)
 
     def _records(self, path: Path) -> DataDirectory:
         directory, here = DataDirectory(path / MEASURED), self.hardware.fingerprint
@@ -123,17 +134,23 @@ class Refine:
         return directory
 
     def _refined(
-        self, start: CostModels, done: Sequence[Round], first: RoundSamples | None, samples: RunSamples, watch: Watch
+        self,
+        start: CostModels,
+        done: Sequence[Round],
+        first: RoundSamples | None,
+        samples: RunSamples,
+        progress: Progress,
+        began: float,
     ) -> Refined:
         """Measure all rounds after those that are done, the first maybe chosen already; then finish with the bundle."""
         rounds, chosen = list(done), first
         while (measurements := self._next(rounds)) > 0:
-            watch.bar(f"round {len(rounds) + 1}", measurements)
+            advance = partial(progress.advance, progress.add_task(f"round {len(rounds) + 1}", total=measurements))
             models = self._learned(start, rounds, samples)
             chosen = chosen or self._choose(rounds, models, *samples.known(rounds))
-            one = Round(len(rounds), measurements, *samples.measure(rounds, chosen, models, watch.advance))
+            one = Round(len(rounds), measurements, *samples.measure(rounds, chosen, models, advance))
             rounds.append(one)
-            self._budget.decide(rounds, watch.measured, watch.seconds)
+            self._decide(rounds, int(sum(task.completed for task in progress.tasks)), self.clock() - began)
             self._journal.keep(one.number, one)
             chosen = None
         return self._finished(start, rounds, samples)
@@ -154,8 +171,28 @@ class Refine:
         """Count the measurements of the next round; none if the run is over."""
         if well_predicted(rounds, self.enough):
             return 0
-        total, most = self._budget.measurements(), self.shares.measurements
+        total, most = self._total(), self.shares.measurements
         return most if total is None else min(most, total - sum(one.measurements for one in rounds))
+
+    def _total(self) -> int | None:
+        """Count the measurements of a run in all; None until a round has shown how many fit in the minutes.
+
+        Raises:
+            UserError: what was decided is damaged.
+        """
+        if self.minutes is None:
+            return self.samples or _DEFAULT
+        path = Path(self.out) / "budget.json"
+        return parse(read_json(path, "budget"), Decided, f"budget {path}").measurements if path.exists() else None
+
+    def _decide(self, rounds: Sequence[Round], measured: int, seconds: float) -> None:
+        """Decide an open budget by how long this process took for so many measurements; 0 decide nothing."""
+        if self._total() is not None or not measured or self.minutes is None:
+            return
+        spent = sum(one.measurements for one in rounds)
+        fitting = int(self.minutes * 60 * measured / max(seconds, 1e-9))
+        decided = Decided(min(max(spent, fitting), 1 << 31), measured, seconds)
+        write_json(Path(self.out) / "budget.json", asdict(decided))
 
     def _choose(
         self,
@@ -186,10 +223,6 @@ class Refine:
     @property
     def _journal(self) -> Journal[Round]:
         return rounds_in(Path(self.out))
-
-    @property
-    def _budget(self) -> Budget:
-        return Budget(self.samples, self.minutes, Path(self.out) / "budget.json")
 
     @cached_property
     def _candidates(self) -> Candidates:
