@@ -24,7 +24,7 @@ from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRecord
-from neuroshard.stages.search.runs.in_parts import InParts, Means, Measure
+from neuroshard.stages.search.runs.in_parts import InParts, Measure
 from neuroshard.tasks.task import Task
 
 _SEED_RANGE = 2**31
@@ -47,7 +47,7 @@ class Verify:
     finalists: PositiveCount
     passes: Annotated[int, Meta(ge=2, le=1000)]
     seed: Seed = 0
-    means: Means = field(default_factory=InParts)
+    means: InParts = field(default_factory=InParts)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise UserError unless plans of the tasks can be measured here."""
