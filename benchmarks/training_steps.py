@@ -263,7 +263,7 @@ def _trained(
         cost_ms = np.array([simulator.cost(task, plan).total_ms for plan in plans])
         step_ms = cost_ms + cost_ms[0] * share / (1 - share)
         frame = frame.assign(**{f"{name}_ms": cost_ms, f"{name}_beside_first": step_ms / step_ms[0]})
-    agree = [kendalltau(*both).statistic for both in combinations(result.tasks[0].times.ratios.T, 2)]
+    agree = [kendalltau(*both).statistic for both in combinations(result.tasks[0].ratios.T, 2)]
     by_file = frame.assign(builds_agree=np.mean(agree), file=files).set_index("file")
     return by_file.loc[list(planned.values())].assign(plan=list(planned))
 

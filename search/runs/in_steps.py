@@ -55,8 +55,8 @@ def floor_of(ratios: FloatArray) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class StepTimes:
-    """Steps of the K plans of one task over B builds.
+class TaskSteps:
+    """Steps of one task's K plans over B builds; the first of its entries is what the others are compared with.
 
     Attributes:
         turns_ms: (B, K + 1, R) of a step in each turn; the last plan is the first one once more. Not a number where a
@@ -66,17 +66,21 @@ class StepTimes:
         errors: (K + 1,) the first that stopped a build of each.
     """
 
+    task: int
+    entries: tuple[Evaluated, ...]
     turns_ms: FloatArray
     phases_ms: FloatArray
     alones_ms: FloatArray
     errors: tuple[str | None, ...]
 
     @classmethod
-    def of(cls, builds: Sequence[Build]) -> "StepTimes":
+    def of(cls, task: int, entries: Sequence[Evaluated], builds: Sequence[Build]) -> "TaskSteps":
         """Gather the times of all builds; NaN where one stopped with an error."""
         its = [build.plans for build in builds]
         turns = max((len(one.step_ms) for build in its for one in build), default=1) or 1
         return cls(
+            task,
+            tuple(entries),
             np.array([[one.step_ms or (np.nan,) * turns for one in build] for build in its]),
             np.array([[one.phase_ms or (np.nan,) * len(PHASES) for one in build] for build in its]),
             np.array([[one.alone_ms if one.step_ms else np.nan for one in build] for build in its]),
@@ -96,12 +100,6 @@ class StepTimes:
         return means
 
     @property
-    def alone_ms(self) -> FloatArray:
-        """The mean of each plan's lookups, one rank after another, over builds, (K,) ms."""
-        means: FloatArray = self.alones_ms.mean(axis=0)[:-1]
-        return means
-
-    @property
     def ratios(self) -> FloatArray:
         """Each plan's step beside the first one's, (K, B): the median of a build's turns, taken turn by turn."""
         return self._ratios[:-1]
@@ -115,6 +113,64 @@ class StepTimes:
     def _ratios(self) -> FloatArray:
         ratios: FloatArray = np.median(self.turns_ms / self.turns_ms[:, :1], axis=2).T
         return ratios
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the methods that found the plans, (K,)."""
+        return [entry.method for entry in self.entries]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of `results.parquet`: one for each plan."""
+        ratios = self.ratios
+        return [
+            entry.row()
+            | {
+                "step_ms": self.step_ms[k],
+                "beside_first": float(np.median(ratios[k])),
+                "beside_first_least": float(ratios[k].min()),
+                "beside_first_most": float(ratios[k].max()),
+                "predicted_beside_first": entry.predicted_ms / self.entries[0].predicted_ms,
+                "floor": self.floor,
+                "error": self.errors[k],
+            }
+            for k, entry in enumerate(self.entries)
+        ]
+
+    def phase_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups alone."""
+        its = zip(self.names, self.phase_ms, self.alones_ms.mean(axis=0)[:-1], strict=True)
+        return [
+            {"method": name, "task": self.task, **dict(zip(PHASES, ms.tolist(), strict=True)), LOOKUPS_ALONE: alone_ms}
+            for name, ms, alone_ms in its
+        ]
+
+    def table(self) -> Grid:
+        """Make the table that people read: a row for each plan."""
+        rows = self.rows()
+        columns = {
+            **names_and_forms(self.entries),
+            "predicted ms": [f"{row['predicted_ms']:.2f}" for row in rows],
+            "step ms": [f"{row['step_ms']:.2f}" for row in rows],
+            "beside the first: predicted": [f"{row['predicted_beside_first']:.3f}" for row in rows],
+            "trained": [f"{row['beside_first']:.3f}" for row in rows],
+            "least to most": [f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}" for row in rows],
+        }
+        return grid_of(f"Training steps, task {self.task}", columns)
+
+    def phases(self) -> Grid:
+        """Make the table of every plan's ms of each phase, for people."""
+        rows, phases = self.phase_rows(), (*PHASES, LOOKUPS_ALONE)
+        ms = {name: [f"{row[name]:.2f}" for row in rows] for name in phases}
+        return grid_of(f"Phases of a step, ms, task {self.task}", {"plan by": self.names, **ms})
+
+    def told(self) -> list[Grid | str]:
+        """Make tables and lines for people: also what equal plans differ by, and what failed."""
+        failed = failures(self.entries, self.errors[:-1])
+        return [self.table(), self.phases(), _floor_line(self.floor), *failed]
+
+    def drawn(self) -> bytes:
+        """Draw a bar for each plan, of its phases, to PNG."""
+        return phase_bars(self.names, self.phase_ms, f"task {self.task}: ms of a step")
 
 
 @dataclass(frozen=True)
@@ -157,7 +213,7 @@ class InSteps(InParts):
 
     def evaluated(
         self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
-    ) -> "EvaluateResult[TaskSteps]":
+    ) -> EvaluateResult[TaskSteps]:
         """Time the steps of every task's plans; builds that are on disk already are not measured again.
 
         The first plan is built twice: what equal plans differ by is the floor. The input's exchange counts as far as
@@ -182,7 +238,7 @@ class InSteps(InParts):
 
     def _of_task(
         self, task: int, entries: Sequence[Evaluated], builds: Builds, seed: int, run: Path, progress: Progress
-    ) -> "TaskSteps":
+    ) -> TaskSteps:
         plans = plans_of(entries)
         again = [*plans, plans[0]]
         journal = builds_in(run, task, len(again))
@@ -194,7 +250,7 @@ class InSteps(InParts):
             progress.advance(bar)
             return built
 
-        return TaskSteps(task, tuple(entries), StepTimes.of(journal.filled(self.protocol.builds, build)))
+        return TaskSteps.of(task, entries, journal.filled(self.protocol.builds, build))
 
 
 def _measured(
@@ -207,73 +263,6 @@ def _measured(
     return [
         MeasuredOnce(error=one.error, step_ms=None if one.error else float(np.median(one.step_ms))) for one in built
     ]
-
-
-@dataclass(frozen=True)
-class TaskSteps:
-    """Steps of one task's plans; the first of its entries is what the others are compared with."""
-
-    task: int
-    entries: tuple[Evaluated, ...]
-    times: StepTimes
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the methods that found the plans, (K,)."""
-        return [entry.method for entry in self.entries]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of `results.parquet`: one for each plan."""
-        ratios = self.times.ratios
-        return [
-            entry.row()
-            | {
-                "step_ms": self.times.step_ms[k],
-                "beside_first": float(np.median(ratios[k])),
-                "beside_first_least": float(ratios[k].min()),
-                "beside_first_most": float(ratios[k].max()),
-                "predicted_beside_first": entry.predicted_ms / self.entries[0].predicted_ms,
-                "floor": self.times.floor,
-                "error": self.times.errors[k],
-            }
-            for k, entry in enumerate(self.entries)
-        ]
-
-    def phase_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups alone."""
-        its = zip(self.names, self.times.phase_ms, self.times.alone_ms, strict=True)
-        return [
-            {"method": name, "task": self.task, **dict(zip(PHASES, ms.tolist(), strict=True)), LOOKUPS_ALONE: alone_ms}
-            for name, ms, alone_ms in its
-        ]
-
-    def table(self) -> Grid:
-        """Make the table that people read: a row for each plan."""
-        rows = self.rows()
-        columns = {
-            **names_and_forms(self.entries),
-            "predicted ms": [f"{row['predicted_ms']:.2f}" for row in rows],
-            "step ms": [f"{row['step_ms']:.2f}" for row in rows],
-            "beside the first: predicted": [f"{row['predicted_beside_first']:.3f}" for row in rows],
-            "trained": [f"{row['beside_first']:.3f}" for row in rows],
-            "least to most": [f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}" for row in rows],
-        }
-        return grid_of(f"Training steps, task {self.task}", columns)
-
-    def phases(self) -> Grid:
-        """Make the table of every plan's ms of each phase, for people."""
-        rows, phases = self.phase_rows(), (*PHASES, LOOKUPS_ALONE)
-        ms = {name: [f"{row[name]:.2f}" for row in rows] for name in phases}
-        return grid_of(f"Phases of a step, ms, task {self.task}", {"plan by": self.names, **ms})
-
-    def told(self) -> list[Grid | str]:
-        """Make tables and lines for people: also what equal plans differ by, and what failed."""
-        failed = failures(self.entries, self.times.errors[:-1])
-        return [self.table(), self.phases(), _floor_line(self.times.floor), *failed]
-
-    def drawn(self) -> bytes:
-        """Draw a bar for each plan, of its phases, to PNG."""
-        return phase_bars(self.names, self.times.phase_ms, f"task {self.task}: ms of a step")
 
 
 def _floor_line(floor: float) -> str:

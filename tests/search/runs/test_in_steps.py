@@ -40,7 +40,7 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
     out = tmp_path / "out"
     result = _run(plans, out)
     (task,) = result.tasks
-    assert task.times.errors == (None, None, None)
+    assert task.errors == (None, None, None)
     found = pd.read_parquet(out / "results.parquet")
     assert found["method"].tolist() == ["columns", "mixed"]
     assert (found["step_ms"] > 0).all()
@@ -54,7 +54,7 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
 
     first = (out / "builds/task-0000/build-0000.json").read_bytes()
     (out / "run.json").unlink()
-    assert _run(plans, out, InSteps(replace(STEPS.protocol, builds=2))).tasks[0].times.turns_ms.shape == (2, 3, 2)
+    assert _run(plans, out, InSteps(replace(STEPS.protocol, builds=2))).tasks[0].turns_ms.shape == (2, 3, 2)
     assert (out / "builds/task-0000/build-0000.json").read_bytes() == first
     with pytest.raises(UserError, match=r"begun with .*turns=2, not 3"):
         _run(plans, out, InSteps(replace(STEPS.protocol, turns=3)))
@@ -63,7 +63,7 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
 def test_steps_are_timed_in_a_pipeline(plans, tmp_path):
     piped = InSteps(replace(STEPS.protocol, pipeline="sparse_dist"))
     (task,) = _run(plans, tmp_path / "out", piped).tasks
-    assert task.times.errors == (None, None, None)
+    assert task.errors == (None, None, None)
     phases = pd.read_parquet(tmp_path / "out" / "phases.parquet").set_index("method")
     assert phases.loc["mixed"].drop("task").min() > 0
     with pytest.raises(UserError, match=r"begun with .*pipeline='?sparse_dist'?, not '?none"):

@@ -6,7 +6,7 @@ import pytest
 from neuroshard.hardware.step_samples import PHASES, BuildTimes
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.results.comparison import Evaluated
-from neuroshard.stages.search.runs.in_steps import LOOKUPS_ALONE, Build, StepTimes, TaskSteps, builds_in
+from neuroshard.stages.search.runs.in_steps import LOOKUPS_ALONE, Build, TaskSteps, builds_in
 
 
 def _built(*step_ms):
@@ -20,12 +20,12 @@ BUILDS = (
 
 
 def test_plans_are_compared_turn_by_turn_within_each_build():
-    times = StepTimes.of(BUILDS)
+    entries = tuple(Evaluated(name, 3, None, None, 1.0, None) for name in ("a", "b"))
+    times = TaskSteps.of(3, entries, BUILDS)
     assert times.ratios == pytest.approx(np.array([[1.0, 1.0], [0.5, 0.8]]))
     assert times.step_ms == pytest.approx([10.0, 8.0])
     assert times.floor == pytest.approx(((0.0**2 + 0.1**2) / 2 / 2) ** 0.5)
-    entries = tuple(Evaluated(name, 3, None, None, 1.0, None) for name in ("a", "b"))
-    row = TaskSteps(3, entries, times).phase_rows()[1]
+    row = times.phase_rows()[1]
     assert (row["method"], row["task"], row[PHASES[0]], row[PHASES[1]]) == ("b", 3, pytest.approx(65 / 6), 0.0)
     assert row[LOOKUPS_ALONE] == pytest.approx((2.5 + 4.0) / 2)
 
@@ -33,7 +33,7 @@ def test_plans_are_compared_turn_by_turn_within_each_build():
 def test_a_failed_build_leaves_the_others_comparable():
     first, _, third = BUILDS[0].plans
     broken = (Build((first, BuildTimes(error="out of memory"), third)), BUILDS[1])
-    times = StepTimes.of(broken)
+    times = TaskSteps.of(3, (), broken)
     assert times.errors == (None, "out of memory", None)
     assert np.isnan(times.step_ms).tolist() == [False, True]
     assert np.isfinite(times.floor)
