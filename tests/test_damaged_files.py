@@ -39,8 +39,8 @@ from neuroshard.stages.search.results.finalist_files import FinalistFiles, Measu
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
-from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
 from neuroshard.stages.search.rl.learner import Session, Simulated
+from neuroshard.stages.search.rl.policy import DreamShardPolicy
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.train_policy import TrainPolicy, _restored
 from neuroshard.tables.sources import load_tables

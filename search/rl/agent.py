@@ -14,11 +14,9 @@ from neuroshard.models.stored import within
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.files import digest_of, read_json, regular_file, write_atomically, write_json
 from neuroshard.plumbing.schema import of_format, parse, shown
-from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
-from neuroshard.stages.search.rl.batch import FEATURES, TableEncoder
+from neuroshard.stages.search.rl.batch import FEATURES
 from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, PlacementCosts, SimulatorCosts
-from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.stages.search.rl.policy import Policy
+from neuroshard.stages.search.rl.policy import AutoShardPolicy, DreamShardPolicy, Policy
 
 _FORMAT = "neuroshard-policy-1"
 _INSTALLED = Path(__file__).resolve().parent / "policies"
@@ -38,11 +36,6 @@ class Agent:
     def costs(self, simulator: Simulator) -> PlacementCosts:
         """Choose the costs that the policy looks at while it places."""
         return SimulatorCosts(simulator) if self.network is None else self.network
-
-    @property
-    def encoders(self) -> list[TableEncoder]:
-        """The table encoders of all its networks, to be fitted to the training tables' features."""
-        return [self.policy.encoder] + ([] if self.network is None else [self.network.encoder])
 
     def tensors(self) -> Tensors:
         """Collect all weights and buffers by name, for `restore`."""

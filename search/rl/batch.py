@@ -83,11 +83,6 @@ class TaskBatch:
     def __len__(self) -> int:
         return len(self.items)
 
-    @property
-    def batch_size(self) -> torch.Tensor:
-        """The global batch size of every task, (B,): samples per step."""
-        return torch.tensor([some.task.batch_size for some in self.items])
-
     def repeat(self, times: int) -> "TaskBatch":
         """Repeat every task so many times in a row."""
         items = tuple(some for some in self.items for _ in range(times))

@@ -3,7 +3,6 @@
 They are the simulator's, or those of a network that is trained on the way, as DreamShard has it (section 3.2).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -219,7 +218,6 @@ def fit(
     batch: TaskBatch,
     measured: MeasuredPlacements,
     generator: torch.Generator,
-    on_step: Callable[[], None] = lambda: None,
 ) -> float:
     """Train the network on all placements of the tasks in `batch`; return the mean squared error of the last steps."""
     losses = []
@@ -232,5 +230,4 @@ def fit(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(loss.detach()))
-        on_step()
     return sum(losses[-50:]) / len(losses[-50:])

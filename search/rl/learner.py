@@ -1,6 +1,5 @@
 """The training of a policy: rounds of measuring, fitting the cost network, and policy updates on estimated costs."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -20,25 +19,16 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import NonNegative, Positive, PositiveCount, Seed
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.stages.search.rl.agent import Agent, Tensors
-from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, MeasuredPlacements, fit
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.stages.search.rl.policy import Episodes, Policy, play, replay, sampling
+from neuroshard.stages.search.rl.policy import AutoShardPolicy, Episodes, Policy, play, replay, sampling
 from neuroshard.tasks.task import Task
-
-
-class Algorithm(ABC):
-    """The loss that episodes are turned into. Dead episodes count for nothing: memory is no matter of reward."""
-
-    @abstractmethod
-    def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Compute the loss of episodes, a scalar; the batch holds every task `times` times in a row."""
 
 
 @dataclass(frozen=True)
 @checked
-class Reinforce(Algorithm):
+class Reinforce:
     """Policy gradient on the plan cost (DreamShard, section 3.3).
 
     The baseline is the mean cost of the same task's other episodes; advantages are brought to deviation 1.
@@ -50,7 +40,7 @@ class Reinforce(Algorithm):
     entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Compute the policy gradient's loss, less the bonus for entropy; a scalar."""
+        """Compute the loss, less the bonus for entropy; a scalar; the batch holds every task `times` times in a row."""
         alive = episodes.final.alive.float().view(-1, times)
         cost = environment.total_ms(episodes.final).view(-1, times)
         baseline = (cost * alive).sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True).clamp(min=1)
@@ -63,7 +53,7 @@ class Reinforce(Algorithm):
 
 @dataclass(frozen=True)
 @checked
-class ActorCritic(Algorithm):
+class ActorCritic:
     """Advantage actor-critic on the balance of the shards' compute costs, min / max, at the end (AutoShard, section 4).
 
     Attributes:
@@ -87,6 +77,9 @@ class ActorCritic(Algorithm):
         gain = (replayed.chosen * advantage).sum() / steps
         error = (((values - reward) ** 2) * alive).sum() / steps
         return -gain + self.value * error - self.entropy * replayed.entropy.sum(dim=1).mean()
+
+
+Algorithm = Reinforce | ActorCritic  # what turns episodes into a loss: dead ones count for nothing, of no reward
 
 
 def balance(compute_ms: torch.Tensor) -> torch.Tensor:
@@ -171,10 +164,10 @@ class Session:
         self._batch = TaskBatch.of(tasks, "train-policy")
         network = None if learner.cost_network is None else CostNetwork(learner.cost_network)
         self.agent = Agent(learner.policy(), network)
-        for encoder in self.agent.encoders:
-            encoder.normalise(self._batch)
+        self.agent.policy.encoder.normalise(self._batch)
         self._optimizers = {"policy": torch.optim.Adam(self.agent.policy.parameters(), lr=learner.learning_rate)}
         if network is not None:
+            network.encoder.normalise(self._batch)
             rate = network.settings.learning_rate
             self._optimizers["costs"] = torch.optim.Adam(network.parameters(), lr=rate)
         self._measured: MeasuredPlacements | None = None

@@ -1,4 +1,4 @@
-"""What a policy is, and how it plays."""
+"""What a policy is, those of DreamShard and AutoShard, and how one plays."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -8,8 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from neuroshard.models.perceptron import AnyWidths, Width, Widths, perceptron
+from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.rl.batch import Reduction, TableEncoder, TaskBatch
+from neuroshard.stages.search.rl.cost_network import NUM_PARTS
 from neuroshard.stages.search.rl.environment import Environment, EpisodeState
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
@@ -70,6 +73,80 @@ class Policy(nn.Module):
             )
         open_to = legal | ~legal.any(dim=-1, keepdim=True)
         return torch.log_softmax(scores.masked_fill(~open_to, -torch.inf), dim=-1)
+
+
+class DreamShardPolicy(Policy):
+    """DreamShard's (section 3.3): it scores a device by what lies on it, what comes next, and what it costs so far.
+
+    Representations are multiples of an even share of all tables', so that tasks of any size look alike.
+
+    Args:
+        table: widths of the table network's layers.
+        cost: widths of the layers that see what devices cost so far; [] sees nothing of it.
+        head: width of the head's hidden layer.
+        reduction: of tables to a device: sum, mean or max. The paper's is "sum".
+    """
+
+    kind = "dreamshard"
+
+    @checked
+    def __init__(
+        self, table: Widths = (128, 32), cost: AnyWidths = (64, 32), head: Width = 64, reduction: str = "sum"
+    ) -> None:
+        super().__init__()
+        self.settings = {"table": list(table), "cost": list(cost), "head": head, "reduction": reduction}
+        self.reduction = Reduction(reduction)
+        self.encoder = TableEncoder(tuple(table))
+        self.cost = perceptron((NUM_PARTS, *cost)) if cost else None
+        self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
+
+    def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Encode the items by the table network, and their context by the same."""
+        ordered = self.ordered(batch, order)
+        return ordered, ordered
+
+
+class AutoShardPolicy(Policy):
+    """AutoShard's (section 4): an LSTM over the tables, scores from each device's tables and compute cost, a critic.
+
+    Args:
+        table: widths of the table network's layers. Its output is shared by the LSTM and the devices.
+        memory: width of the LSTM's state.
+        cost: widths of the layers that see what devices cost so far; [] sees nothing of it.
+        head: width of the head's hidden layer. Of the scoring network and of the critic.
+    """
+
+    kind = "autoshard"
+
+    @checked
+    def __init__(
+        self, table: Widths = (128, 32), memory: Width = 64, cost: AnyWidths = (64, 32), head: Width = 64
+    ) -> None:
+        super().__init__()
+        self.settings = {"table": list(table), "memory": memory, "cost": list(cost), "head": head}
+        self.reduction = Reduction("sum")
+        self.encoder = TableEncoder(tuple(table))
+        self.memory = nn.LSTM(table[-1], memory, batch_first=True)
+        self.cost = perceptron((1, *cost)) if cost else None
+        context = table[-1] + memory
+        self.head = perceptron((table[-1] + context + (cost[-1] if cost else 0), head, 1))
+        self.critic = perceptron((2 * table[-1] + context, head, 1))
+
+    def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Encode the items by the table network, and their context by that and the LSTM."""
+        ordered = self.ordered(batch, order)
+        remembered, _ = self.memory(ordered)
+        return ordered, torch.cat([ordered, remembered], dim=-1)
+
+    def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        """Score the devices, (..., D); of the costs, compute alone counts."""
+        return super().scores(devices, context, costs[..., :1])
+
+    def values(self, devices: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        """Predict the reward, (...,), from devices (..., D, H) and context (..., C)."""
+        seen = torch.cat([devices.mean(dim=-2), devices.amax(dim=-2), context], dim=-1)
+        values: torch.Tensor = self.critic(seen)[..., 0]
+        return values
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from neuroshard import Simulator, UserError
-from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.batch import Reduction, TaskBatch
 from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, SimulatorCosts
-from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.stages.search.rl.policy import Policy, greedy, play, replay, sampling
+from neuroshard.stages.search.rl.policy import AutoShardPolicy, DreamShardPolicy, Policy, greedy, play, replay, sampling
 from neuroshard.testing import random_models, toy_task
 from tests.search.rl.toys import NETWORK, SMALL
 

@@ -2,10 +2,9 @@
 
 from functools import partial
 
-from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
-from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
 from neuroshard.stages.search.rl.learner import ActorCritic, Learner, Reinforce
+from neuroshard.stages.search.rl.policy import AutoShardPolicy, DreamShardPolicy
 from tests.kit.tasks import plain_task
 
 SMALL = {"table": [16, 8], "cost": [8], "head": 16}
