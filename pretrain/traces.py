@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,16 +32,9 @@ _FORWARD = re.compile(r"fbgemm::split_embedding_(?P<nobag>nobag_)?codegen_forwar
 _BACKWARD = re.compile(
     r"fbgemm::split_embedding_(?P<nobag>nobag_)?backward_codegen_(?P<optimizer>\w+?)_(?:un)?weighted_pt2_wrapper"
 )
-_COLLECTIVES = {
-    "all_to_all": "alltoall",
-    "alltoall": "alltoall",
-    "reduce_scatter": "reduce_scatter",
-    "all_gather": "all_gather",
-    "allgather": "all_gather",
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-}
+_COLLECTIVES = ("alltoall", "reduce_scatter", "all_gather", "all_reduce")  # traces have them with and without "_"
 _BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Double": 8}
+_NO_TRACE = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, TypeError, ValueError, zlib.error)
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _LAST_TO_COME = 0.1  # quantile of a collective's times: those of ranks that waited for no other
 _LOOKUPS_OF_A_ROW = 3  # that is looked up at all: as of published calls where nobody said; traces don't
@@ -53,8 +46,7 @@ _COLUMNS, _INDICES = 6, (8, 10)  # of sequence tables, and the latter of pooled 
 _Thread: TypeAlias = tuple[Any, Any]  # its process and its number
 
 
-@dataclass(frozen=True)
-class Points:
+class Points(NamedTuple):
     """Points of calls and collectives that traces hold.
 
     Attributes:
@@ -104,16 +96,7 @@ def _understood(path: Path) -> Iterator[None]:
     """Refuse whatever can't be read: it is no trace."""
     try:
         yield
-    except (
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        LookupError,
-        OSError,
-        TypeError,
-        ValueError,
-        zlib.error,
-    ) as error:
+    except _NO_TRACE as error:
         raise UserError(
             f"{path} is no trace of PyTorch's profiler, or damaged ({type(error).__name__}: {error}); write one with "
             "profiler.export_chrome_trace(...)"
@@ -195,20 +178,9 @@ def _point(call: _Call, words: dict[str, Any], widths: dict[str, int], ms: float
     dim = max(DIM_MULTIPLE, round(widths[key] / (tables if pooled else 1) / DIM_MULTIPLE) * DIM_MULTIPLE)
     rows = max(1, sum(call.size(place) for place in (_HOST, _DEVICE, _MANAGED)) // (dim * tables))
     outputs = call.size(indices + 1) - 1 if pooled else lookups
+    unique = lookups / _LOOKUPS_OF_A_ROW
     return KernelPoint(
-        "trace",
-        backward,
-        home,
-        optimizer,
-        tables,
-        rows,
-        dim,
-        lookups,
-        lookups / _LOOKUPS_OF_A_ROW,
-        pooled,
-        outputs,
-        ms,
-        source,
+        "trace", backward, home, optimizer, tables, rows, dim, lookups, unique, pooled, outputs, ms, source
     )
 
 
@@ -226,8 +198,8 @@ def _exchanges(events: Iterable[dict[str, Any]], source: str) -> Iterator[Exchan
     """Yield a point of each of NCCL's collectives."""
     for event in events:
         arguments = event.get("args", {})
-        name = str(arguments.get("Collective name", "")).strip("_")
-        collective = next((ours for start, ours in _COLLECTIVES.items() if name.startswith(start)), None)
+        name = str(arguments.get("Collective name", "")).replace("_", "")
+        collective = next((ours for ours in _COLLECTIVES if name.startswith(ours.replace("_", ""))), None)
         if event.get("cat") != "kernel" or collective is None:
             continue
         elements = max(arguments.get("In msg nelems", 0), arguments.get("Out msg nelems", 0))
