@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from neuroshard.stages.pretrain.refine.propose import (
     random_plan,
     share_name,
 )
-from neuroshard.stages.pretrain.refine.rounds import Shares
+from neuroshard.stages.pretrain.refine.rounds import Part, Shares
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 
@@ -63,14 +63,7 @@ class DrawsExchanges(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class RoundSamples:
-    """New samples of a round, and how many of each type are measured again."""
-
-    calls: list[Chosen[ComputeSample]]
-    calls_again: int
-    exchanges: list[Chosen[CommSample]]
-    exchanges_again: int
+RoundSamples = dict[Part, tuple[list[Chosen[Any]], int]]  # new samples of a round, and how many are measured again
 
 
 @dataclass(frozen=True)
@@ -149,12 +142,9 @@ class Candidates:
             Source("proposal", round(self.shares.proposals * new_exchanges), proposals.exchanges),
             Source("random", new_exchanges, others.exchanges),
         )
-        return RoundSamples(
-            chosen_of(new_calls, calls, content_key, call_sources, self._random_calls(rng)),
-            calls_again,
-            chosen_of(new_exchanges, exchanges, exchange_key, exchange_sources, self._random_exchanges(rng)),
-            exchanges_again,
-        )
+        new = chosen_of(new_calls, calls, content_key, call_sources, self._random_calls(rng))
+        other = chosen_of(new_exchanges, exchanges, exchange_key, exchange_sources, self._random_exchanges(rng))
+        return {"compute": (new, calls_again), "exchange": (other, exchanges_again)}
 
     def _random_calls(self, rng: np.random.Generator) -> Iterator[ComputeSample]:
         while True:

@@ -53,7 +53,7 @@ class Source(Generic[Sample]):
 
     why: Why
     wanted: int
-    samples: Iterable[Sample]
+    samples: Sequence[Sample]
 
 
 def chosen_of(
@@ -65,35 +65,19 @@ def chosen_of(
 ) -> list[Chosen[Sample]]:
     """Choose `count` samples: new ones of the sources, of what was measured least first; where these end random ones.
 
-    New is what has another `key` than what was measured, or was taken from a source before.
+    New is what has another `key` than what was measured, or was taken from a source before. What a source can't give,
+    those behind it do.
     """
     seen: set[Hashable] = set(map(key, measured))
-    new: list[Source[Sample]] = [
-        Source(its.why, its.wanted, unseen(in_turn(list(its.samples), measured), seen, key)) for its in sources
-    ]
-    new.append(Source("random", count, random))
-    return filled(count, new)
-
-
-def filled(count: int, sources: Sequence[Source[Sample]]) -> list[Chosen[Sample]]:
-    """Take `count` samples, from each source as many as it is asked for; what one can't give, those behind it do.
-
-    The last source must have any number.
-    """
     chosen: list[Chosen[Sample]] = []
     due = 0
-    for number, source in enumerate(sources):
-        due = count if number == len(sources) - 1 else min(due + source.wanted, count)
-        chosen += [Chosen(sample, source.why) for sample in islice(source.samples, due - len(chosen))]
-    return chosen
-
-
-def unseen(samples: Iterable[Sample], seen: set[Hashable], key: Callable[[Sample], Hashable]) -> Iterator[Sample]:
-    """Yield those samples whose key isn't in `seen`, which gets it."""
-    for sample in samples:
-        if (its := key(sample)) not in seen:
-            seen.add(its)
-            yield sample
+    for source in sources:
+        due = min(due + source.wanted, count)
+        for sample in in_turn(source.samples, measured):
+            if len(chosen) < due and (its := key(sample)) not in seen:
+                seen.add(its)
+                chosen.append(Chosen(sample, source.why))
+    return chosen + [Chosen(sample, "random") for sample in islice(random, count - len(chosen))]
 
 
 def content_key(sample: ComputeSample) -> Hashable:

@@ -1,6 +1,6 @@
 """What is chosen for a round, and what is said of rounds."""
 
-from itertools import islice, repeat
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -18,14 +18,13 @@ from neuroshard.stages.pretrain.refine.candidates import Candidates
 from neuroshard.stages.pretrain.refine.propose import (
     PlanSamples,
     Source,
+    chosen_of,
     content_key,
     exchange_key,
-    filled,
     in_turn,
     most_doubtful,
     plans_for,
     random_plan,
-    unseen,
 )
 from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round, Shares, noise_of, rounds_in, well_predicted
 from neuroshard.stages.search.methods.heuristics import Greedy
@@ -54,21 +53,27 @@ def test_shares_add_up(measurements, again, exchanges):
 
 
 def test_sources_fill_up_what_others_cannot_give():
-    proposals, doubts, endless = ["a", "b"], ["c"] * 9, repeat("d")
-    chosen = filled(7, (Source("proposal", 4, proposals), Source("doubt", 2, doubts), Source("random", 9, endless)))
-    assert [one.sample for one in chosen] == ["a", "b", "c", "c", "c", "c", "d"]
+    sources = Source("proposal", 4, ["a", "b"]), Source("doubt", 2, list("cdefg"))
+    random = iter(range(9))
+    chosen = chosen_of(7, [], str, sources, random)
+    assert [one.sample for one in chosen] == [*"abcdef", 0]
     assert [one.why for one in chosen] == ["proposal"] * 2 + ["doubt"] * 4 + ["random"]
-    assert len(filled(1, (Source("proposal", 4, proposals), Source("random", 1, endless)))) == 1
+    assert [one.sample for one in chosen_of(1, [], str, sources, random)] == ["a"]
+    assert next(random) == 1
+
+
+def _new(samples, measured, key):
+    return [one.sample for one in chosen_of(9, measured, key, [Source("proposal", 9, samples)], iter(()))]
 
 
 def test_what_was_measured_is_not_measured_again():
     tables = toy_task().tables
     one, other = ComputeSample(tables[:2], 256), ComputeSample(tables[1::-1], 256)
     wider = ComputeSample((tables[0].with_dim(128), tables[1]), 256)
-    assert list(unseen([one, other, wider], set(), content_key)) == [one, wider]
-    assert list(unseen([one], {content_key(other)}, content_key)) == []
+    assert _new([one, other, wider], [], content_key) == [one, wider]
+    assert _new([one], [other], content_key) == []
     starts = [CommSample((8, 8), (0.0, start), 4) for start in (1.0, 1.2, 2.0)]
-    assert list(unseen(starts, set(), exchange_key)) == [starts[0], starts[2]]
+    assert _new(starts, [], exchange_key) == [starts[0], starts[2]]
 
 
 def _random_plans(task, models=MODELS, count=20):
@@ -137,12 +142,13 @@ def test_rounds_repeat_and_differ_by_seed():
     rounds = [candidates.of_round(30, MODELS, (), (), np.random.default_rng(seed)) for seed in (0, 0, 1)]
     assert rounds[0] == rounds[1]
     assert rounds[0] != rounds[2]
-    whys = [one.why for one in rounds[0].calls]
+    calls, exchanges = (rounds[0][part][0] for part in ("compute", "exchange"))
+    whys = [one.why for one in calls]
     assert whys == sorted(whys, key=["proposal", "doubt", "random"].index)
-    assert {one.why for one in rounds[0].exchanges} == {"proposal", "random"}
-    again = candidates.of_round(30, MODELS, [one.sample for one in rounds[0].calls], (), np.random.default_rng(0))
-    before = {content_key(one.sample) for one in rounds[0].calls}
-    assert all(content_key(one.sample) not in before for one in again.calls if one.why != "random")
+    assert {one.why for one in exchanges} == {"proposal", "random"}
+    again = candidates.of_round(30, MODELS, [one.sample for one in calls], (), np.random.default_rng(0))
+    before = {content_key(one.sample) for one in calls}
+    assert all(content_key(one.sample) not in before for one in again["compute"][0] if one.why != "random")
 
 
 def test_tables_of_one_name_are_one():
