@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,38 +31,6 @@ from neuroshard.stages.pretrain.refine.rounds import Part, Shares
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 
-
-class DrawsCalls(Protocol):
-    """A source of random combinations of tables."""
-
-    @property
-    def tiers(self) -> Sequence[str]:
-        """The memory that the tables lie in."""
-        ...
-
-    def check(self, split: Split) -> None:
-        """Raise UserError unless it can draw from these tables."""
-        ...
-
-    def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
-        """Draw one combination at a global batch size, and name the split that its tables are of."""
-        ...
-
-
-class DrawsExchanges(Protocol):
-    """A source of random exchanges."""
-
-    def check(self, devices_per_host: int | None) -> None:
-        """Raise UserError if one needs several hosts and all devices are on one, which None says."""
-        ...
-
-    def draw(
-        self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
-    ) -> tuple[CommSample, str]:
-        """Draw one exchange, and name the split that it belongs to."""
-        ...
-
-
 RoundSamples = dict[Part, tuple[list[Chosen[Any]], int]]  # new samples of a round, and how many are measured again
 
 
@@ -72,14 +40,15 @@ class Candidates:
 
     Attributes:
         tasks, searchers: whose plans are proposals.
-        calls, exchanges: draw random ones.
+        calls, exchanges: draw random ones, as the samples of `neuroshard collect` are drawn (`ComputeAugmentation` and
+            `CommAugmentation`, of another stage).
         devices_per_host: of so many devices that exchange on the hardware, as `Hardware` has it.
     """
 
     tasks: tuple[Task, ...]
     searchers: tuple[Searcher, ...]
-    calls: DrawsCalls
-    exchanges: DrawsExchanges
+    calls: Any
+    exchanges: Any
     shares: Shares
     devices_per_host: Callable[[int], int | None]
 
