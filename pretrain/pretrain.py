@@ -194,24 +194,16 @@ def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
     """
     try:
         save_bundle(path, models, card)
+        return
     except OSError as error:
         why = f"can't write the bundle to {path} ({error.strerror or error}); what was there before is unchanged"
-        kept = _kept_elsewhere(models, card)
-        if kept is None:
-            raise UserError(
-                f"{why}, the fitted models are lost: nor is there room in {tempfile.gettempdir()}"
-            ) from None
-        raise UserError(f"{why}, the fitted models are in {kept}: make room and move them") from None
-
-
-def _kept_elsewhere(models: CostModels, card: Card) -> Path | None:
-    """Write the bundle to a directory for temporary files, and return it; None if that can't be written to either."""
-    made = []
+    kept = None
     try:
-        made.append(Path(tempfile.mkdtemp(prefix="neuroshard-")))
-        save_bundle(made[0], models, card)
+        kept = Path(tempfile.mkdtemp(prefix="neuroshard-"))
+        save_bundle(kept, models, card)
     except OSError:
-        for directory in made:
-            shutil.rmtree(directory, ignore_errors=True)
-        return None
-    return made[0]
+        if kept is not None:
+            shutil.rmtree(kept, ignore_errors=True)
+        lost = f"the fitted models are lost: nor is there room in {tempfile.gettempdir()}"
+        raise UserError(f"{why}, {lost}") from None
+    raise UserError(f"{why}, the fitted models are in {kept}: make room and move them")
