@@ -1,7 +1,6 @@
 """Pictures of the tables in docs/results/, readable on a phone: drawn by `results.py`, in a second."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-from neuroshard.plans.picture import drawn, save_png
+from neuroshard.plans.picture import canvas, save_png
 
 SIZE = (5.2, 4.2)  # inches; shown 390 pixels wide, text is as high as the page's
 OURS, OTHERS = "#1f6fb4", "#8a8a8a"
@@ -26,7 +25,9 @@ def draw(tables: Path, out: Path) -> None:
     with mpl.rc_context({"font.size": 12}):
         for name, (table, of) in PICTURES.items():
             frame = pd.read_csv(tables / f"{table}.csv", comment="#")
-            save_png(out / f"{name}.png", drawn(partial(of, frame), *SIZE))
+            with canvas(*SIZE) as (figure, picture):
+                of(frame, figure)
+            save_png(out / f"{name}.png", picture.getvalue())
 
 
 def _steps(frame: pd.DataFrame, figure: Figure) -> None:

@@ -1,7 +1,8 @@
 """Draws plans and curves as PNG pictures, in which names are text and no formulas."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,22 +28,21 @@ _MOST_CURVES = 10  # of more, colours repeat
 _LONGEST_LABEL = 48
 
 
-def drawn(draw: Callable[["Figure"], None], width: float, height: float) -> bytes:
-    """Render as PNG what `draw` draws on a figure of so many inches, without a display; texts are never formulas."""
+@contextmanager
+def canvas(width: float, height: float) -> Iterator[tuple["Figure", BytesIO]]:
+    """Render what the block draws on a figure of so many inches, to PNG at its end; texts are never formulas."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with rc_context({"text.parse_math": False, "axes.formatter.use_mathtext": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box stands for what the font lacks
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure, picture = Figure(figsize=(width, height), layout="constrained"), BytesIO()
         FigureCanvasAgg(figure)
-        draw(figure)
+        yield figure, picture
         for axes in figure.axes:
             axes.spines[["top", "right"]].set_visible(False)
-        buffer = BytesIO()
-        figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()
+        figure.savefig(picture, format="png", dpi=130)
 
 
 def label(text: str) -> str:
@@ -56,15 +56,12 @@ def label(text: str) -> str:
 def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
     """Draw a PNG: stacked bars of every device's cost by part, and bars of its memory, by form, beside the cap."""
     many = len(cost.compute) > _MANY_DEVICES
-
-    def draw(figure: "Figure") -> None:
-        """Draw costs and memory side by side; of many devices, below each other."""
+    with canvas(9, 6.4 if many else 3.9) as (figure, picture):
         times, memory = figure.subplots(2, 1) if many else figure.subplots(1, 2, width_ratios=[3, 2])
         _draw_times(times, cost)
         _draw_memory(memory, plan)
         figure.suptitle(label(title))
-
-    return drawn(draw, 9, 6.4 if many else 3.9)
+    return picture.getvalue()
 
 
 def _draw_times(axes: "Axes", cost: Cost) -> None:
@@ -129,9 +126,7 @@ def curves_png(
 
     Of more curves than there are colours, all are grey and without a name.
     """
-
-    def draw(figure: "Figure") -> None:
-        """Draw a line for each curve and a dashed one for each reference."""
+    with canvas(8, 4.5) as (figure, picture):
         axes = figure.subplots()
         named = len(curves) <= _MOST_CURVES
         for name, values in curves:
@@ -148,8 +143,7 @@ def curves_png(
         axes.locator_params(axis="x", integer=True)
         if named:
             axes.legend(frameon=False, fontsize=8)
-
-    return drawn(draw, 8, 4.5)
+    return picture.getvalue()
 
 
 def save_png(path: Path, picture: bytes) -> None:

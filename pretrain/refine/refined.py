@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rich.console import Console
 from rich.table import Table as Grid
 
-from neuroshard.plans.picture import drawn, save_png
+from neuroshard.plans.picture import canvas, save_png
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.stages.pretrain.refine.rounds import PARTS, WHYS, Part, Round, Why, frame_of, noise_of, slowness
@@ -37,7 +36,10 @@ class Refined:
     def save(self) -> None:
         """Write `rounds.parquet`, a row for every sample, and `refine.png`."""
         write_frame(self.path / "rounds.parquet", frame_of(self.rounds))
-        save_png(self.path / "refine.png", drawn(self._draw, 9, 3.9))
+        with canvas(9, 3.9) as (figure, picture):
+            for axes, part in zip(np.ravel(figure.subplots(1, len(PARTS))), PARTS, strict=True):
+                self._draw(axes, part)
+        save_png(self.path / "refine.png", picture.getvalue())
 
     def show(self, console: Console) -> None:
         """Print errors by round, and what comes next."""
@@ -70,11 +72,7 @@ class Refined:
             *(_mean(one.errors(part, why)) for why in WHYS), low, _mean(noise_of((one,), part)),
         )  # fmt: skip
 
-    def _draw(self, figure: Figure) -> None:
-        for axes, part in zip(np.ravel(figure.subplots(1, len(PARTS))), PARTS, strict=True):
-            self._draw_part(axes, part)
-
-    def _draw_part(self, axes: Axes, part: Part) -> None:
+    def _draw(self, axes: Axes, part: Part) -> None:
         for why in WHYS:
             by_round = [(one.number + 1, one.errors(part, why)) for one in self.rounds]
             points = [(number, float(errors.mean())) for number, errors in by_round if len(errors)]

@@ -1,14 +1,11 @@
 """The figures of a report, drawn to PNG."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from neuroshard.hardware.step_samples import PHASES
-from neuroshard.plans.picture import drawn, label
+from neuroshard.plans.picture import canvas, label
 from neuroshard.plumbing.arrays import FloatArray
 
 _BLUE, _GREY = "#4c72b0", "0.6"
@@ -16,19 +13,15 @@ _OURS = "neuroshard"  # methods whose names begin so stand out
 MOST_BARS = 40  # of more, a page has no room
 _MOST_COLORS = 10
 _MOST_TICKS = 12
+_WIDTH = 7.2  # inches
 _WIDE = 20  # a range of values that is better seen on a logarithmic scale
-
-
-def _on_axes(draw: Callable[[Axes], None], height: float = 3.6) -> bytes:
-    return drawn(lambda figure: draw(figure.subplots()), 7.2, height)
 
 
 def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
     """Draw mean costs of one group's methods with 95% intervals, cheapest first; of very many, the cheapest."""
     shown = compared.dropna(subset=["mean_ms"])[:MOST_BARS]
-
-    def draw(axes: Axes) -> None:
-        """Draw a bar for each method, with its interval and figure."""
+    with canvas(_WIDTH, 0.9 + 0.27 * max(len(shown), 3)) as (figure, picture):
+        axes = figure.subplots()
         place = np.arange(len(shown))[::-1]
         colors = [_BLUE if str(name).startswith(_OURS) else _GREY for name in shown["method"]]
         widths = np.nan_to_num(shown["ci_ms"].to_numpy(dtype=float))
@@ -42,8 +35,7 @@ def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
         axes.set_xlabel(f"{axis}, ms")
         axes.margins(x=0.12, y=0.02)
         axes.set_xlim(left=0)  # an interval of few tasks may reach below any cost
-
-    return _on_axes(draw, 0.9 + 0.27 * max(len(shown), 3))
+    return picture.getvalue()
 
 
 def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
@@ -51,9 +43,8 @@ def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
     shown = curve.dropna(subset=["relative"])
     percent = 100 * shown[["relative", "relative_ci"]].fillna(0)
     values = shown["value"].to_numpy(dtype=float)
-
-    def draw(axes: Axes) -> None:
-        """Draw the cost beside the task's mean over the setting's values."""
+    with canvas(_WIDTH, 3.6) as (figure, picture):
+        axes = figure.subplots()
         axes.axhline(0, color="0.8", linewidth=1)
         axes.errorbar(values, percent["relative"], percent["relative_ci"], marker="o", color=_BLUE, capsize=2)
         wide = values.min() > 0 and values.max() / values.min() > _WIDE
@@ -61,17 +52,15 @@ def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
         ticks = values[:: -(-len(values) // _MOST_TICKS)]
         axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
-
-    return _on_axes(draw)
+    return picture.getvalue()
 
 
 def scatter(measured: pd.DataFrame) -> bytes:
     """Draw predicted against measured costs, by method; of more methods than colours, all in one."""
     known = measured.dropna(subset=["predicted_ms", "measured_ms"])
     named = known["method"].nunique() <= _MOST_COLORS
-
-    def draw(axes: Axes) -> None:
-        """Draw a point for each plan, predicted by measured, and the diagonal."""
+    with canvas(_WIDTH, 4.4) as (figure, picture):
+        axes = figure.subplots()
         for method, subset in known.groupby("method", sort=False):
             how = {"label": label(str(method))} if named else {"color": _BLUE}
             axes.scatter(subset["predicted_ms"], subset["measured_ms"], s=14, alpha=0.75, **how)  # type: ignore[arg-type]
@@ -80,15 +69,13 @@ def scatter(measured: pd.DataFrame) -> bytes:
         axes.set(xlabel="predicted, ms", ylabel="measured, ms")
         if named:
             axes.legend(frameon=False, fontsize=8)
-
-    return _on_axes(draw, 4.4)
+    return picture.getvalue()
 
 
 def phase_bars(names: list[str], phase_ms: FloatArray, title: str) -> bytes:
     """Draw stacked bars of a training step's phases (K, P), in ms, a bar for each of K plans."""
-
-    def draw(axes: Axes) -> None:
-        """Draw a bar for each plan, stacked from the ms of its phases."""
+    with canvas(_WIDTH, 1.9 + 0.4 * max(len(names), 2)) as (figure, picture):
+        axes = figure.subplots()
         place, left = np.arange(len(names))[::-1], np.zeros(len(names))
         for phase, ms in zip(PHASES, np.nan_to_num(phase_ms).T, strict=True):
             axes.barh(place, ms, left=left, label=phase)
@@ -96,5 +83,4 @@ def phase_bars(names: list[str], phase_ms: FloatArray, title: str) -> bytes:
         axes.set_yticks(place, [label(name) for name in names], fontsize=8)
         axes.set(xlabel="ms of a step", title=label(title))
         axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.45, -0.22))
-
-    return _on_axes(draw, 1.9 + 0.4 * max(len(names), 2))
+    return picture.getvalue()

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from neuroshard.plans.picture import curves_png, drawn, label, plan_png
+from neuroshard.plans.picture import canvas, curves_png, label, plan_png
 from neuroshard.tasks.task import Task
 from neuroshard.words.topology import Topology
 from tests.kit.costs import cost_of
@@ -75,7 +75,8 @@ def test_texts_stay_texts_elsewhere():
     """The setting is of the picture alone."""
     from matplotlib import rcParams
 
-    drawn(lambda figure: None, 1, 1)
+    with canvas(1, 1):
+        assert not rcParams["text.parse_math"]
     assert rcParams["text.parse_math"]
 
 
