@@ -47,44 +47,36 @@ class Explain:
             raise UserError(f"explain takes one plan, or two to compare; {len(paths)} were given")
         page = None if self.out is None else _page_path(self.out, paths)
         plans = [Plan.load(path) for path in paths]
-        if len(plans) == 2 and not _same_tables(*plans):
+        if len({tuple((table.name, table.rows, table.dim) for table in plan.task.tables) for plan in plans}) > 1:
             raise UserError(f"{paths[0]} and {paths[1]} are plans of different tables; only like can be compared")
-        chosen = models_of(plans, self.model)
-        simulator = Simulator(CostModels.load(chosen.name))
-        result = ExplainResult(tuple(paths), chosen, tuple(explain(plan, simulator) for plan in plans), page)
+        model, note = models_of(plans, self.model)
+        simulator = Simulator(CostModels.load(model))
+        result = ExplainResult(tuple(paths), model, note, tuple(explain(plan, simulator) for plan in plans), page)
         result.save()
         return result
 
 
-@dataclass(frozen=True)
-class ChosenModels:
-    """The models that explain plans; `note` says what a reader might not expect of the choice."""
-
-    name: str
-    note: str = ""
-
-    def __str__(self) -> str:
-        return f"Costs are predicted by the models {self.name}{f' ({self.note})' if self.note else ''}."
-
-
-def models_of(plans: Sequence[Plan], asked: str | None) -> ChosenModels:
+def models_of(plans: Sequence[Plan], asked: str | None) -> tuple[str, str]:
     """Choose the models asked for, or else those that the plans were found with: costs of others don't compare.
+
+    Returns:
+        Their name, and what a reader might not expect of the choice, if anything.
 
     Raises:
         UserError: the plans' own models are not here, or had no name.
     """
     if asked is not None:
-        return ChosenModels(asked)
+        return asked, ""
     known = [plan.prediction for plan in plans if plan.prediction is not None]
     if not known:
-        return ChosenModels(_DEFAULT, "the plan doesn't say which ones it was found with; model=NAME takes others")
+        return _DEFAULT, "the plan doesn't say which ones it was found with; model=NAME takes others"
     name = known[0].models
     if name is None or (Path(name).is_absolute() and not Path(name).exists()):
         raise UserError(
             f"the plan was found with {name or 'models without a name'}, not to be had here; give model=NAME"
         )
     others = sorted({str(prediction.models) for prediction in known} - {name})
-    return ChosenModels(name, f"the other plan was found with {others[0]}" if others else "")
+    return name, f"the other plan was found with {others[0]}" if others else ""
 
 
 def _page_path(out: str, plans: Sequence[str]) -> Path:
@@ -103,17 +95,13 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
     return path
 
 
-def _same_tables(one: Plan, other: Plan) -> bool:
-    shapes = [[(table.name, table.rows, table.dim) for table in plan.task.tables] for plan in (one, other)]
-    return shapes[0] == shapes[1]
-
-
 @dataclass(frozen=True)
 class ExplainResult:
-    """Explanations of plans, and where their page is."""
+    """Explanations of plans by models, with a note on the choice of these, and where their page is."""
 
     names: tuple[str, ...]
-    model: ChosenModels
+    model: str
+    note: str
     explanations: tuple[Explanation, ...]
     page: Path | None
 
@@ -138,7 +126,8 @@ class ExplainResult:
 
     def _intro(self) -> str:
         named = [f"{title or 'Plan'}: {name}" for title, name in zip(self._titles(), self.names, strict=True)]
-        return "\n".join([*named, str(self.model)])
+        note = f" ({self.note})" if self.note else ""
+        return "\n".join([*named, f"Costs are predicted by the models {self.model}{note}."])
 
     def _titles(self) -> tuple[str, ...]:
         return ("First plan", "Second plan") if len(self.explanations) == 2 else ("",)
