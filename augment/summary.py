@@ -1,7 +1,7 @@
 """What a collect run prints at its end."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,7 @@ class SeriesSummary:
     def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "SeriesSummary":
         """Summarise everything in the directory, and this run's times."""
         by_subset = grouped(measurements, lambda measurement: _subset_of(measurement.sample))
-        subsets = tuple(cls._of_one(subset, by_subset[subset], 0.0, 0.0) for subset in sorted(by_subset))
-        return replace(cls._of_one(name, measurements, wall_s, busy_s), subsets=subsets if len(subsets) > 1 else ())
-
-    @classmethod
-    def _of_one(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "SeriesSummary":
+        several = sorted(by_subset) if len(by_subset) > 1 else ()
         first = [m for m in measurements if not m.second_pass]
         errors = Counter(m.error for m in first if m.error is not None)
         return cls(
@@ -68,12 +64,8 @@ class SeriesSummary:
             pass_noise(measurements),
             pass_drift(measurements),
             slowness_between(measurements),
+            tuple(cls.of(subset, by_subset[subset], 0.0, 0.0) for subset in several),
         )
-
-    @property
-    def busy_share(self) -> float:
-        """Share of this run's wall time spent inside timed and warm-up kernel runs."""
-        return self.busy_s / self.wall_s if self.busy_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +131,8 @@ def _subset_of(sample: ComputeSample | CommSample | LocalSample) -> str:
 
 def _cells(series: SeriesSummary, name: str, wall_s: str) -> tuple[str, ...]:
     noise = (f"{np.median(series.repeatability):.1%}", f"{series.noise:.1%}") if series.repeatability else ("-", "-")
+    busy = f"{series.busy_s / series.wall_s:.0%}" if series.busy_s else "-"
     return (
-        name, str(series.measured), str(series.failed), wall_s, f"{series.busy_share:.0%}" if series.busy_s else "-",
-        *noise, "-" if np.isnan(series.drift) else f"{series.drift:+.1%}",
+        name, str(series.measured), str(series.failed), wall_s, busy, *noise,
+        "-" if np.isnan(series.drift) else f"{series.drift:+.1%}",
     )  # fmt: skip
