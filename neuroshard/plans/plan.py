@@ -1,7 +1,8 @@
 """A sharding plan: every table, cut into shards, each in a place."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,37 @@ import numpy as np
 
 from neuroshard.cost.cost import Prediction
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
-from neuroshard.layouts import Layout, given_bytes, in_columns, layouts_of, placed_loads
+from neuroshard.layouts import LAYOUTS, Layout, given_bytes, in_columns, layouts_of, placed_loads
 from neuroshard.layouts.layout import table_of
-from neuroshard.plans.describe import plan_lines
-from neuroshard.plans.violations import violations
-from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.arrays import IntArray, own_places
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.schema import CacheShare, Count, Device, Dim, FirstRow, Name, Offset, Rows, of_format, parse
+from neuroshard.plumbing.schema import (
+    CacheShare,
+    Count,
+    Device,
+    Dim,
+    FirstRow,
+    Name,
+    Offset,
+    Rows,
+    as_fields,
+    of_format,
+    parse,
+    readable_bytes,
+)
 from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Home, Placement, Shard, Tier, by_table
 from neuroshard.words.topology import Topology
 
 _FORMAT = "neuroshard-plan-2"
+_SHOWN_DEVICES = 8
+_SHOWN_SHARDS = 6
+_SHOWN_TABLES = 5  # that a remark names
+_IN_HOST_MEMORY = {Tier.CACHED: "behind a cache", Tier.HOST: "in host memory"}
 
 
 @dataclass(frozen=True)
@@ -165,11 +182,55 @@ class Plan:
     @cached_property
     def violations(self) -> tuple[str, ...]:
         """What the plan breaks of the task's memory and constraints, one line each; empty if nothing."""
-        return tuple(violations(self.task, self.by_table, self.layouts, self.device_bytes, self.host_bytes))
+        return tuple(self._broken())
+
+    def _broken(self) -> Iterator[str]:
+        task, others = self.task, self.names_where(lambda layout: not layout.free)
+        for device, (used, free) in enumerate(zip(self.device_bytes, task.shard_memory, strict=True)):
+            if used > free:
+                yield f"device {device} needs {readable_bytes(used)}, it has {readable_bytes(free)}"
+        for host, used in enumerate(self.host_bytes):
+            if used > (free := task.topology.host_bytes):
+                needed = f"{readable_bytes(used)} of its memory for tables"
+                yield f"host {host} needs {needed}, it has {readable_bytes(free)}"
+        pairs = zip(task.tables, self.by_table, strict=True)
+        held = {table.name: {one.device: one.shard.dim for one in its} for table, its in pairs}
+        for table, limits, layout, home in zip(task.tables, task.limits, self.layouts, self.homes, strict=True):
+            yield from _broken_limits(table.name, layout, limits, held[table.name])
+            yield from _broken_home(table.name, home, limits)
+            widths = held[table.name].values()
+            if not table.pooled and (why := layout.unserved(widths, task.topology.num_devices)) is not None:
+                yield f"table {table.name!r} is a sequence table {why}"
+        yield from _broken_groups(task.constraints, held, others)
 
     def __str__(self) -> str:
-        held = self.device_bytes, self.device_dims
-        return "\n".join(plan_lines(self.task, self.placements, *held, self.prediction))
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """Yield a line for the plan and one for each of the first devices."""
+        task, layouts, tiers = self.task, self.layouts, Counter(home.tier for home in self.homes)
+        devices, shards = task.topology.num_devices, len(self.placements)
+        what = f"{len(task.tables)} tables in {shards} shards on {devices} devices, batch {task.batch_size}"
+        other = [f"{layouts.count(one)} in {one}" for one in LAYOUTS.values() if one in layouts and not one.free]
+        other += [f"{tiers[tier]} {word}" for tier, word in _IN_HOST_MEMORY.items() if tiers[tier]]
+        what = f"{what} ({', '.join(other)})" if other else what
+        yield what if self.prediction is None else f"{what}: {self.prediction}"
+        for device in range(min(devices, _SHOWN_DEVICES)):
+            yield f"device {device}: {self._contents(device)}"
+        if devices > _SHOWN_DEVICES:
+            yield f"... and {devices - _SHOWN_DEVICES} more devices"
+
+    def _contents(self, device: int) -> str:
+        """Say what lies on one device: the first shards named are the largest ones."""
+        here = [placed for placed in self.placements if placed.device == device]
+        pairs = [(placed, self.task.tables[placed.shard.table]) for placed in here]
+        pairs.sort(key=lambda pair: -pair[0].shard.dim * pair[0].shard.rows * pair[1].bytes_per_element)
+        names = [_name(placed, table, self.layouts[placed.shard.table]) for placed, table in pairs]
+        more = f", ... {len(names) - _SHOWN_SHARDS} more" if len(names) > _SHOWN_SHARDS else ""
+        count = f"{len(names)} shard{'' if len(names) == 1 else 's'}"
+        listed = ", ".join(names[:_SHOWN_SHARDS]) or "nothing"
+        size = readable_bytes(self.device_bytes[device])
+        return f"{count}, {self.device_dims[device]:,} columns, {size}: {listed}{more}"
 
     def save(self, path: str | Path) -> None:
         """Write the plan with its task as JSON."""
@@ -190,7 +251,7 @@ class Plan:
         return {
             "format": _FORMAT,
             "placements": [_as_fields(placement) for placement in self.placements],
-            "prediction": None if self.prediction is None else _predicted(self.prediction),
+            "prediction": self.prediction and as_fields(self.prediction, ("expected_ms", "caveat")),
             "task": self.task.to_json(),
         }
 
@@ -246,24 +307,9 @@ def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
     return Plan(task, tuple(in_columns(task, placed)))
 
 
-def _predicted(prediction: Prediction) -> dict[str, Any]:
-    """Convert a prediction to fields, without an expected cost or caveat where there is none."""
-    fields, rare = asdict(prediction), ("expected_ms", "caveat")
-    return {name: value for name, value in fields.items() if name not in rare or value is not None}
-
-
 def _as_fields(placement: Placement) -> dict[str, Any]:
-    shard, home = placement.shard, placement.home
-    return {
-        "table": shard.table,
-        "column": shard.column,
-        "dim": shard.dim,
-        "row": shard.row,
-        "rows": shard.rows,
-        "device": placement.device,
-        "tier": home.tier.value,
-        **({} if home.cached is None else {"cached": home.cached}),
-    }
+    cached = {} if placement.home.cached is None else {"cached": placement.home.cached}
+    return vars(placement.shard) | {"device": placement.device, "tier": placement.home.tier.value} | cached
 
 
 @dataclass(frozen=True)
@@ -292,3 +338,83 @@ class _PlanFile:
     placements: tuple[_Placed, ...]
     prediction: Prediction | None
     task: Task
+
+
+def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
+    """Name what a table breaks of its limits; `held`: columns by device."""
+    if layout.form not in limits.forms:
+        yield f"table {name!r} must not lie in {layout}, only in {' or '.join(sorted(limits.forms))}"
+    if wrong := set(held).difference(limits.devices):
+        yield f"table {name!r} must not lie on device {min(wrong)}"
+    if not limits.may_count(layout, len(held)):
+        least, most = limits.counts_of(layout)
+        yield f"table {name!r} is on {len(held)} devices{layout.counted}, not on {least} to {most}"
+    if min(held.values()) < limits.min_dim:
+        yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"
+
+
+def _broken_home(name: str, home: Home, limits: TableLimits) -> Iterator[str]:
+    """Name what a table's home breaks of its limits: the tier, or the rows cached."""
+    if home.tier not in limits.tiers:
+        yield f"table {name!r} must not lie in tier {home.tier.value}, only in {' or '.join(sorted(limits.tiers))}"
+    elif not limits.may_lie_in(home):
+        yield f"table {name!r} has a cache for {home.cached} of its rows, not for {limits.cached}"
+
+
+def _broken_groups(
+    constraints: Constraints, held: Mapping[str, Mapping[int, int]], others: Collection[str]
+) -> Iterator[str]:
+    """Name broken pins and groups; `others` are tables whose shards aren't free: nothing of them is pinned."""
+    for name, pinned in constraints.pins.items():
+        if name in others or not _pins_met(pinned, held[name]):
+            yield f"the pinned shards of table {name!r} are not where they belong"
+    for group in constraints.together:
+        if len({frozenset(held[name]) for name in group}) > 1:
+            yield f"tables {', '.join(group)} are not together"
+    for group in constraints.apart:
+        devices = [device for name in dict.fromkeys(group) for device in held[name]]
+        if crowded := [device for device in devices if devices.count(device) > 1]:
+            both = [name for name in dict.fromkeys(group) if crowded[0] in held[name]]
+            yield f"tables {', '.join(both)} are both on device {crowded[0]}"
+
+
+def _pins_met(pinned: Sequence[PinnedShard], held: Mapping[int, int]) -> bool:
+    """Tell whether every pinned shard has a device of its own with just as many columns; `held`: columns by device."""
+    fits = [[device in shard.devices and dim == shard.dim for device, dim in held.items()] for shard in pinned]
+    return own_places(np.array(fits)) is not None
+
+
+def _name(placed: Placement, table: Table, layout: Layout) -> str:
+    """Name a copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
+
+    What several features read says how many, sequence tables that they are: "name[0:8] (3 features, sequence)", and
+    tables in host memory which share of the rows the device's cache holds: "name (cached 0.2)", "name (host)".
+    """
+    said = {
+        layout.note: bool(layout.note), f"{table.features} features": table.features > 1, "sequence": not table.pooled,
+        str(placed.home): placed.home.tier is not Tier.DEVICE,
+    }  # fmt: skip
+    notes = ", ".join(note for note, holds in said.items() if holds)
+    name = table.name + _inside(placed.shard, table, layout)
+    return f"{name} ({notes})" if notes else name
+
+
+def _inside(shard: Shard, table: Table, layout: Layout) -> str:
+    """Say what of the table is in the shard, in brackets; nothing where all of it is."""
+    rows = f"{shard.row}:{shard.row_end}" if layout.blocks else ""
+    columns = f"{shard.column}:{shard.column_end}" if shard.dim < table.dim else ""
+    inside = f"{rows}, {columns or ':'}" if rows else columns
+    return f"[{inside}]" if inside else ""
+
+
+def copies_remarks(plan: Plan) -> tuple[str, ...]:
+    """Say what tables in copies ask of a training loop; nothing where there are none."""
+    copied = plan.names_where(lambda layout: layout.dense)
+    if not copied:
+        return ()
+    more = f" and {len(copied) - _SHOWN_TABLES} more" if len(copied) > _SHOWN_TABLES else ""
+    return (
+        f"{len(copied)} table(s) in copies ({', '.join(copied[:_SHOWN_TABLES])}{more}) are data_parallel in TorchRec: "
+        "no fused optimizer trains them, so give their parameters to an optimizer of your own, or search without "
+        "copies: the searcher's forms=[columns,rows]",
+    )

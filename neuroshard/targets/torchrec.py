@@ -1,8 +1,7 @@
 """TorchRec: plans of its own type, for DistributedModelParallel; it can express whatever it has a word for."""
 
 from neuroshard.layouts import LAYOUTS
-from neuroshard.plans.plan import Plan
-from neuroshard.plans.remarks import copies_remarks
+from neuroshard.plans.plan import Plan, copies_remarks
 from neuroshard.targets.target import Exported, Target
 
 _NO_MODULE = (

@@ -23,8 +23,7 @@ from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator, with_prediction
 from neuroshard.plans.moves import table_changes
-from neuroshard.plans.plan import Plan
-from neuroshard.plans.remarks import copies_remarks
+from neuroshard.plans.plan import Plan, copies_remarks
 from neuroshard.plumbing.errors import UserError
 from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
 from neuroshard.tasks.constraints import Constraints
