@@ -17,7 +17,7 @@ from shared import markdown, simulator_of, total_ms
 
 import neuroshard as ns
 from neuroshard.cost.cost import BACKWARD, FORWARD
-from neuroshard.hardware.mirror_meters import MirroredStep
+from neuroshard.hardware.step_meters import MirroredStep
 from neuroshard.hardware.step_samples import LocalStep, Stretch
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.words.form import FORMS

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from neuroshard.searching.searcher import Found, Searcher
     from neuroshard.tables.reuse import zipf_reuse
     from neuroshard.tables.sources import load_tables
-    from neuroshard.tables.statistics.from_batches import tables_from_batches
+    from neuroshard.tables.statistics.from_batches import table_from_trace, tables_from_batches
     from neuroshard.tables.statistics.measured import MeasuredTables
     from neuroshard.tables.statistics.tally import Counted, TableShape
-    from neuroshard.tables.statistics.trace import table_from_trace
     from neuroshard.tables.table import Table
     from neuroshard.targets.target import Exported, export_plan
     from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
@@ -79,10 +78,9 @@ _HOMES = {
     "searching.searcher": ("Found", "Searcher"),
     "tables.reuse": ("zipf_reuse",),
     "tables.sources": ("load_tables",),
-    "tables.statistics.from_batches": ("tables_from_batches",),
+    "tables.statistics.from_batches": ("table_from_trace", "tables_from_batches"),
     "tables.statistics.measured": ("MeasuredTables",),
     "tables.statistics.tally": ("Counted", "TableShape"),
-    "tables.statistics.trace": ("table_from_trace",),
     "tables.table": ("Table",),
     "targets.target": ("Exported", "export_plan"),
     "tasks.constraints": ("Constraints", "PinnedShard", "TableRule"),

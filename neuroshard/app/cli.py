@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,6 @@ from neuroshard import __version__
 from neuroshard.app.arguments import HELP_FLAGS, as_overrides, quoted, split_flags
 from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, purpose_of, usage
 from neuroshard.app.completion import bash_script, completions
-from neuroshard.app.guard import complain, exit_code, one_line
 from neuroshard.app.overrides import check_overrides, check_settings
 from neuroshard.app.settings import command_help
 from neuroshard.plumbing.errors import UserError, unknown_name
@@ -20,6 +21,8 @@ from neuroshard.plumbing.errors import UserError, unknown_name
 if TYPE_CHECKING:
     from neuroshard.plumbing.progress import Result
 
+EXIT_USER_ERROR = 2
+EXIT_BUG = 70
 _INTERRUPTED = 130
 # Hydra writes nothing of its own where people work: commands say where their files go.
 _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none")
@@ -137,3 +140,37 @@ def _run(config: Any) -> None:
         job = job and replace(job, outcome=getattr(result, "outcome", None))
     if job is not None:
         job.keep(Path(here.sweep.dir))
+
+
+def one_line(error: BaseException) -> str:
+    """Say in a line what an error is; of one that is no user's mistake, write the traceback to a file."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return text
+    if isinstance(error, OSError):
+        # a full disk, or a directory that can't be written, is the user's to mend too
+        return f"{text}; what was finished is kept, start it again when this is mended"
+    if isinstance(error, MemoryError):
+        return "out of memory; what was finished is kept. Give fewer or smaller tables, or a larger machine"
+    return f"{type(error).__name__}: {text[:200]}. This is a defect of neuroshard; {_kept(error)}"
+
+
+def exit_code(error: BaseException) -> int:
+    """Choose the exit code: 2 for what the user can mend, 70 for a defect."""
+    return EXIT_USER_ERROR if isinstance(error, (UserError, OSError, MemoryError)) else EXIT_BUG
+
+
+def complain(text: str) -> None:
+    """Print one line on standard error, whatever it can show."""
+    print(f"neuroshard: error: {text}", file=sys.stderr, flush=True)
+
+
+def _kept(error: BaseException) -> str:
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="neuroshard-", suffix=".log", encoding="utf-8", errors="backslashreplace", delete=False
+        ) as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError:
+        return "its traceback could not be written"
+    return f"please report it with the traceback in {Path(file.name)}"

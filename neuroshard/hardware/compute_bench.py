@@ -25,7 +25,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 
 from neuroshard.hardware.arena import Arena, check_room
 from neuroshard.hardware.device import Device
-from neuroshard.hardware.host_memory import host_run
 from neuroshard.hardware.inputs import (
     FUSED,
     LEARNING_RATE,
@@ -34,6 +33,7 @@ from neuroshard.hardware.inputs import (
     Prepared,
     common_precision,
     draw_inputs,
+    host_run,
     table_of_feature,
 )
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch

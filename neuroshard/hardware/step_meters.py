@@ -1,19 +1,21 @@
-"""Timing training steps of plans: build after build, each in processes of its own."""
+"""Timing training steps of plans: build after build, each in processes of its own, or mirrored, rank after rank."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.step_samples import BuildTimes, StepProtocol
+from neuroshard.hardware.step_samples import PIPELINES, BuildTimes, LocalStep, StepProtocol, measured_ranks
 from neuroshard.hardware.workers import Meter, Sample
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.records.samples import HOST, LOCAL_PHASES, LocalSample
 from neuroshard.words.topology import Topology
 
 _SEED_RANGE = 2**31
@@ -93,3 +95,143 @@ def check_comparable(plans: Sequence[Plan]) -> None:
     task = plans[0].task
     if any(plan.task.tables != task.tables or plan.task.topology != task.topology for plan in plans):
         raise UserError("steps are compared between plans of the same tables and devices; give plans of one task")
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """One rank, and which plans (by their places) are measured on it together."""
+
+    rank: int
+    plans: tuple[int, ...]
+
+
+def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
+    """List every rank that one of some plans of one task is measured on, in order."""
+    ranks = [measured_ranks(plan) for plan in plans]
+    every = sorted({rank for its in ranks for rank in its})
+    return tuple(RankJob(rank, tuple(k for k, its in enumerate(ranks) if rank in its)) for rank in every)
+
+
+def measure_rank(
+    job: RankJob, plans: Sequence[Plan], protocol: StepProtocol, seed: Sequence[int], hardware: Hardware, warn: Warn
+) -> tuple[LocalStep, ...]:
+    """Measure one rank's local work in steps of its job's plans, all live together in a fresh process.
+
+    The seed fixes their order and the lookups.
+
+    Raises:
+        UserError: the process can't be started.
+    """
+    samples = [LocalSample(plans[k], job.rank) for k in job.plans]
+    with hardware.mirror_meter(protocol, warn) as meter:
+        outcomes = measured_in_any_order(meter, samples, seed)
+    return tuple(LocalStep.of(job.rank, outcome) for outcome in outcomes)
+
+
+@dataclass(frozen=True)
+class LocalMeter(Meter[LocalSample]):
+    """Meter of local work by phase, one step after another in one process.
+
+    Attributes:
+        meter: of single ranks' steps.
+    """
+
+    meter: Meter[LocalSample]
+
+    def close(self) -> None:
+        """End the process that measures."""
+        self.meter.close()
+
+    def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int]) -> list[Outcome]:
+        """Measure an outcome for each sample; its repeats are (R, P), as `Repeats` says."""
+        return [by_phase(*self.meter.measure([one], [seed])) for one, seed in zip(samples, seeds, strict=True)]
+
+
+def by_phase(outcome: Outcome) -> Outcome:
+    """Add up the ms of all stretches of a phase in a rank's outcome, and of the host where it tells them."""
+    if outcome.repeats is None:
+        return outcome
+    named = [stretch.phase for stretch in outcome.seen]
+    told = LOCAL_PHASES if HOST not in named else (*LOCAL_PHASES, HOST)
+    of_phase = np.array([[phase == its for its in told] for phase in named], dtype=np.float64)
+    times_ms = outcome.repeats.times_ms[:, 0] @ of_phase
+    return Outcome(replace(outcome.repeats, times_ms=times_ms), outcome.error, outcome.busy_s)
+
+
+@dataclass(frozen=True, eq=False)
+class MirroredStep:
+    """A plan's step as a timeline over the R ranks that were measured, without what its K - 1 exchanges take.
+
+    Attributes:
+        ranks: (R,) they are.
+        phase_ms: (R, K, P) local work of each phase before each exchange, and after the last.
+        waited_for: (K - 1,) whether ranks wait for each exchange where they come to it. In a pipeline indices are sent
+            while they go on, and are waited for only when others have been exchanged since.
+    """
+
+    ranks: tuple[int, ...]
+    phase_ms: FloatArray
+    waited_for: BoolArray
+
+    @classmethod
+    def of(cls, steps: Sequence[LocalStep], pipeline: str = "none") -> "MirroredStep":
+        """Put the local work of ranks together.
+
+        Raises:
+            ValueError: a rank failed, or ranks come to different exchanges.
+        """
+        errors = [step.error for step in steps if step.error is not None]
+        if errors:
+            raise ValueError(errors[0])
+        exchanges = [[stretch for stretch in step.stretches if stretch.until] for step in steps]
+        if any([its.until for its in one] != [its.until for its in exchanges[0]] for one in exchanges):
+            raise ValueError("ranks of the plan come to different exchanges: its step is no timeline")
+        phase_ms = np.zeros((len(steps), len(exchanges[0]) + 1, len(LOCAL_PHASES)))
+        for number, step in enumerate(steps):
+            its = [one for one in step.stretches if one.phase != HOST]
+            ends = np.array([bool(stretch.until) for stretch in its])
+            phases = [LOCAL_PHASES.index(stretch.phase) for stretch in its]
+            np.add.at(phase_ms[number], (ends.cumsum() - ends, phases), step.ms[: len(its)])
+        waited_for = np.array([stretch.phase not in PIPELINES[pipeline] for stretch in exchanges[0]], dtype=bool)
+        return cls(tuple(step.rank for step in steps), phase_ms, waited_for)
+
+    @property
+    def slowest_ms(self) -> FloatArray:
+        """Local work by phase, (P,), of the straggler at each exchange waited for; they add up to the step."""
+        by_phase = [work.sum(axis=1) for work in self._between]
+        slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
+        return slowest
+
+    @property
+    def step_ms(self) -> float:
+        """Ms of a step in which exchanges take no time, and end when the straggler has come."""
+        return float(self.slowest_ms.sum())
+
+    def exposed_ms(self, input_ms: float) -> float:
+        """Compute the ms by which an exchange of indices that takes so many makes the step longer.
+
+        They all count where ranks wait for it. In a pipeline it begins once the last rank has come to it, at `a`. The
+        next exchange could begin at `b`, once the last rank has come there. Both use the same links, so that neither
+        hides the other: the next one begins when indices have arrived, at max(b, a + input). The step takes longer by
+        max(0, input - (b - a)): local work between the two hides the rest.
+        """
+        ahead = [work for work in self._between if work.shape[1] > 1]
+        if not ahead:
+            return input_ms
+        *_, a, b = ahead[-1].sum(axis=2).cumsum(axis=1).max(axis=0).tolist()
+        return max(input_ms - float(b - a), 0.0)
+
+    @property
+    def _between(self) -> list[FloatArray]:
+        """Local work between the exchanges that are waited for: each (R, k, P), where k - 1 more are begun in it."""
+        return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
+
+
+def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:
+    """Raise UserError unless these plans of one task can be measured mirrored here, all of them live together."""
+    if under_torchrun():
+        raise UserError("mirrored steps take one device, rank after rank; start the command without torchrun")
+    check_comparable(plans)
+    needed = {job.rank: sum(plans[k].device_bytes[job.rank] for k in job.plans) for job in rank_jobs(plans)}
+    rank = max(needed, key=needed.__getitem__)
+    check_held(plans, f"on rank {rank}", needed[rank], hardware)

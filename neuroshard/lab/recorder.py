@@ -9,7 +9,7 @@ import numpy as np
 
 from neuroshard.hardware import Hardware, Meter, Outcome
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.mirror_meters import LocalMeter
+from neuroshard.hardware.step_meters import LocalMeter
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.records import Chunks
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample

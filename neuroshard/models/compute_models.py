@@ -9,8 +9,7 @@ from msgspec import Meta
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.features import FeatureSet
-from neuroshard.models.interface import ReluHead, SumModel
-from neuroshard.models.narrow_calls import NarrowCalls
+from neuroshard.models.interface import NarrowCalls, ReluHead, SumModel
 from neuroshard.models.stored import (
     Held,
     Mlp,

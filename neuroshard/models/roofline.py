@@ -24,8 +24,7 @@ from neuroshard.models.host_tiers import (
     moved_row_bytes,
     passes,
 )
-from neuroshard.models.interface import CommModel, Coverage, ReluHead, SumModel
-from neuroshard.models.narrow_calls import NarrowCalls
+from neuroshard.models.interface import CommModel, Coverage, NarrowCalls, ReluHead, SumModel
 from neuroshard.models.published_points import EVEN, Curves, ExchangePoint, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray

@@ -1,23 +1,20 @@
-"""What a search is asked: tables, devices and a batch size."""
+"""What a search is asked: tables, devices and a batch size, and constraints that fit them and each other."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from neuroshard.cost.loads import Loads
+from neuroshard.layouts import LAYOUTS
+from neuroshard.plumbing.arrays import own_places
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import (
-    MAX_BYTES,
-    MAX_TABLES,
-    BatchSize,
-    as_fields,
-    parse,
-    readable_bytes,
-)
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.schema import MAX_BYTES, MAX_TABLES, BatchSize, as_fields, parse, readable_bytes
 from neuroshard.tables import Table, check_unique_names
-from neuroshard.tasks.constraint_checks import check_constraints
-from neuroshard.tasks.constraints import Constraints, TableLimits
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 from neuroshard.words.topology import Topology
@@ -142,3 +139,130 @@ class Task:
 
 def _is_other(made_for: int | None, batch_size: int) -> bool:
     return made_for is not None and abs(made_for / batch_size - 1) > _SAME_BATCH_SIZE
+
+
+def check_constraints(task: Task) -> None:
+    """Raise UserError if a task's constraints name a table or a device that there isn't, or contradict each other."""
+    tables = {table.name: table for table in task.tables}
+    _check_names(task.constraints, tables, task.topology.num_devices)
+    limits = dict(zip(tables, task.limits, strict=True))
+    checks = _Checks(task.constraints, tables, limits, task.topology.num_devices)
+    checks.groups()
+    checks.pinned()
+    checks.places()
+
+
+def _check_names(constraints: Constraints, names: Collection[str], num_devices: int) -> None:
+    for rule in constraints.rules:
+        if not rule.concerns(names):
+            raise UserError(f"constraints: no table's name matches {rule.tables!r}")
+        _check_devices(rule.tables, rule.devices or (), num_devices)
+    for shard in constraints.pinned:
+        _check_devices(shard.table, shard.devices, num_devices)
+    for group in (*constraints.together, *constraints.apart, *((shard.table,) for shard in constraints.pinned)):
+        for name in group:
+            if name not in names:
+                raise unknown_name("table in the constraints", name, names)
+
+
+@dataclass(frozen=True)
+class _Checks:
+    """Constraints, with the tables that they are of and what they say of each, by name."""
+
+    constraints: Constraints
+    tables: dict[str, Table]
+    limits: dict[str, TableLimits]
+    num_devices: int
+
+    def groups(self) -> None:
+        """Check tables that are kept together or apart."""
+        seen: set[str] = set()
+        for group in self.constraints.together:
+            if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
+                raise UserError(f"constraints: {min(twice)!r} is kept together twice; join the groups")
+            seen.update(group)
+            shared = frozenset.intersection(*(self.limits[name].forms for name in group))
+            if not any(LAYOUTS[form].joins for form in shared):
+                raise UserError(
+                    f"constraints: {', '.join(group)} are kept together and may lie in no form besides rows that all "
+                    "of them may have"
+                )
+            if not set.intersection(*(set(self.limits[name].devices) for name in group)):
+                raise UserError(f"constraints: no device may hold all of {', '.join(group)}, which are kept together")
+        for group in self.constraints.apart:
+            for together in self.constraints.together:
+                if len(both := set(group).intersection(together)) > 1:
+                    raise UserError(f"constraints: {', '.join(sorted(both))} are kept both together and apart")
+            if (needed := sum(self.limits[name].min_shards for name in set(group))) > self.num_devices:
+                apart = f"{', '.join(group)} are kept apart and need {needed} devices"
+                raise UserError(f"constraints: {apart}, there are {self.num_devices}")
+
+    def pinned(self) -> None:
+        """Check pinned shards, table by table."""
+        for name, shards in self.constraints.pins.items():
+            self._pinned_of(self.tables[name], self.limits[name], shards)
+
+    def _pinned_of(self, table: Table, limits: TableLimits, shards: Sequence[PinnedShard]) -> None:
+        name, columns = table.name, sum(shard.dim for shard in shards)
+        if columns > table.dim:
+            raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
+        if not limits.free:
+            raise UserError(f"constraints: a shard of {name!r} is pinned, but its rules don't let it lie in columns")
+        if name in self.constraints.group_of and not self.constraints.pinned_whole(table):
+            raise UserError(f"constraints: a shard of {name!r} is pinned, but kept together tables aren't split")
+        if len(shards) + (columns < table.dim) > limits.max_shards:
+            raise UserError(
+                f"constraints: {name!r} may have {limits.max_shards} shard(s), its pinned shards make it more"
+            )
+        widths = [*(shard.dim for shard in shards), *([table.dim - columns] if columns < table.dim else [])]
+        if min(widths) < limits.min_dim:
+            raise UserError(
+                f"constraints: shards of {name!r} have {limits.min_dim} columns at least, its pinned ones make one of "
+                f"{min(widths)}"
+            )
+        more = (table.dim - columns) // limits.min_dim
+        if limits.min_shards > len(shards) + more:
+            raise UserError(
+                f"constraints: {name!r} needs {limits.min_shards} shards, its pinned ones leave columns for "
+                f"{len(shards) + more}"
+            )
+        for shard in shards:
+            if not set(shard.devices).intersection(limits.devices):
+                raise UserError(f"constraints: a shard of {name!r} is pinned to devices that its rules forbid")
+
+    def places(self) -> None:
+        """Check that every shard of a pinned table, and of tables kept apart, can have a device of its own."""
+        for name in self.constraints.pins:
+            if not _have_places(self._wanted(self.tables[name]), self.num_devices):
+                raise UserError(
+                    f"constraints: the shards of {name!r}, each on a device of its own, find no room on the devices "
+                    "that they are pinned to"
+                )
+        for group in self.constraints.apart:
+            wanted = [devices for name in set(group) for devices in self._wanted(self.tables[name])]
+            if not _have_places(wanted, self.num_devices):
+                raise UserError(
+                    f"constraints: {', '.join(group)} are kept apart, and find no room on the devices allowed to them"
+                )
+
+    def _wanted(self, table: Table) -> list[set[int]]:
+        """List the devices that may hold each shard of a table, of as many shards as it has at least."""
+        pinned = self.constraints.pins.get(table.name, [])
+        group = self.constraints.group_of.get(table.name, (table.name,))
+        devices = set.intersection(*(set(self.limits[name].devices) for name in group))
+        rest = max(self.limits[table.name].min_shards - len(pinned), sum(shard.dim for shard in pinned) < table.dim)
+        return [*(devices.intersection(shard.devices) for shard in pinned), *[devices] * rest]
+
+
+def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
+    """Tell whether each can have one of the devices that it wants to itself."""
+    allowed = np.zeros((len(wanted), num_devices), dtype=np.bool_)
+    for row, devices in zip(allowed, wanted, strict=True):
+        row[list(devices)] = True
+    return own_places(allowed) is not None
+
+
+def _check_devices(name: str, devices: Sequence[int], num_devices: int) -> None:
+    for device in devices:
+        if not isinstance(device, int) or not 0 <= device < num_devices:
+            raise UserError(f"constraints: device {device!r} of {name!r} must lie in 0..{num_devices - 1}")

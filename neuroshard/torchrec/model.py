@@ -6,19 +6,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.planner.types import ShardingOption
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.planners import extract_plan
+from torchrec.distributed.planner.planners import to_sharding_plan as plan_of_options
+from torchrec.distributed.planner.types import PlanLoader, PlannerError, ShardingOption, hash_planner_context_inputs_str
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
 
+from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.kernels import SPLIT, WHOLE
 from neuroshard.torchrec.known_tables import warn_of_guesses
-from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide
+from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
 from neuroshard.torchrec.parameters import Parameter, named
-from neuroshard.torchrec.sharding_plan import to_sharding_plan
+from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
 _log = logging.getLogger(__name__)
 
@@ -141,3 +146,52 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
             sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for
         if sharding.sharding_type == WHOLE and WHOLE not in types and SPLIT in types and parameter.pooled:
             sharding.sharding_type = SPLIT  # as above: such a table can be cut while a job runs
+
+
+def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
+    """Load the plan of the whole model that a loader brings, and ours in it.
+
+    It fits as TorchRec's planner takes it to: its context hash is that of this job (or it has none), and TorchRec's
+    sharding options have all of it; and it holds every table, such that it trains, in the memory that there is, in
+    forms that the cost models know.
+
+    Raises:
+        UserError: it doesn't fit.
+    """
+    asked = model.asked
+    try:
+        enumerator = EmbeddingEnumerator(asked.topology, asked.batch_size, dict(asked.constraints))
+        space = enumerator.enumerate(model.module, list(model.sharders))
+        stored = loader.plan_context_hash()
+        if stored is not None:
+            context = asked.topology, asked.batch_size, enumerator, asked.reservation, dict(asked.constraints)
+            if stored != hash_planner_context_inputs_str(*context):
+                raise UserError("it was made for another job by its context hash, or under another PYTHONHASHSEED")
+        options = loader.load()
+        if not options:
+            raise UserError("there is none")
+        loaded = plan_of_options(extract_plan(space, options), asked.topology)
+        return _checked(joined(loaded, asked.fixed), model, models)
+    except (PlannerError, AssertionError) as error:  # the latter: a reservation that keeps no topology
+        raise UserError(str(error).strip().splitlines()[0]) from error
+
+
+def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
+    """Check a plan of the whole model, and return it with ours in it.
+
+    Raises:
+        UserError: tables are missing, lie such that TorchRec would train others or nothing is known of them, or don't
+            fit in memory.
+    """
+    missing = [it.qualified_name for it in model.division.parameters if not it.is_in(whole)]
+    if missing:
+        raise UserError(f"it lacks {listed(missing)}")
+    if not model.tables:
+        return whole, None
+    others = (*model.division.delegated, *model.division.fixed)
+    task = model.asked.task(model.tables, without(model.left, whole, others, model.asked))
+    plan = from_sharding_plan(task, model.ours_in(whole))
+    if plan.violations:
+        raise UserError(plan.violations[0])
+    models.check_plan(plan)
+    return whole, plan

@@ -13,11 +13,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import BatchSize, Devices, Size
-from neuroshard.tables.statistics.from_batches import MAX_BYTES, count_batches, watched
+from neuroshard.tables.statistics.from_batches import MAX_BYTES, RowBlocks, count_batches, watched
 from neuroshard.tables.statistics.lookups import Lookups
 from neuroshard.tables.statistics.measured import MeasuredTables
 from neuroshard.tables.statistics.tally import Features, TableShape
-from neuroshard.tables.statistics.trace import RowBlocks
 from neuroshard.tables.table import MAX_ROW_BLOCKS
 from neuroshard.torchrec.known_tables import with_statistics
 from neuroshard.torchrec.modules import find_tables

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from neuroshard.cost.loads import Traffic
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.mirror_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
+from neuroshard.hardware.step_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
 from neuroshard.hardware.step_samples import LocalStep, StepProtocol
 from neuroshard.lab.plan_costs import Advance
 from neuroshard.models import CostModels

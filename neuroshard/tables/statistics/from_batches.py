@@ -1,4 +1,4 @@
-"""Tables from any number of batches, in bounded memory."""
+"""Tables from any number of batches, in bounded memory, or from the trace of one."""
 
 import warnings
 from collections import Counter
@@ -6,22 +6,37 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import ArrayLike
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import NeuroShardWarning, UserError
 from neuroshard.plumbing.progress import progress_bar
-from neuroshard.plumbing.schema import BatchSize, Size, readable_bytes, shown, to_bytes
+from neuroshard.plumbing.schema import (
+    BatchSize,
+    BytesPerElement,
+    Dim,
+    Name,
+    Rows,
+    Size,
+    readable_bytes,
+    shown,
+    to_bytes,
+)
+from neuroshard.tables.reuse import histogram
 from neuroshard.tables.statistics.lookups import Lookups, Splits
 from neuroshard.tables.statistics.measured import MeasuredTables
-from neuroshard.tables.statistics.row_counts import BYTES_PER_ROW, FEWEST_ROWS
+from neuroshard.tables.statistics.row_counts import BYTES_PER_ROW, FEWEST_ROWS, block_counts
 from neuroshard.tables.statistics.tally import BatchTally, Features, TableShape, Tally
-from neuroshard.tables.statistics.trace import RowBlocks
-from neuroshard.tables.table import MAX_ROW_BLOCKS
+from neuroshard.tables.table import MAX_ROW_BLOCKS, Table
 
 MAX_BYTES = "1GiB"  # by default
 _FIXED_BYTES = 1 << 22  # of what is made of the lookups that are looked at together
 _BYTES_PER_BLOCK = 24
+RowBlocks = Annotated[int, Meta(ge=0, le=MAX_ROW_BLOCKS)]
 _T = TypeVar("_T")
 
 
@@ -205,3 +220,33 @@ def _assumed(
             f"{len(never)} of {len(shapes)} tables, such as {never[0]!r}, are never looked up: "
             f"they count as looked up once in {samples} samples"
         )
+
+
+@checked
+def table_from_trace(
+    name: Name,
+    indices: ArrayLike,
+    offsets: ArrayLike,
+    rows: Rows,
+    dim: Dim,
+    bytes_per_element: BytesPerElement = 4,
+    row_blocks: RowBlocks = 0,
+) -> Table:
+    """Make the table whose lookups in one global batch of B samples are `indices` (L,), split at `offsets` (B + 1,).
+
+    Its reuse histogram is that batch's, so B is the batch size that the table is made for: `reuse_batch_size`. With
+    `row_blocks`, 2 to 1,024, so are its `row_lookups` in as many blocks of rows, but no more than there are rows; with
+    0 it has none. `tables_from_batches` does the same for several tables and batches.
+
+    Raises:
+        UserError: offsets don't rise from 0 to L, or an index lies outside 0..rows-1.
+    """
+    where = f"trace of {name!r}"
+    lookups = Lookups.of(indices, offsets, "offsets", rows, where)
+    if not lookups.samples or not len(lookups.indices):
+        raise UserError(f"{where}: indices must be at least one, in at least one sample")
+    looked_up = lookups.indices.astype(np.int64)
+    pooling_factor, reuse = len(looked_up) / lookups.samples, histogram(np.unique(looked_up, return_counts=True)[1])
+    in_blocks = block_counts(looked_up, rows, min(row_blocks, rows)) if row_blocks else np.zeros(0)
+    spread = tuple((in_blocks / len(looked_up)).tolist())
+    return Table(name, rows, dim, pooling_factor, reuse, bytes_per_element, lookups.samples, spread)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from neuroshard.hardware.compute_bench import Arenas, build_operator
 from neuroshard.hardware.drawn_lookups import PopularRows, draw_batch, draw_counts, draw_lookups, in_block, seen_in
-from neuroshard.hardware.host_memory import host_run
+from neuroshard.hardware.inputs import host_run
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables.misses import cache_misses

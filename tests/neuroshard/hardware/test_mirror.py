@@ -14,11 +14,11 @@ from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.hardware.mirror_bench import MirrorBench
-from neuroshard.hardware.mirror_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
 from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, modules_of, renamed
 from neuroshard.hardware.step_bench import Trained, placed_here
+from neuroshard.hardware.step_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
 from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol, Stretch, measured_ranks
 from neuroshard.lab.recorder import meters_of
 from neuroshard.plumbing.errors import UserError
