@@ -7,7 +7,7 @@ which counts.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -68,48 +68,26 @@ class Circle:
         return shares[self.ranks.index(self.rank)]
 
 
-@dataclass(frozen=True)
-class Circles:
-    """Peers that this device exchanges with, by collective.
-
-    Attributes:
-        everybody: all devices.
-        host: those of this one's host.
-        across: those with its place on every host.
-    """
-
-    everybody: Circle
-    host: Circle
-    across: Circle
-
-    @classmethod
-    def made(cls, rank: int, num_devices: int, host_size: int) -> "Circles":
-        """Make the circles together: all devices call this in step."""
-        everybody = Circle(tuple(range(num_devices)), rank, None)
-        if host_size == num_devices:
-            return cls(everybody, everybody, everybody)
-        hosts = [tuple(range(first, first + host_size)) for first in range(0, num_devices, host_size)]
-        places = [tuple(range(place, num_devices, host_size)) for place in range(host_size)]
-        host, place = rank // host_size, rank % host_size
-        return cls(
-            everybody,
-            Circle(hosts[host], rank, _groups(hosts)[host]),
-            Circle(places[place], rank, _groups(places)[place]),
-        )
-
-    def of(self, collective: Collective) -> Circle:
-        """Return the devices that take part in the collective with this one."""
-        by_host = {Collective.HOST_REDUCE_SCATTER: self.host, Collective.HOST_ALL_TO_ALL: self.across}
-        return by_host.get(collective, self.everybody)
+def circles(rank: int, num_devices: int, host_size: int) -> dict[Collective, Circle]:
+    """Make the circle of each collective: everybody, a host, or a place on every host. All devices call this in step."""
+    by_collective = dict.fromkeys(Collective, Circle(tuple(range(num_devices)), rank, None))
+    if host_size == num_devices:
+        return by_collective
+    hosts = [tuple(range(first, first + host_size)) for first in range(0, num_devices, host_size)]
+    places = [tuple(range(place, num_devices, host_size)) for place in range(host_size)]
+    host, place = rank // host_size, rank % host_size
+    by_collective[Collective.HOST_REDUCE_SCATTER] = Circle(hosts[host], rank, _groups(hosts)[host])
+    by_collective[Collective.HOST_ALL_TO_ALL] = Circle(places[place], rank, _groups(places)[place])
+    return by_collective
 
 
 def _groups(members: Sequence[tuple[int, ...]]) -> list[Among]:
     return [dist.new_group(list(ranks)) for ranks in members]
 
 
-def make_exchange(sample: CommSample, circles: Circles, device: torch.device) -> Exchange:
+def make_exchange(sample: CommSample, circles: Mapping[Collective, Circle], device: torch.device) -> Exchange:
     """Make the buffers of a sample on this device, and its two directions."""
-    return _MAKERS[sample.collective](sample, circles.of(sample.collective), device)
+    return _MAKERS[sample.collective](sample, circles[sample.collective], device)
 
 
 def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
@@ -191,7 +169,7 @@ class ExchangeBench:
         self._group = Group(timeout_s)
         self._control, self._rank, self._size = self._group.control, self._group.rank, self._group.size
         self._clock_ahead_s = self._find_clock_offset()
-        self._circles: dict[int, Circles] = {}  # by devices of a host
+        self._circles: dict[int, dict[Collective, Circle]] = {}  # by devices of a host
 
     def measure(self, samples: Sequence[CommSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """Measure an outcome for each sample; its repeats are (R, 2, D) ms: forward, backward; every device."""
@@ -201,7 +179,7 @@ class ExchangeBench:
     def _build(self, sample: CommSample) -> Run:
         host_size = sample.host_size
         if host_size not in self._circles:
-            self._circles[host_size] = Circles.made(self._rank, self._size, host_size)
+            self._circles[host_size] = circles(self._rank, self._size, host_size)
         exchange = make_exchange(sample, self._circles[host_size], self._device.torch_device)
         return partial(self.run, exchange, sample.start_ms[self._rank])
 

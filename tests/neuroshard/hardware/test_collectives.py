@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from neuroshard.hardware.exchange_bench import Circles, make_exchange
+from neuroshard.hardware.exchange_bench import circles, make_exchange
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.workers import WorkerGroup
 from neuroshard.records.samples import CommSample
@@ -26,7 +26,7 @@ class _Exchanges:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
         self.rank = rank
-        self.circles = Circles.made(rank, count, 2)
+        self.circles = circles(rank, count, 2)
 
     def measure(self, samples, seeds, report):
         found = [self._run(sample) for sample in samples]
