@@ -219,10 +219,6 @@ class CommByCollective(Stored, CommModel):
     def _all_to_all(self) -> CommModel:
         return self.exchanges[Collective.ALL_TO_ALL]
 
-    def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms of all exchanges, one after the other, (B, D); at least the wait for the straggler."""
-        return self.chain(traffic, start_ms).total_ms
-
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """Predict the ms that are left of all exchanges when the straggler has started the first, (B, D)."""
         if _of_columns(traffic):
@@ -230,7 +226,7 @@ class CommByCollective(Stored, CommModel):
         return self.predict(traffic, -wait_ms) - wait_ms
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict the exchanges that anything is put into, one after the other."""
+        """Predict the exchanges that anything is put into, one after the other; all take the wait for the straggler."""
         if _of_columns(traffic):
             return self._all_to_all.chain(traffic, start_ms)
         each_ms: dict[Collective, FloatArray] = {}

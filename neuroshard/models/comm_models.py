@@ -95,10 +95,7 @@ class SetComm(Stored, CommModel):
     share: Annotated[Float32Array, Held("share")]
     lead: Annotated[Float32Array, Held("lead", dimensions=2)]
 
-    @property
-    def num_devices(self) -> None:
-        """None: it serves any number of devices."""
-        return
+    num_devices = None  # it serves any number
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """Predict the ms of transfers, (B, D), above 0; 0 where there is one device."""

@@ -10,7 +10,7 @@ from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.interface import CommModel, ComputeModel, Coverage, ReluHead, SumModel
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
-from neuroshard.words.collective import IN_STEP, Collective
+from neuroshard.words.collective import IN_STEP
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call
 
 Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to its device's step
@@ -20,14 +20,8 @@ Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to its
 class FreeComm(CommModel):
     """Nothing besides waiting: for costs that are counted elsewhere, or left out on purpose."""
 
-    @property
-    def collectives(self) -> frozenset[Collective]:
-        """All collectives of a step: whatever is exchanged costs nothing."""
-        return IN_STEP
-
-    @property
-    def num_devices(self) -> None:
-        """None: it serves any number of devices."""
+    collectives = IN_STEP
+    num_devices = None  # it serves any number
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """Return (B, D) zeros: transfers are free."""
@@ -42,17 +36,14 @@ class OneByOne(SumModel):
         fused: says what a load alone costs; of any form.
     """
 
+    head = ReluHead.of_cost()
+
     fused: ComputeModel
 
     @property
     def calls(self) -> frozenset[Call]:
         """The kernel calls of columns that `fused` knows."""
         return frozenset(call for call in self.fused.calls if LAYOUTS[call.form].free)
-
-    @property
-    def head(self) -> ReluHead:
-        """A head that leaves a sum of costs as it is."""
-        return ReluHead.of_cost()
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as its cost alone, (n, 1) ms."""

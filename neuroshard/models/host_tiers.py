@@ -122,16 +122,12 @@ class HostTiers(Stored, SumModel):
     """
 
     kind: ClassVar[str] = "host_tiers"
+    calls = frozenset(call for call in CALLS if call.tier is not Tier.DEVICE)
 
     memory_ms_per_gb: _Figure
     link_ms_per_gb: _Figure
     cache_lookup_ns: _Figure
     call_ms: _Figure
-
-    @property
-    def calls(self) -> frozenset[Call]:
-        """All kernel calls of tables in host memory."""
-        return frozenset(call for call in CALLS if call.tier is not Tier.DEVICE)
 
     @property
     def head(self) -> ReluHead:

@@ -210,8 +210,7 @@ class CommModel(ABC):
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D), from the devices' traffic and start delays (B, D); each device's own start is its 0."""
-        wait_ms = waits(start_ms)
-        return wait_ms + self.transfer_ms(traffic, wait_ms)
+        return self.chain(traffic, start_ms).total_ms
 
     def alone_ms(self, alone: Traffic, start_ms: FloatArray) -> FloatArray:
         """Predict the ms of one collective (`Traffic.alone`), (B, D); 0, with no waiting, where nothing is put in."""
@@ -220,7 +219,8 @@ class CommModel(ABC):
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
         """Predict what `predict` does, exchange by exchange; here, of one all-to-all."""
-        total_ms = self.predict(traffic, start_ms)
+        wait_ms = waits(start_ms)
+        total_ms = wait_ms + self.transfer_ms(traffic, wait_ms)
         return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     @abstractmethod

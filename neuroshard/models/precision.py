@@ -94,12 +94,8 @@ class Narrowed(CommModel):
         """Tell how near published points are to so much less traffic."""
         return self.model.coverage(self._narrow(traffic))
 
-    def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms of so much less traffic, (B, D)."""
-        return self.model.predict(self._narrow(traffic), start_ms)
-
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict what `predict` does, exchange by exchange."""
+        """Predict the exchanges of so much less traffic."""
         return self.model.chain(self._narrow(traffic), start_ms)
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:

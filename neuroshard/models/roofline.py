@@ -296,15 +296,8 @@ class RooflineComm(Stored, CommModel):
     rounds: Annotated[int, Meta(ge=1, le=_MOST_ROUNDS)] = 1
     speed: _Speed = 1.0
 
-    @property
-    def num_devices(self) -> None:
-        """None: it serves any number of devices."""
-        return
-
-    @property
-    def collectives(self) -> frozenset[Collective]:
-        """All collectives of a step."""
-        return IN_STEP
+    num_devices = None  # it serves any number
+    collectives = IN_STEP
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """Predict the ms of all collectives, (B, D), the same for all devices."""

@@ -97,6 +97,8 @@ def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
 class LinearCompute(SumModel):
     """A fixed cost for every table plus one for every column read: splitting costs `per_table_ms`."""
 
+    head = ReluHead.of_cost()
+
     per_table_ms: float = 0.05
     per_column_ms: float = 0.01
 
@@ -104,11 +106,6 @@ class LinearCompute(SumModel):
         """Embed each load as its cost, (n, 1) ms."""
         cost = self.per_table_ms + self.per_column_ms * loads.dim * loads.pooling_factor
         return cost[:, None].astype(np.float32)
-
-    @property
-    def head(self) -> ReluHead:
-        """The head for which a device costs the sum of its loads' ms."""
-        return ReluHead.of_cost()
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,7 @@ class MadeUpExchange(CommModel):
     link_bytes_per_ms: float
     switch_links: float
 
-    @property
-    def num_devices(self) -> None:
-        """None: it serves any number of devices."""
-        return
+    num_devices = None  # it serves any number
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """Compute (B, D) ms of the all-to-all: own traffic, the busiest device's and the switch bound it."""

@@ -10,7 +10,7 @@ from neuroshard.models import ComputeModel
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
-from neuroshard.words.form import ON_DEVICE_CALLS, Call
+from neuroshard.words.form import ON_DEVICE_CALLS
 
 _SHARPNESS = 4.0  # of the change from one bound to another
 _LINE_BYTES = 64
@@ -56,10 +56,7 @@ def dense_update_bytes(loads: Loads) -> FloatArray:
 class _OnDevice(ComputeModel):
     """Kernels of both devices: they know no memory but the device's."""
 
-    @property
-    def calls(self) -> frozenset[Call]:
-        """All calls of tables in device memory: blocks of rows as other tables, copies with an update of every row."""
-        return frozenset(ON_DEVICE_CALLS)
+    calls = frozenset(ON_DEVICE_CALLS)  # blocks of rows as other tables, copies with an update of every row
 
 
 @dataclass(frozen=True)
