@@ -21,7 +21,7 @@ from neuroshard.plumbing.configs import (
     missing,
     nodes_of,
 )
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 
 _QUOTES = "'\""
 _MEASURING = ("hardware", "finalists", "passes")  # of a search, which measures nothing with verify=none
@@ -53,8 +53,7 @@ def check_settings(command: str, overrides: Sequence[Override]) -> None:
     composed = Composed.of(command, choices_in(asked_by(overrides)))
     held = dict(nodes_of(composed.settings))
     for group, name in composed.chosen.items():
-        if name not in choices(group):
-            raise unknown_name(group, name, choices(group))
+        check_name(group, name, choices(group))
     for override in overrides:
         key = override.key
         if override.is_hydras or is_group(key):

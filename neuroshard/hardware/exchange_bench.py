@@ -69,7 +69,7 @@ class Circle:
 
 
 def circles(rank: int, num_devices: int, host_size: int) -> dict[Collective, Circle]:
-    """Make the circle of each collective: everybody, a host, or a place on every host. All devices call this in step."""
+    """Make the circle of each collective: everybody, a host or a place on all hosts. All devices call this in step."""
     by_collective = dict.fromkeys(Collective, Circle(tuple(range(num_devices)), rank, None))
     if host_size == num_devices:
         return by_collective

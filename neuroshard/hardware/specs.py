@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name
 from neuroshard.words.placement import Tier
 
 DEVICE_TYPES = ("cpu", "cuda")
@@ -29,8 +29,7 @@ class DeviceSpec:
     pin: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in DEVICE_TYPES:
-            raise unknown_name("hardware kind", self.kind, DEVICE_TYPES)
+        check_name("hardware kind", self.kind, DEVICE_TYPES)
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,7 @@ class EmbeddingSettings:
     optimizer: str = "sgd"
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
+        check_name("optimizer", self.optimizer, OPTIMIZERS)
 
 
 def check_tiers(device_type: str, tiers: Iterable[Tier]) -> None:

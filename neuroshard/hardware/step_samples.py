@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.hardware.runs import Outcome
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.schema import Count, PositiveCount
 from neuroshard.plumbing.timing import TimingProtocol
 
@@ -55,8 +55,7 @@ class StepProtocol:
     pipeline: str = "none"
 
     def __post_init__(self) -> None:
-        if self.pipeline not in PIPELINES:
-            raise unknown_name("pipeline", self.pipeline, PIPELINES)
+        check_name("pipeline", self.pipeline, PIPELINES)
 
     @property
     def timing(self) -> TimingProtocol:

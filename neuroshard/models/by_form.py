@@ -30,7 +30,7 @@ from neuroshard.models.interface import (
 )
 from neuroshard.models.stored import Stored, Tensors, tensors_of, within
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
-from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.schema import parse
 from neuroshard.words.collective import Collective, collective_named, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form, Forms, call_named
@@ -62,8 +62,7 @@ class Described:
             UserError: it is of no such kind.
             ValueError: settings or tensors can't be such a model's.
         """
-        if self.kind not in kinds:
-            raise unknown_name(f"kind of {name} model", self.kind, kinds)
+        check_name(f"kind of {name} model", self.kind, kinds)
         return kinds[self.kind].restored(self.settings, within(tensors, name))
 
 

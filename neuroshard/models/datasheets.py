@@ -16,7 +16,7 @@ from neuroshard.models.published_points import Curves, KernelPoint, Widths, curv
 from neuroshard.models.roofline import KERNELS, RooflineComm, RooflineCompute
 from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.tasks.memory import STATE_FLOATS
 
@@ -53,8 +53,7 @@ def roofline(
         calibration: a directory that `neuroshard calibrate` wrote, whose points correct all this.
         more: other parts of a step.
     """
-    if optimizer not in STATE_FLOATS:
-        raise unknown_name("optimizer", optimizer, STATE_FLOATS)
+    check_name("optimizer", optimizer, STATE_FLOATS)
     host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
     widths = Widths.of(kernel_points(), KERNELS.forward_call_ms, KERNELS.bag_ns)
     compute = RooflineCompute(memory_gb_per_s, host, optimizer, widths, kernels_published)

@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts import are
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.table import NUM_REUSE_BINS
 from neuroshard.words.collective import ELEMENT_BYTES
@@ -91,8 +91,7 @@ class FeatureSet:
     name: str
 
     def __post_init__(self) -> None:
-        if self.name not in _FEATURES:
-            raise unknown_name("feature set", self.name, _FEATURES)
+        check_name("feature set", self.name, _FEATURES)
 
     @property
     def columns(self) -> tuple[str, ...]:

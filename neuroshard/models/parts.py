@@ -14,7 +14,7 @@ from neuroshard.models.stored import Stored
 from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.schema import NonNegative
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
@@ -325,8 +325,7 @@ class Framework(Stored):
 
     def __post_init__(self) -> None:
         for name in (*self.input, *self.kernels, *(self.outputs.keys() - {CONVERTED}), *self.host):
-            if name not in TERMS:
-                raise unknown_name("term of TorchRec's work", name, TERMS)
+            check_name("term of TorchRec's work", name, TERMS)
 
     @property
     def parts(self) -> tuple[PartModel, ...]:

@@ -1,7 +1,7 @@
 """The one exception a user's mistake raises, and the one category of warnings: their text is the whole message."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
 _SHOWN_NAMES = 20
@@ -45,3 +45,9 @@ def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
     hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names[:_SHOWN_NAMES])}{more}"
     return UserError(f"unknown {what} {name!r}; {hint}")
+
+
+def check_name(what: str, name: str, valid: Collection[str]) -> None:
+    """Raise the error for a name that is not in `valid`."""
+    if name not in valid:
+        raise unknown_name(what, name, valid)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.plumbing.configs import EXPERIMENT, Composed, choices, files_of, filled, missing, own
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 from neuroshard.plumbing.schema import shown
 
 _BUILDING = re.compile(r"(?<!\w)_(?:target|args|partial|recursive|convert)_(?!\w)")  # Hydra's words for what is built
@@ -27,8 +27,7 @@ def described(group: str, name: str) -> dict[str, Any]:
     Raises:
         UserError: no such name.
     """
-    if name not in choices(group):
-        raise unknown_name(group, name, choices(group))
+    check_name(group, name, choices(group))
     return own(filled(group, name))
 
 

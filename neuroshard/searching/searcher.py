@@ -12,7 +12,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.hosts import assigned_to_hosts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.configs import choices
-from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
+from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
 from neuroshard.plumbing.registry import build, config_of, instantiate_config
 from neuroshard.plumbing.schema import shown
 from neuroshard.tasks.task import Task
@@ -172,8 +172,7 @@ def verifier_of(name: str, model: str, device: str, finalists: int, passes: int,
     Raises:
         UserError: there is no such way, or a setting is out of range.
     """
-    if name not in choices("verify"):
-        raise unknown_name("verify", name, choices("verify"))
+    check_name("verify", name, choices("verify"))
     asked = {"verify": name, "model": model, "hardware": device, "finalists": finalists, "passes": passes}
     config = config_of("search", asked).verify
     if OmegaConf.select(config, "means.protocol") is not None:

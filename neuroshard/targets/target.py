@@ -15,7 +15,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError, unknown_name, warn_of
+from neuroshard.plumbing.errors import UserError, check_name, warn_of
 from neuroshard.plumbing.files import write_atomically, write_json
 from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import MAX_DIM, PathName
@@ -227,8 +227,7 @@ def target_named(name: str | None, module: str = "") -> Target:
         UserError: there is none, or it has no modules.
     """
     name = _PLAIN if name is None else name
-    if name not in TARGETS:
-        raise unknown_name("target", name, TARGETS)
+    check_name("target", name, TARGETS)
     held = import_module(f"neuroshard.targets.{_MODULES[name]}")
     target: Target = held.TARGET
     if not module:

@@ -11,7 +11,7 @@ from neuroshard.cost.loads import Loads
 from neuroshard.layouts import are
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 from neuroshard.plumbing.schema import MAX_BYTES
 from neuroshard.words.placement import TIERS, Tier
 
@@ -72,8 +72,7 @@ class MemoryUse:
     pipeline: str | None = None
 
     def __post_init__(self) -> None:
-        if self.optimizer not in STATE_FLOATS:
-            raise unknown_name("optimizer", self.optimizer, STATE_FLOATS)
+        check_name("optimizer", self.optimizer, STATE_FLOATS)
         if self.pipeline is not None and self.pipeline not in PIPELINES:
             raise unknown_name("pipeline", self.pipeline, PIPELINES)
 

@@ -11,7 +11,7 @@ from neuroshard.cost.loads import Loads
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import own_places
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name
 from neuroshard.plumbing.schema import MAX_BYTES, MAX_TABLES, BatchSize, as_fields, parse, readable_bytes
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
@@ -161,8 +161,7 @@ def _check_names(constraints: Constraints, names: Collection[str], num_devices: 
         _check_devices(shard.table, shard.devices, num_devices)
     for group in (*constraints.together, *constraints.apart, *((shard.table,) for shard in constraints.pinned)):
         for name in group:
-            if name not in names:
-                raise unknown_name("table in the constraints", name, names)
+            check_name("table in the constraints", name, names)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torchrec.distributed.types import (
     ShardingPlan,
 )
 
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
 from neuroshard.torchrec.kernels import SHARDING_TYPES
@@ -119,10 +119,8 @@ class ReadParameter:
     cache: _Cache | None = None
 
     def __post_init__(self) -> None:
-        if self.sharding_type not in SHARDING_TYPES:
-            raise unknown_name("sharding type", self.sharding_type, SHARDING_TYPES)
-        if self.compute_kernel not in _KERNELS:
-            raise unknown_name("compute kernel", self.compute_kernel, _KERNELS)
+        check_name("sharding type", self.sharding_type, SHARDING_TYPES)
+        check_name("compute kernel", self.compute_kernel, _KERNELS)
 
 
 ReadModules = dict[str, dict[str, ReadParameter]]

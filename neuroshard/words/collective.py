@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.errors import check_name
 from neuroshard.words.placement import Word
 
 ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
@@ -65,8 +65,7 @@ def collective_named(name: str) -> Collective:
     Raises:
         UserError: there is none.
     """
-    if name not in _NAMED:
-        raise unknown_name("collective", name, _NAMED)
+    check_name("collective", name, _NAMED)
     return _NAMED[name]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.errors import check_name
 from neuroshard.words.placement import TIERS, Tier, Word
 
 
@@ -68,6 +68,5 @@ def call_named(name: str) -> Call:
         UserError: there is none.
     """
     named = {call.name: call for call in CALLS}
-    if name not in named:
-        raise unknown_name("kernel call", name, named)
+    check_name("kernel call", name, named)
     return named[name]
