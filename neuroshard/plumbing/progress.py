@@ -42,13 +42,8 @@ class _Rate(ProgressColumn):
         return Text("" if speed is None else f"{speed:.2g}/s")
 
 
-def _half_a_minute(ended: Event) -> bool:
-    """Wait for the next line's time; True if the work has ended before."""
-    return ended.wait(_EVERY_S)
-
-
 @contextmanager
-def progress_bar(console: Console | None = None, wait: Wait = _half_a_minute) -> Iterator[Progress]:
+def progress_bar(console: Console | None = None, wait: Wait = lambda ended: ended.wait(_EVERY_S)) -> Iterator[Progress]:
     """Show description, count, rate, time spent and time left on standard error.
 
     On a terminal that is a bar for each task. Elsewhere it is a line for each task under way, every half minute,

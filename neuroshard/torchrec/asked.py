@@ -1,6 +1,6 @@
 """What is asked of every plan, and the task that a model's tables make of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.groups import Groups
@@ -102,9 +102,12 @@ class Asked:
         pairs = list(zip(tables.values(), looked_up, strict=True))
         expanded = [table for parameter, table in pairs if parameter.deduplicated]
         samples = self.batch_size * devices
-        memory = self.memory or MemoryUse(_optimizer(tables.values()), batches_in_flight=1)
+        largest = max(map(_optimizer_of, tables.values()), key=("sgd", "rowwise_adagrad", _LARGEST_OPTIMIZER).index)
+        memory = self.memory or MemoryUse(largest, batches_in_flight=1)
         if self.pipeline is not None:
             memory = replace(memory, pipeline=self.pipeline)
+        rules_of = (Parameter.split_rule, Parameter.form_rule, Parameter.tier_rule)
+        rules = (rule_of(parameter, name) for rule_of in rules_of for name, parameter in tables.items())
         return Task(
             tuple(deduplicated(table, samples, devices) if it.deduplicated else table for it, table in pairs),
             Topology(
@@ -117,7 +120,7 @@ class Asked:
             ),
             samples,
             memory,
-            replace(self.rules, rules=self.rules.rules + _rules(tables)),
+            replace(self.rules, rules=(*self.rules.rules, *(rule for rule in rules if rule is not None))),
         )
 
 
@@ -155,19 +158,6 @@ def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int,
     """
     inputs = sum(2 * table.pooling_factor + table.features for table in tables)
     return memory.received_bytes(sum(table.output_columns for table in tables), batch_size, num_devices, inputs)
-
-
-def _rules(tables: Mapping[str, Parameter]) -> tuple[TableRule, ...]:
-    """Translate TorchRec's constraints into our rules: on splitting, then on forms, then on memories."""
-    rules_of = (Parameter.split_rule, Parameter.form_rule, Parameter.tier_rule)
-    rules = (rule_of(parameter, name) for rule_of in rules_of for name, parameter in tables.items())
-    return tuple(rule for rule in rules if rule is not None)
-
-
-def _optimizer(tables: Iterable[Parameter]) -> str:
-    """Find the optimizer that takes the most memory among the tables'."""
-    optimizers = {_optimizer_of(table) for table in tables}
-    return max(optimizers, key=("sgd", "rowwise_adagrad", _LARGEST_OPTIMIZER).index)
 
 
 def _optimizer_of(table: Parameter) -> str:

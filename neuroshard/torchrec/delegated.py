@@ -7,7 +7,6 @@ from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
@@ -196,12 +195,9 @@ def without(
 
 def _bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
     """Count the untrained bytes of the parameters' modules besides tables, sharded by rows as these are: ids, say."""
-    modules = {id(parameter.module): parameter for parameter in parameters}
-    return sum(held.numel() * held.element_size() for its in modules.values() for held in _beside_tables(its))
-
-
-def _beside_tables(parameter: Parameter) -> Iterator[torch.Tensor]:
-    """Yield the buffers of a parameter's module, and its untrained parameters that are no tables."""
-    tables = {id(weights) for weights in parameter.sharder.shardable_parameters(parameter.module).values()}
-    yield from parameter.module.buffers()
-    yield from (it for it in parameter.module.parameters() if not it.requires_grad and id(it) not in tables)
+    total = 0
+    for module, sharder in {id(its.module): (its.module, its.sharder) for its in parameters}.values():
+        tables = {id(weights) for weights in sharder.shardable_parameters(module).values()}
+        untrained = (it for it in module.parameters() if not it.requires_grad and id(it) not in tables)
+        total += sum(held.numel() * held.element_size() for held in (*module.buffers(), *untrained))
+    return total

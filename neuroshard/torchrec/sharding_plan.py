@@ -79,17 +79,11 @@ def to_sharding_plan(
                 f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
                 f"{topology.host_size} devices"
             )
-        module_plan[parameter_name(table.name, path)] = sharding = _parameter(
-            places, sharding_type, plan.layouts[index], cache
-        )
+        name = table.name.removeprefix(f"{path}.")  # what isn't unique over all modules bears the module's path
+        module_plan[name] = sharding = _parameter(places, sharding_type, plan.layouts[index], cache)
         shardings.append((path, table, sharding))
     check_sequences(shardings)
     return ShardingPlan(dict(module_plans))
-
-
-def parameter_name(table: str, path: str) -> str:
-    """Name a table inside its module: a name that isn't unique over all modules loses the module's path."""
-    return table.removeprefix(f"{path}.")
 
 
 def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:

@@ -45,12 +45,8 @@ def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) ->
     if suffix == ".csv":
         return _without_index(list(_of_csv(path, texts, named)))
     written = _of_parquet(path) if suffix == ".parquet" else _of_json(read_json(path, _WHAT), path)
-    return _without_index([_renamed(row, named) for row in written])
-
-
-def _renamed(row: Row, named: Callable[[str], str]) -> Row:
-    names = _names(list(row.cells), named, row.where)
-    return Row(row.where, dict(zip(names, row.cells.values(), strict=True)))
+    names = ((row, _names(list(row.cells), named, row.where)) for row in written)
+    return _without_index([Row(row.where, dict(zip(its, row.cells.values(), strict=True))) for row, its in names])
 
 
 def _names(written: list[str], named: Callable[[str], str], where: str) -> list[str]:
