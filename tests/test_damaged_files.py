@@ -17,18 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from neuroshard import CostModels, Found, Plan, Simulator, UserError, load_tables
 from neuroshard.app.arguments import as_overrides, split_flags
 from neuroshard.app.overrides import check_overrides
 from neuroshard.cost.cost import PARTS
-from neuroshard.models import Card, CostModels, load_bundle, save_bundle
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
+from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.plumbing.registry import build, instantiate_config
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.searching.searcher import Found
 from neuroshard.stages.pretrain.calibrate import Calibrate
 from neuroshard.stages.pretrain.traces import read_traces
 from neuroshard.stages.search.local.improvement import Improvement
@@ -43,7 +40,6 @@ from neuroshard.stages.search.rl.learner import Session, Simulated
 from neuroshard.stages.search.rl.policy import DreamShardPolicy
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.train_policy import TrainPolicy, _restored
-from neuroshard.tables.sources import load_tables
 from neuroshard.tasks.constraints import load_constraints
 from neuroshard.tasks.draw import from_file, save_tasks
 from neuroshard.testing import constrained_task, random_models, toy_tables, toy_task

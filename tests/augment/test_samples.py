@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.plumbing.errors import UserError
+from neuroshard import Home, Tier, UserError
 from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
@@ -15,7 +15,6 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective, name_of
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Home, Tier
 
 TABLES = toy_tables(30)
 SPLIT = split_tables(TABLES, 0)

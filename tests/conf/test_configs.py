@@ -9,12 +9,10 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from neuroshard import CostModels, Simulator, UserError
 from neuroshard.app.commands import COMMANDS
 from neuroshard.app.settings import settings_of
-from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.configs import Composed, choices
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.stages.search.methods.heuristics import Greedy
 from tests.kit.hydra_configs import compose_config, composed, settings_by_hydra

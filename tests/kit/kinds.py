@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from neuroshard.tables import Table
-from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
-from neuroshard.tasks.task import Task
-from neuroshard.words.topology import Topology
+from neuroshard import Table, Task, Topology, zipf_reuse
+from neuroshard.tables.reuse import ZIPF_EXPONENT
 
 KINDS = ("hot", "narrow", "wide", "one_width", "small", "few", "mixed")
 _LEAST_MEMORY = 64 << 20

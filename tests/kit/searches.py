@@ -5,17 +5,12 @@ from dataclasses import replace
 from itertools import chain, product
 from math import inf
 
-from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator
+from neuroshard import CostModels, Placement, Plan, Searcher, Simulator, Task
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.plan import Plan
-from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
-from neuroshard.tasks.task import Task
-from neuroshard.words.placement import Placement
 
 H100 = Simulator(CostModels.load("roofline:h100"))  # knows every form, exchange and memory
 

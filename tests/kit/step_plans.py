@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from neuroshard.tasks.task import Task
+from neuroshard import Task, Topology
 from neuroshard.testing import toy_task
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out
 
 

@@ -5,11 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.tasks.task import Task
+from neuroshard import Table, Task, Topology, zipf_reuse
 from neuroshard.testing import ONCE
-from neuroshard.words.topology import Topology
 
 Numbers = float | Sequence[float] | np.ndarray  # one for all tables, or one for each
 

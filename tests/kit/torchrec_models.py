@@ -12,10 +12,8 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.types import ShardingPlan
 
-from neuroshard.models.simulator import Simulator
+from neuroshard import Found, Searcher, Simulator, Task
 from neuroshard.plans.plan import assemble
-from neuroshard.searching.searcher import Found, Searcher
-from neuroshard.tasks.task import Task
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import Simulator, UserError
 from neuroshard.models import load_bundle
 from neuroshard.models.parts import CONVERTED, Framework, counts_of_sets, terms_of
 from neuroshard.models.precision import converted_mb
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES, Repeats
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation

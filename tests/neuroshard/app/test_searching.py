@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
-from neuroshard.models.simulator import Simulator
+from neuroshard import Simulator, UserError
 from neuroshard.models.trust import Range, Ranges
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.testing import linear_models, toy_task

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.cost.cost import Part, Prediction, Step, When, Work
+from neuroshard import Plan, Prediction, UserError
+from neuroshard.cost.cost import Part, Step, When, Work
 from neuroshard.models import Card, save_bundle
 from neuroshard.models.interface import PartModel
 from neuroshard.models.trust import Margin, Margins, hardware_warning
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from tests.kit.costs import cost_of

@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neuroshard import Plan, Task, Topology, zipf_reuse
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS, placed_loads
-from neuroshard.plans.plan import Plan
-from neuroshard.tables.reuse import MEAN_COUNTS, reuse_at, zipf_reuse
-from neuroshard.tasks.task import Task
+from neuroshard.tables.reuse import MEAN_COUNTS, reuse_at
 from neuroshard.testing import toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, FORMS, Form
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, placed, table, tables, whole
 
 BATCH = 64

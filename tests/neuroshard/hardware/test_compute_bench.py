@@ -9,17 +9,16 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
+from neuroshard import Home, Tier, UserError
 from neuroshard.hardware import compute_bench
 from neuroshard.hardware.compute_bench import DENSE_WARNING, Arenas, ComputeBench, build_operator, dense_run, fused_run
 from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.inputs import Prepared, draw_inputs, inputs_of
 from neuroshard.hardware.specs import EmbeddingSettings
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.testing import toy_tables
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Home, Tier
 from tests.kit.plain_torch import plain_torch
 from tests.kit.plans import table
 

@@ -5,16 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import Home, Task, Tier, Topology
 from neuroshard.hardware.plan_samples import exchanges, kernel_calls
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
 from neuroshard.stages.search.space.homes import homed
 from neuroshard.tables.reuse import reuse_at
-from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
-from neuroshard.words.topology import Topology
+from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import COPIES, laid_out, whole
 
 TABLES = toy_tables(5, seed=3)

@@ -6,17 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 
+from neuroshard import Home, Tier, UserError
 from neuroshard.hardware import DeviceSpec, Hardware, Outcome
 from neuroshard.lab import plan_costs
 from neuroshard.lab.plan_costs import measure_plans, steps
 from neuroshard.lab.recorder import meters_of
 from neuroshard.plans.plan import assemble
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import CommSample, ComputeSample, Repeats
 from neuroshard.testing import toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Home, Tier
 from tests.kit.measuring import Answering
 from tests.kit.plans import whole
 

@@ -12,20 +12,16 @@ from shutil import copytree
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, Home, Simulator, Task, Tier, Topology, UserError
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
-from neuroshard.models import Card, CostModels, load_bundle, save_bundle
+from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models import bundle as bundles
 from neuroshard.models.bundle import check_place
 from neuroshard.models.datasheets import with_host_tiers
-from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Accuracy, Margin, Margins, ModelTest, ModelTests
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tasks.task import Task
 from neuroshard.testing import random_by_widest, random_form_models, random_models, random_regression, toy_tables
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Call, Form
-from neuroshard.words.placement import Home, Tier
-from neuroshard.words.topology import Topology
 from tests.kit.bundles import newer_models, parts_of, write_parts
 from tests.kit.plans import COPIES, laid_out, whole
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.models import Card, CostModels, save_bundle
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
+from neuroshard import CostModels, Simulator, UserError
+from neuroshard.models import Card, save_bundle
 from neuroshard.testing import random_models, random_regression, toy_task
 from tests.kit.bundles import newer_models, write_parts
 from tests.kit.plans import whole

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuroshard import Table, zipf_reuse
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.compute_models import AdditiveCompute
-from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import random_by_widest
 
 BATCH_SIZE = 256

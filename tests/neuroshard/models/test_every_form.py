@@ -5,18 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, Simulator, Task, Topology, UserError
 from neuroshard.cost.loads import Traffic
-from neuroshard.models import CostModels
 from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.interface import waits
-from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins, Range
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tasks.task import Task
 from neuroshard.testing import random_ensemble, random_form_models, random_set_comm, toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, Form
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, whole
 
 MODELS = random_form_models()

@@ -6,13 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import Task, Topology, load_tables, search
+from neuroshard import CostModels, Simulator, Task, Topology, UserError, load_tables, search
 from neuroshard.cost.loads import LoadSets
-from neuroshard.models import Card, CostModels, load_bundle, save_bundle
+from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models.parts import CONVERTED, COUNTS, TERMS, Framework, counts_of
-from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plumbing.errors import UserError
 from neuroshard.targets.target import target_named
 from neuroshard.testing import linear_models, random_form_models, toy_task
 from tests.kit.plans import COPIES, laid_out, whole

@@ -7,17 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuroshard import CostModels, Home, Table, Tier, UserError, zipf_reuse
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.models import CostModels
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.composed import columns_model
 from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.host_tiers import HostLink, HostTiers, link_bytes, managed_lookups, memory_bytes
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.configs import choices
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import (
     OpaqueCompute,
     random_ensemble,
@@ -27,7 +24,7 @@ from neuroshard.testing import (
     toy_tables,
 )
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import table
 
 IN_HOST = Home(Tier.HOST)

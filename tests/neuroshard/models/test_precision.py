@@ -6,20 +6,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from neuroshard import CostModels, Simulator, Task, Topology, UserError
 from neuroshard.app.listing import show_models
 from neuroshard.cost.loads import Traffic
-from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models import Card, save_bundle
 from neuroshard.models.parts import CONVERTED, Framework
 from neuroshard.models.precision import converted_mb, narrowed
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task
 from neuroshard.testing import random_form_models, toy_task
 from neuroshard.words.collective import Collective, Precision
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100
 from tests.kit.step_plans import mixed_plan

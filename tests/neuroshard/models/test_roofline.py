@@ -3,19 +3,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.cost.loads import LoadSets, Traffic
-from neuroshard.models import CostModels
 from neuroshard.models.published_points import Curves
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
-from neuroshard.models.simulator import Simulator
 from neuroshard.records import DataDirectory
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task
 from neuroshard.testing import PhysicalCommConformance
 from neuroshard.words.collective import Collective
-from neuroshard.words.topology import Topology
 from tests.kit.exchange_bounds import Bounded
 from tests.kit.plans import COPIES, laid_out, table
 

@@ -4,18 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.bundles import shipped_names, shipped_path
 from neuroshard.cost.cost import COMPUTE, INPUT
 from neuroshard.cost.loads import LoadSets
-from neuroshard.models import CostModels, load_bundle
+from neuroshard.models import load_bundle
 from neuroshard.models.parts import FRAMEWORK
 from neuroshard.models.roofline import RooflineComm
-from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, Form
-from neuroshard.words.topology import Topology
 
 SHIPPED = ["cpu", "h100"]
 _MANY = 100  # values, of which it means something that not one in thirty lies outside its interval

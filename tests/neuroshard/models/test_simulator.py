@@ -3,18 +3,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.models import CostModels
+from neuroshard import CostModels, Home, Simulator, Task, Tier, Topology, UserError
 from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.parts import EXCHANGES, lopsidedness
-from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET, ELSEWHERE
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tasks.task import Task
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Home, Tier
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.searches import H100
 

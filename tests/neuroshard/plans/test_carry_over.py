@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
+from neuroshard import Constraints, Home, PinnedShard, TableRule, Task, Tier, Topology
 from neuroshard.plans.carry_over import carried_over
 from neuroshard.stages.search.space.homes import homed
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.tasks.task import Task
 from neuroshard.words.form import Form
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
-from neuroshard.words.topology import Topology
+from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import COPIES, laid_out, tables
 
 

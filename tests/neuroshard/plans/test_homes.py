@@ -7,19 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuroshard import Constraints, Home, MemoryUse, Plan, Simulator, TableRule, Task, Tier, Topology, UserError
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts import in_copies
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.homes import has_other_homes, homed, rehomed
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task
 from neuroshard.testing import linear_models
 from neuroshard.words.form import CALLS, Call, Form
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
-from neuroshard.words.topology import Topology
+from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import laid_out, placed, table
 
 TABLES = (table("a", 1000, 8, 2.0), table("b", 500, 16, 1.0), table("c", 100, 8, 1.0, pooled=False))

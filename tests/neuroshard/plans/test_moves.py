@@ -4,12 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from neuroshard import Constraints, MemoryUse, PinnedShard, Task, Topology
 from neuroshard.plans.moves import TableChange, layout_key, moved_between, moved_bytes, table_changes
-from neuroshard.tasks.constraints import Constraints, PinnedShard
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, table, tables, whole
 
 

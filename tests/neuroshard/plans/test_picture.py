@@ -7,9 +7,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from neuroshard import Task, Topology
 from neuroshard.plans.picture import canvas, curves_png, label, plan_png
-from neuroshard.tasks.task import Task
-from neuroshard.words.topology import Topology
 from tests.kit.costs import cost_of
 from tests.kit.plans import COPIES, laid_out, tables, whole
 

@@ -9,15 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import neuroshard
-from neuroshard.cost.cost import Prediction
+from neuroshard import Placement, Plan, Prediction, Shard, Task, Topology, UserError
 from neuroshard.layouts import in_rows, layout_of, row_blocks
-from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tasks.task import Task
+from neuroshard.plans.plan import assemble
 from neuroshard.testing import toy_task
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.placement import Placement, Shard
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, read_back, table, tables, whole
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-2.json"

@@ -7,15 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task
+from neuroshard import Constraints, MemoryUse, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.testing import linear_models
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, table
 from tests.kit.searches import H100
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from neuroshard import Home, Placement, Shard, Tier, UserError
 from neuroshard.layouts.layout import check_cover
-from neuroshard.plumbing.errors import UserError
-from neuroshard.words.placement import Home, Placement, Shard, Tier
 from tests.kit.plans import table
 
 PLACE = re.compile(r"plan: column (\d+) of table 't', row (\d+), is covered (twice|by no shard)")

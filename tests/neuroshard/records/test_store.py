@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neuroshard.plumbing.errors import UserError
+from neuroshard import Home, Tier, UserError
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.parquet_schema import LOCAL_CODEC, read_tables, tables_rows
 from neuroshard.records.samples import (
@@ -23,7 +23,6 @@ from neuroshard.testing import ONCE, toy_tables, toy_task
 from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Home, Tier
 from tests.kit.plans import COPIES, laid_out
 
 BLOCKS = (RowBlock(0, 2), RowBlock(1, 1))

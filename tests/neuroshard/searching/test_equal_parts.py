@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard import Constraints, InfeasibleError, PinnedShard, Simulator, TableRule
 from neuroshard.plumbing.registry import build
 from neuroshard.searching.equal_parts import EqualParts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import constrained, for_target
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.testing import linear_models, toy_task
 from tests.kit.searches import H100, ms_of
 

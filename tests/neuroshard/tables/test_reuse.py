@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import neuroshard as ns
-from neuroshard.plumbing.errors import UserError
+from neuroshard import UserError, zipf_reuse
 from neuroshard.tables.reuse import (
     BOTTOMS,
     MEAN_COUNTS,
@@ -21,7 +21,6 @@ from neuroshard.tables.reuse import (
     range_reuse,
     reuse_at,
     reuse_of_mean,
-    zipf_reuse,
 )
 from neuroshard.testing import toy_tables
 

@@ -14,13 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import neuroshard as ns
-from neuroshard.plumbing.errors import UserError
+from neuroshard import Constraints, Home, Placement, Shard, TableRule, Task, Tier, Topology, UserError
 from neuroshard.targets.target import TARGETS, constrained, target_named
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task
 from neuroshard.words.form import Form
-from neuroshard.words.placement import ON_DEVICE, Home, Placement, Shard, Tier
-from neuroshard.words.topology import Topology
+from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import COPIES, laid_out, placed, table
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule, constraints, load_constraints
-from neuroshard.tasks.task import Task
+from neuroshard import Constraints, PinnedShard, TableRule, Task, Topology, UserError
+from neuroshard.tasks.constraints import constraints, load_constraints
 from neuroshard.words.form import Form
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, read_back, table
 
 TABLES = tuple(table(name, dim=dim) for name, dim in (("user_a", 16), ("user_b", 16), ("item", 32)))

@@ -7,16 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from neuroshard import Home, MemoryUse, Table, Task, Tier, Topology, UserError
 from neuroshard.cost.loads import Loads
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_BATCH_SIZE, MAX_BYTES, MAX_DIM, MAX_FEATURES, MAX_POOLING_FACTOR, MAX_ROWS
-from neuroshard.tables import Table
-from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.placement import Home, Tier
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, read_back, table
 
 TABLE = table("t", 1000, 8, 2.5)

@@ -2,13 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
+from neuroshard import Simulator, Task, Topology, UserError
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.tasks.draw import TaskDraw, drawn, from_file, save_tasks
-from neuroshard.tasks.task import Task
 from neuroshard.testing import random_models, toy_tables, toy_task
-from neuroshard.words.topology import Topology
 from tests.kit.plans import read_back
 
 

@@ -12,10 +12,8 @@ from torchrec.distributed.planner.types import Shard, ShardingOption
 from torchrec.distributed.sharding_plan import get_default_sharders
 
 import neuroshard as ns
-from neuroshard.models.simulator import Simulator
+from neuroshard import Simulator, Table, zipf_reuse
 from neuroshard.plans.plan import assemble
-from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import ONCE, linear_models, toy_task
 from neuroshard.torchrec import register_perf_config
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator

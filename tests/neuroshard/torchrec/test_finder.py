@@ -8,11 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 from torchrec.distributed.planner import ParameterConstraints
 
-from neuroshard.plumbing.errors import UserError
-from neuroshard.searching.searcher import Found
+from neuroshard import Constraints, Found, MemoryUse, TableRule, UserError
 from neuroshard.stages.search.runs.in_parts import InParts
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.memory import MemoryUse
 from tests.kit.torchrec_models import bags, planner
 
 SCRIPT = """

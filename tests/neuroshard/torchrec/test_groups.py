@@ -10,8 +10,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.planner import ParameterConstraints
 
-from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.tasks.memory import MemoryUse
+from neuroshard import InfeasibleError, MemoryUse, UserError
 from neuroshard.testing import linear_models
 from neuroshard.torchrec.groups import Groups
 from tests.kit import training

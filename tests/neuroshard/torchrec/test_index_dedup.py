@@ -9,10 +9,9 @@ import torch
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, set_ec_index_dedup
 
+from neuroshard import MemoryUse, Table
 from neuroshard.hardware.mirror import mirrored_world
-from neuroshard.tables import Table
 from neuroshard.tables.reuse import histogram
-from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.sequences import deduplicated
 from tests.kit.torchrec_models import CPU, planner, sequences
 from tests.kit.training import sharded

@@ -12,8 +12,7 @@ from torch import nn
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import BoundsCheckMode
 
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard import Constraints, TableRule, UserError
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner

@@ -15,15 +15,11 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import ShardingPlan
 from torchrec.types import DataType
 
+from neuroshard import Constraints, MemoryUse, Table, TableRule, Tier, zipf_reuse
 from neuroshard.hardware.mirror import mirrored_world
-from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec import from_sharding_plan
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Tier
 from tests.kit.torchrec_models import META, planned, sequence, shaped_bags, topology
 
 GB, HOST = 10**9, 8

@@ -31,8 +31,7 @@ from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddi
 from torchrec.types import DataType
 
 import neuroshard as ns
-from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard import Constraints, InfeasibleError, TableRule, UserError
 from neuroshard.testing import toy_task
 from neuroshard.torchrec.delegated import without_copies_remarks
 from neuroshard.words.form import Form

@@ -7,8 +7,7 @@ from torch import nn
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.types import DataType
 
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tasks.constraints import TableRule
+from neuroshard import TableRule, UserError
 from neuroshard.torchrec import find_tables
 from neuroshard.words.form import Form
 from tests.kit.torchrec_models import bags, sequences, shaped_bags

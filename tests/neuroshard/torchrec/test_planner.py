@@ -14,9 +14,8 @@ from torchrec.distributed.types import BoundsCheckMode, ShardingPlanner
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.types import DataType
 
-from neuroshard.plumbing.errors import InfeasibleError, MissingPackageError, UserError
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.memory import MemoryUse
+from neuroshard import Constraints, InfeasibleError, MemoryUse, TableRule, UserError
+from neuroshard.plumbing.errors import MissingPackageError
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
 from tests.kit.torchrec_models import AllOnLast, bags, places, planner, shaped_bags, topology

@@ -12,9 +12,7 @@ from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import Stats
 
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard import Constraints, Table, TableRule, UserError
 from tests.kit.torchrec_models import bags, planner, sequences
 
 ROWS, DIM = 128, 32

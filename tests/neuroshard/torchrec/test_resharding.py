@@ -8,15 +8,10 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import ShardingPlan
 
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
-from neuroshard.tables import Table
-from neuroshard.tasks.task import Task
+from neuroshard import Placement, Plan, Shard, Table, Task, Topology, UserError
 from neuroshard.testing import ONCE
 from neuroshard.torchrec import reshard, to_sharding_plan
 from neuroshard.torchrec.resharding import plan_difference
-from neuroshard.words.placement import Placement, Shard
-from neuroshard.words.topology import Topology
 from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import bags, places, planner, shaped_bags
 from tests.kit.training import drawn_lookups, drawn_weights, set_weights, sharded

@@ -11,15 +11,12 @@ from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
-from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plumbing.errors import UserError
+from neuroshard import Home, Plan, Table, Task, Tier, Topology, UserError
+from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.space.homes import rehomed
-from neuroshard.tables import Table
-from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
-from neuroshard.words.topology import Topology
+from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.torchrec_models import bags
 

@@ -14,16 +14,12 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from neuroshard import Constraints, Home, Table, TableRule, Task, Tier, Topology
 from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.space.homes import rehomed
-from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Home, Tier
-from neuroshard.words.topology import Topology
 from tests.kit import training
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.processes import of_all, on_gloo

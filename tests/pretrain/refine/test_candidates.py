@@ -5,11 +5,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, Simulator, UserError
 from neuroshard.hardware.plan_samples import kernel_calls
-from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.stages.augment.comm import CommAugmentation

@@ -11,12 +11,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, InfeasibleError, Simulator, Task, Topology, UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
-from neuroshard.models import Card, CostModels, load_bundle, save_bundle
-from neuroshard.models.simulator import Simulator
+from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models.trust import Ranges
-from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import read_json
 from neuroshard.plumbing.parquet import read_rows
 from neuroshard.plumbing.timing import TimingProtocol
@@ -37,13 +36,11 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
-from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
 from neuroshard.testing.devices.made_up import MadeUpHardware
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS
-from neuroshard.words.topology import Topology
 from tests.kit.commands import run_command, shown
 from tests.kit.made_up import drifting
 from tests.kit.measuring import Answering

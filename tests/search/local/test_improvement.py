@@ -5,8 +5,7 @@ from itertools import count
 
 import pytest
 
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
+from neuroshard import Simulator, UserError
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.local_search import LocalSearch

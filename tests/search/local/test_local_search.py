@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.models.simulator import Simulator
+from neuroshard import Simulator, Table, Task, Topology
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -14,10 +14,7 @@ from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog, even_layout
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import pack
-from neuroshard.tables import Table
-from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE, constrained_task, linear_models, random_models, toy_task
-from neuroshard.words.topology import Topology
 
 
 def _random_held(task, rng):

@@ -5,9 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.app.searching import search
-from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator
+from neuroshard import CostModels, Simulator, Topology, search
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
@@ -17,7 +15,6 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.testing import random_form_models, sequence_task
 from neuroshard.words.form import Form
-from neuroshard.words.topology import Topology
 
 MODELS = {"roofline": CostModels.load("roofline:h100"), "by_form": random_form_models()}
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from neuroshard.models import CostModels
+from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.models.parts import EXCHANGES, lopsidedness
-from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.registry import build
@@ -16,9 +15,7 @@ from neuroshard.stages.search.methods.choice import Choice, declined_remark
 from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.tasks.task import Task
 from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_tables, toy_task
-from neuroshard.words.topology import Topology
 
 FEW = Improvement(shakes=10)
 ERROR = 0.15

@@ -5,15 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, Simulator, Table, Task, Topology, UserError, zipf_reuse
 from neuroshard.cost.cost import INPUT
-from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import UserError
 from neuroshard.searching.searcher import searcher_of
-from neuroshard.tables import Table, zipf_reuse
-from neuroshard.tasks.task import Task
 from neuroshard.testing import random_models
-from neuroshard.words.topology import Topology
 
 BATCH, DEVICES = 4096, 4
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 
-from neuroshard.models.simulator import Simulator
+from neuroshard import InfeasibleError, Simulator, Task, Topology
 from neuroshard.plans.moves import moved_between
 from neuroshard.plumbing.arrays import IntArray
-from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.registry import build, described
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
@@ -21,9 +20,7 @@ from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task
 from neuroshard.testing import LinearCompute, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
-from neuroshard.words.topology import Topology
 from tests.kit.searches import H100, ms_of
 
 NONE, FEW = Improvement(shakes=0, max_plans=1), Improvement(shakes=5)

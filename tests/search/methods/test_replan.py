@@ -6,24 +6,17 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator
+from neuroshard import Constraints, CostModels, Plan, Searcher, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.plans.moves import moved_between, table_changes
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import readable_bytes
-from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.tasks.task import Task
 from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from neuroshard.testing.toys import LinearComm, LinearCompute
 from neuroshard.words.form import Form
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, ms_of
 from tests.kit.tasks import hot_table

@@ -5,9 +5,8 @@ from functools import cache
 import pytest
 
 import neuroshard as ns
-from neuroshard.models.simulator import Simulator
+from neuroshard import InfeasibleError, Simulator, Table, Task, Topology, UserError
 from neuroshard.plumbing.configs import choices
-from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import to_bytes
 from neuroshard.stages.search.local.improvement import Improvement
@@ -15,10 +14,7 @@ from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.tables import Table
-from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
-from neuroshard.words.topology import Topology
 from tests.search.kernels.oracle import oracle_search
 
 FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}

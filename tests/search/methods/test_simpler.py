@@ -5,20 +5,16 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
-from neuroshard.models import CostModels
+from neuroshard import CostModels, InfeasibleError, Simulator, Task, Topology
 from neuroshard.models.parts import Framework
-from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_changes import simpler
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.tasks.task import Task
 from neuroshard.testing import constrained_task, linear_models, toy_task
 from neuroshard.testing.toys import LinearComm, OpaqueCompute
 from neuroshard.words.form import Form
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, ms_of
 

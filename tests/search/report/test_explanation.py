@@ -8,24 +8,18 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from neuroshard.app.searching import search
-from neuroshard.cost.cost import Prediction
+from neuroshard import Plan, Prediction, Simulator, Table, Task, Topology, UserError, search
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.parts import Framework
-from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.moves import table_changes
-from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.report.explained import difference, sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.page import show_sections
 from neuroshard.stages.search.runs.explain import Explain, models_of
-from neuroshard.tables import Table
-from neuroshard.tasks.task import Task
 from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_form_models, random_models, toy_task
 from neuroshard.words.form import Form
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.searches import H100, ms_of
 from tests.kit.tasks import plain_task

@@ -5,16 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard import CostModels, MemoryUse, Plan, Simulator, Topology
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.report import what_if
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms, split_worths
-from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import OpaqueCompute, linear_models, random_by_form, random_ensemble, random_models, toy_task
 from neuroshard.words.form import Form
-from neuroshard.words.topology import Topology
 from tests.kit.plans import COPIES, laid_out, placed, whole
 
 MODELS = {

@@ -7,22 +7,17 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard.cost.cost import Prediction
+from neuroshard import Plan, Prediction, Simulator, Task, Topology, UserError
 from neuroshard.models import Card, save_bundle
-from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import exclusive
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.tasks.task import Task
 from neuroshard.testing import random_models, toy_task
 from neuroshard.testing.devices.made_up import MadeUpHardware
-from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 from tests.kit.costs import cost_of
 from tests.kit.measuring import CPU

@@ -7,15 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from neuroshard import Task, Topology, UserError
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
-from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
-from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 from tests.kit.plans import COPIES, laid_out, whole
 

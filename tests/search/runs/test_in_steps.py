@@ -5,14 +5,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from neuroshard import Task, Topology, UserError
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PHASES, StepProtocol
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_steps import InSteps
-from neuroshard.tasks.task import Task
 from neuroshard.testing import toy_task
-from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 from tests.kit.plans import COPIES, laid_out, whole
 

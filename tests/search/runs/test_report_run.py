@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from neuroshard import InfeasibleError, Topology, UserError
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.trust import DATASHEET
-from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.report.gather import gather
 from neuroshard.stages.search.report.reported import comparisons_shown
@@ -23,7 +23,6 @@ from neuroshard.stages.search.report.sweep_statistics import comparisons, in_swe
 from neuroshard.stages.search.runs.report import Report
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
-from neuroshard.words.topology import Topology
 from tests.kit.processes import PATIENCE_S
 
 CAVEAT = f"{DATASHEET}: kernels covered, exchanges covered"

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from neuroshard import Simulator, UserError
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET, Margin, Margins
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import Greedy

@@ -13,14 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from neuroshard import CostModels, Plan, Simulator, Topology, UserError
 from neuroshard.app import cli
 from neuroshard.hardware import Meter, Outcome
 from neuroshard.hardware.step_samples import StepProtocol
-from neuroshard.models import Card, CostModels, save_bundle
-from neuroshard.models.simulator import Simulator
+from neuroshard.models import Card, save_bundle
 from neuroshard.plans.moves import layout_key
-from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -37,7 +35,6 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu
 from neuroshard.testing.devices.made_up import MadeUpHardware
-from neuroshard.words.topology import Topology
 from tests.kit.commands import shown
 from tests.kit.measuring import CPU
 from tests.kit.processes import PATIENCE_S, as_if_under_torchrun

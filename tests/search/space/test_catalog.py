@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator
+from neuroshard import CostModels, Simulator
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.testing import LinearCompute, random_by_widest, random_ensemble, random_models, toy_task
 from tests.kit.searches import sizes_of
