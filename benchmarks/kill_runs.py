@@ -50,7 +50,7 @@ from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
-from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.stages.search.runs.in_parts import InParts, Means
 from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
@@ -145,7 +145,7 @@ def _measured_so_far() -> float:
     return float(sum(len(chunk) for chunks in (directory.compute(), directory.comm()) for chunk in chunks.each()))
 
 
-def verified(count: int, hardware: Hardware, means: InParts, passes: int) -> object:
+def verified(count: int, hardware: Hardware, means: Means, passes: int) -> object:
     """Search tasks and measure their finalists."""
     searcher = NeuroShard(2, 1, 1, GridSettings(points=2), Improvement(shakes=1), choice=None, forms=("columns",))
     verify = Verify(hardware, finalists=passes, passes=passes, means=means)
@@ -158,7 +158,7 @@ def evaluate_made_up() -> object:
     return Evaluate(["searched"], None, MadeUpHardware(), out="out", count_input=True).run()
 
 
-def evaluated(through: InParts) -> object:
+def evaluated(through: Means) -> object:
     """Train few steps of two plans."""
     (task,), simulator = _tasks(1), simulator_of("cpu")
     names = [f"plan-{seed:02d}.json" for seed in range(2)]

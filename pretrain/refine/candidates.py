@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -27,11 +27,50 @@ from neuroshard.stages.pretrain.refine.propose import (
     random_plan,
     share_name,
 )
-from neuroshard.stages.pretrain.refine.rounds import Part, Shares
+from neuroshard.stages.pretrain.refine.rounds import Shares
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 
-RoundSamples = dict[Part, tuple[list[Chosen[Any]], int]]  # new samples of a round, and how many are measured again
+
+class DrawsCalls(Protocol):
+    """A source of random combinations of tables."""
+
+    @property
+    def tiers(self) -> Sequence[str]:
+        """The memory that the tables lie in."""
+        ...
+
+    def check(self, split: Split) -> None:
+        """Raise UserError unless it can draw from these tables."""
+        ...
+
+    def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
+        """Draw one combination at a global batch size, and name the split that its tables are of."""
+        ...
+
+
+class DrawsExchanges(Protocol):
+    """A source of random exchanges."""
+
+    def check(self, devices_per_host: int | None) -> None:
+        """Raise UserError if one needs several hosts and all devices are on one, which None says."""
+        ...
+
+    def draw(
+        self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
+    ) -> tuple[CommSample, str]:
+        """Draw one exchange, and name the split that it belongs to."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundSamples:
+    """New samples of a round, and how many of each type are measured again."""
+
+    calls: list[Chosen[ComputeSample]]
+    calls_again: int
+    exchanges: list[Chosen[CommSample]]
+    exchanges_again: int
 
 
 @dataclass(frozen=True)
@@ -40,15 +79,14 @@ class Candidates:
 
     Attributes:
         tasks, searchers: whose plans are proposals.
-        calls, exchanges: draw random ones, as the samples of `neuroshard collect` are drawn (`ComputeAugmentation` and
-            `CommAugmentation`, of another stage).
+        calls, exchanges: draw random ones.
         devices_per_host: of so many devices that exchange on the hardware, as `Hardware` has it.
     """
 
     tasks: tuple[Task, ...]
     searchers: tuple[Searcher, ...]
-    calls: Any
-    exchanges: Any
+    calls: DrawsCalls
+    exchanges: DrawsExchanges
     shares: Shares
     devices_per_host: Callable[[int], int | None]
 
@@ -113,7 +151,7 @@ class Candidates:
         )
         new = chosen_of(new_calls, calls, content_key, call_sources, self._random_calls(rng))
         other = chosen_of(new_exchanges, exchanges, exchange_key, exchange_sources, self._random_exchanges(rng))
-        return {"compute": (new, calls_again), "exchange": (other, exchanges_again)}
+        return RoundSamples(new, calls_again, other, exchanges_again)
 
     def _random_calls(self, rng: np.random.Generator) -> Iterator[ComputeSample]:
         while True:

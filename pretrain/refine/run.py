@@ -31,7 +31,7 @@ from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.pretrain.fit import Fit
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
-from neuroshard.stages.pretrain.refine.candidates import Candidates, RoundSamples
+from neuroshard.stages.pretrain.refine.candidates import Candidates, DrawsCalls, DrawsExchanges, RoundSamples
 from neuroshard.stages.pretrain.refine.refined import Refined
 from neuroshard.stages.pretrain.refine.rounds import Round, Shares, rounds_in, well_predicted
 from neuroshard.stages.pretrain.refine.run_samples import RunSamples
@@ -80,8 +80,8 @@ class Refine:
     tasks: tuple[Task, ...]
     searchers: Sequence[Searcher]
     hardware: Hardware
-    calls: Any
-    exchanges: Any
+    calls: DrawsCalls
+    exchanges: DrawsExchanges
     compute_model: ComputeFitter
     comm_model: CommFitter
     out: PathName

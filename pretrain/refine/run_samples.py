@@ -206,8 +206,8 @@ class RunSamples:
         self, rounds: Sequence[Round], chosen: RoundSamples, models: CostModels, advance: Advance
     ) -> tuple[tuple[Foreseen, ...], tuple[Again, ...]]:
         """Predict, then measure the samples of the round after these, and those that are measured again."""
-        calls, called = self.calls.measure(rounds, *chosen["compute"], models, advance)
-        exchanges, exchanged = self.exchanges.measure(rounds, *chosen["exchange"], models, advance)
+        calls, called = self.calls.measure(rounds, chosen.calls, chosen.calls_again, models, advance)
+        exchanges, exchanged = self.exchanges.measure(rounds, chosen.exchanges, chosen.exchanges_again, models, advance)
         return (*calls, *exchanges), (*called, *exchanged)
 
 

@@ -18,7 +18,7 @@ from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.stages.search.runs.in_parts import InParts, Means
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Evaluate:
     seed: Seed = 0
     out: PathName | None = None
     count_input: bool = False
-    through: InParts = field(default_factory=InParts)
+    through: Means = field(default_factory=InParts)
 
     def run(self) -> "Result | None":
         """Measure every plan that fits; tasks without a plan, and plans that don't fit, are counted as failures.

@@ -28,7 +28,7 @@ from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.results.comparison import Evaluated, failures, grid_of, names_and_forms, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.in_parts import EvaluateResult, InParts, Measure, begun
+from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.stages.search.runs.in_steps import floor_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
@@ -194,7 +194,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class InMirror(InParts):
+class InMirror:
     """Measuring in mirrored steps: TorchRec trains a stand-in of the user's model rank by rank, the others its mirrors.
 
     Local work is measured, exchanges are predicted. So one device measures plans for any number of devices.

@@ -1,14 +1,14 @@
 """What plans are measured in, finalists and what `evaluate` is asked: here kernels and exchanges, one by one.
 
-Training steps are in modules of their own.
+`Means` is what all ways have in common; training steps are in modules of their own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import pandas as pd
 from rich.console import Console
@@ -26,7 +26,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import digest_of
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.parquet import write_frame
-from neuroshard.plumbing.progress import print_lines, printer, progress_bar
+from neuroshard.plumbing.progress import Result, print_lines, printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import (
     Evaluated,
@@ -47,6 +47,42 @@ Measure = Callable[[Sequence[Plan], int, Advance, Path], list[MeasuredOnce]]
 Drawn = tuple[str, Callable[[], bytes]]  # the file's name, and what draws it
 Kept = TypeVar("Kept")
 _SHOWN_ERRORS = 3
+
+
+class Means(Protocol):
+    """How plans are measured: a search's finalists in turns, or the plans that people ask about."""
+
+    def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
+        """Raise UserError unless plans of tasks can be measured so, and these of each task together, if any."""
+        ...
+
+    def follow(self, hardware: Hardware) -> None:
+        """Take part, as one of torchrun's processes other than rank 0."""
+        ...
+
+    def opened(
+        self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn
+    ) -> AbstractContextManager[Measure]:
+        """Start the processes that these tasks need, and end them with the block.
+
+        Raises:
+            UserError: torchrun started another number of processes than a task has devices.
+        """
+        ...
+
+    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
+        """Count what is told of as done in all, where plans are measured once."""
+        ...
+
+    def evaluated(
+        self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
+    ) -> Result:
+        """Measure what can be run, and write the results into the directory, which is held.
+
+        Raises:
+            UserError: it can't be measured so, or the directory holds another run.
+        """
+        ...
 
 
 def begun(
@@ -116,36 +152,26 @@ class EvaluateResult(Generic[Kept]):
 
 @dataclass(frozen=True)
 class InParts:
-    """Measuring in parts: kernels and exchanges one by one, as cost models predict them.
-
-    Other means replace all methods. Each measures a search's finalists in turns, or the plans that people ask about.
-    """
+    """Measuring in parts: kernels and exchanges one by one, as cost models predict them."""
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError unless plans of tasks can be measured so, and these of each task together, if any.
-
-        Here exchanges must be between hosts as in the tasks.
-        """
+        """Raise UserError unless exchanges are between hosts here as in the tasks."""
         for task in tasks:
             hardware.check_hosts(task.topology)
 
     def follow(self, hardware: Hardware) -> None:
-        """Take part in the exchanges, as one of torchrun's processes other than rank 0."""
+        """Take part in the exchanges."""
         hardware.follow()
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield what measures plans; the processes stay for all passes.
-
-        Raises:
-            UserError: torchrun started another number of processes than a task has devices.
-        """
+        """Yield what measures plans; the processes stay for all passes."""
         with meters_of(hardware, warn) as meters:
             meters.join(task.topology for task in tasks)
             yield partial(_measured, meters, count_input, cache(partial(PlanRecords.of_run, hardware=hardware)))
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Count what is told of as done in all, where plans are measured once: kernel calls and exchanges."""
+        """Count kernel calls and exchanges."""
         return steps(plans, count_input)
 
     def evaluated(
@@ -165,7 +191,7 @@ class InParts:
             def measured(task: int) -> Sequence[MeasuredOnce]:
                 """Measure what the task's plans cost, or read what was measured before."""
                 plans = plans_of(by_task[task])
-                journal = Journal(directory.path / "tasks", "task", Pass, lambda _, one: _wrong(one, plans))
+                journal = _tasks_in(directory.path, plans)
                 if (once := journal.get(task)) is None:
                     once = Pass(tuple(measure(plans, seed, partial(progress.advance, bar), directory.path)))
                     journal.keep(task, once)
@@ -188,9 +214,14 @@ def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:
     return replace(entry, error=outcome) if isinstance(outcome, str) else replace(entry, measured=outcome)
 
 
-def _wrong(one: Pass, plans: Sequence[Plan]) -> str | None:
-    """Say why this isn't what an evaluation measured of a task's plans; None if it may be."""
-    return "holds training steps" if any(its.step_ms is not None for its in one.plans) else one.wrong(plans)
+def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
+    """Open the journal of what an evaluation measured of each task; `plans` are those of the one that is asked for."""
+    return Journal(run / "tasks", "task", Pass, lambda _, one: _training_steps(one) or one.wrong(plans))
+
+
+def _training_steps(one: Pass) -> str | None:
+    """Say so where a pass holds training steps."""
+    return "holds training steps" if any(its.step_ms is not None for its in one.plans) else None
 
 
 def _measured(

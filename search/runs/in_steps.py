@@ -24,7 +24,7 @@ from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
 from neuroshard.stages.search.results.comparison import Evaluated, failures, grid_of, names_and_forms, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.in_parts import EvaluateResult, InParts, Measure, begun
+from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.tasks.task import Task
 
 LOOKUPS_ALONE = "lookups, one device after another"
@@ -174,7 +174,7 @@ class TaskSteps:
 
 
 @dataclass(frozen=True)
-class InSteps(InParts):
+class InSteps:
     """Measuring in steps: TorchRec trains a stand-in of the user's model on every plan, the plans of a task by turns.
 
     Each build of all of a task's plans is in fresh processes.

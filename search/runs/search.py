@@ -81,7 +81,7 @@ class Search:
         if self.verify is not None:
             self.verify.check(self.tasks)
             if is_follower():
-                self.verify.means.follow(self.verify.hardware)
+                self.verify.follow()
                 return None
         with blas_threads(1):
             return self._run()
@@ -92,11 +92,7 @@ class Search:
         simulator = Simulator(CostModels.load(self._model), self.count_input)
         for task in self.tasks:
             simulator.models.check(task)
-        opened: AbstractContextManager[Measure | None] = nullcontext()
-        if (verify := self.verify) is not None:
-            warn = plain_console(stderr=True).print
-            opened = verify.means.opened(self.tasks, verify.hardware, self.count_input, warn)
-        with opened as measure:
+        with self._measuring() as measure:
             if self.out is not None and (there := RunDirectory(Path(self.out))).finished and not _found_nothing(there):
                 there.begin(self._depends(simulator), self.tasks)
                 return SearchResult(self._whole(there.path), self.tasks)
@@ -142,6 +138,11 @@ class Search:
             if first is not None and isinstance(first.found, InfeasibleError):
                 raise first.found  # written down before: reports count it
         return SearchResult(run, self.tasks)
+
+    def _measuring(self) -> AbstractContextManager[Measure | None]:
+        if self.verify is None:
+            return nullcontext()
+        return self.verify.opened(self.tasks, self.count_input, plain_console(stderr=True).print)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
         """Collect what the plans depend on, besides the tasks."""

@@ -1,6 +1,7 @@
 """Verifying what is found: the best of a task's finalists, which are measured in turns, is the answer."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from msgspec import Meta
 from rich.progress import Progress
 
 from neuroshard.hardware import Hardware
+from neuroshard.hardware.hardware import Warn
 from neuroshard.lab.plan_costs import Advance, beyond_memory
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
@@ -22,7 +24,7 @@ from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRecord
-from neuroshard.stages.search.runs.in_parts import InParts, Measure
+from neuroshard.stages.search.runs.in_parts import InParts, Means, Measure
 from neuroshard.tasks.task import Task
 
 _SEED_RANGE = 2**31
@@ -45,17 +47,29 @@ class Verify:
     finalists: PositiveCount
     passes: Annotated[int, Meta(ge=2, le=1000)]
     seed: Seed = 0
-    means: InParts = field(default_factory=InParts)
+    means: Means = field(default_factory=InParts)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise UserError unless plans of the tasks can be measured here."""
         self.hardware.check()
         self.means.check(tasks, (), self.hardware)
 
+    def follow(self) -> None:
+        """Take part, as one of torchrun's processes other than rank 0."""
+        self.means.follow(self.hardware)
+
     @property
     def settings(self) -> dict[str, Any]:
         """What the answers depend on, besides the search's; JSON-ready."""
         return {"verify": asdict(self) | {"on": self.hardware.fingerprint.to_json()}}
+
+    def opened(self, tasks: Sequence[Task], count_input: bool, warn: Warn) -> AbstractContextManager[Measure]:
+        """Open the meters that these tasks need.
+
+        Raises:
+            UserError: torchrun started another number of processes than a task has devices.
+        """
+        return self.means.opened(tasks, self.hardware, count_input, warn)
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
         """Search a task, measure its finalists here and now, and return the best of them.
@@ -69,9 +83,8 @@ class Verify:
         with TemporaryDirectory() as run, progress_bar() as progress:
             files = FinalistFiles(Path(run), 0)
             files.begin(searched)
-            counted, warn = simulator.count_input, printer(progress)
-            with self.means.opened([task], self.hardware, counted, warn) as measure:
-                return self.judged(measure, files, searched, counted, progress).answer
+            with self.opened([task], simulator.count_input, printer(progress)) as measure:
+                return self.judged(measure, files, searched, simulator.count_input, progress).answer
 
     def judged(
         self, measure: Measure, files: FinalistFiles, searched: Searched, count_input: bool, progress: Progress

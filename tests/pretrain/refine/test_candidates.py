@@ -140,13 +140,13 @@ def test_rounds_repeat_and_differ_by_seed():
     rounds = [candidates.of_round(30, MODELS, (), (), np.random.default_rng(seed)) for seed in (0, 0, 1)]
     assert rounds[0] == rounds[1]
     assert rounds[0] != rounds[2]
-    calls, exchanges = (rounds[0][part][0] for part in ("compute", "exchange"))
+    calls, exchanges = rounds[0].calls, rounds[0].exchanges
     whys = [one.why for one in calls]
     assert whys == sorted(whys, key=["proposal", "doubt", "random"].index)
     assert {one.why for one in exchanges} == {"proposal", "random"}
     again = candidates.of_round(30, MODELS, [one.sample for one in calls], (), np.random.default_rng(0))
     before = {content_key(one.sample) for one in calls}
-    assert all(content_key(one.sample) not in before for one in again["compute"][0] if one.why != "random")
+    assert all(content_key(one.sample) not in before for one in again.calls if one.why != "random")
 
 
 def test_tables_of_one_name_are_one():
