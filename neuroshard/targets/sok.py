@@ -5,8 +5,8 @@ rows lie together, more even lookups.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -24,27 +24,82 @@ _LEAST_CAPACITY = 1024  # of a hash table: some of HKV's buckets of 128
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*")  # that TensorFlow takes
 
 
+@dataclass(frozen=True)
+class _Static:
+    """A `sok.Variable`: all rows in GPU memory.
+
+    Attributes:
+        table: its name in the plan.
+        rows, dimension: of the whole table.
+        dtype: of its elements.
+        mode: "localized:g" for all of it on GPU g, "distributed" for rows over all GPUs.
+    """
+
+    table: str
+    rows: int
+    dimension: int
+    dtype: str
+    mode: str
+
+    @property
+    def call(self) -> str:
+        """The call that makes the variable, in Python."""
+        shape = f"shape=[{self.rows}, {self.dimension}]"
+        named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
+        return f"sok.Variable({shape}, initializer=initializer, dtype=tf.{self.dtype}, mode={self.mode!r}{named})"
+
+
+@dataclass(frozen=True)
+class _Hybrid:
+    """A `sok.DynamicVariable` over HKV: a hash table with keys in GPU memory, and vectors there and in host memory.
+
+    Attributes:
+        table: its name in the plan.
+        rows, dimension: of the whole table.
+        mode: as of `_Static`.
+        capacity: vectors that each GPU with rows of it has room for: a power of two, at least twice those rows, as
+            HKV's `max_load_factor` of a half wants it.
+        max_hbm_for_vectors: GiB of each such GPU's memory for vectors; SOK counts whole ones.
+    """
+
+    table: str
+    rows: int
+    dimension: int
+    mode: str
+    capacity: int
+    max_hbm_for_vectors: int
+
+    @property
+    def call(self) -> str:
+        """The call that makes the variable, in Python."""
+        named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
+        return (
+            f"hybrid({self.dimension}, {self.mode!r}, capacity={self.capacity}, "
+            f"max_hbm_for_vectors={self.max_hbm_for_vectors}{named})"
+        )
+
+
+_Variable = _Static | _Hybrid
+
+
 def _write(plan: Plan) -> Exported:
     placed = plan.by_table
     _check_every_gpu(plan, placed)
     variables = [_variable(table, its) for table, its in zip(plan.task.tables, placed, strict=True)]
     num_gpus = plan.task.topology.num_devices
-    content = {"format": _FORMAT, "num_gpus": num_gpus, "variables": variables}
+    content = {"format": _FORMAT, "num_gpus": num_gpus, "variables": [_fields(variable) for variable in variables]}
     return Exported(content, _snippet(num_gpus, variables))
 
 
-def _variable(table: Table, placed: Sequence[Placement]) -> dict[str, str | int]:
-    """Describe the variable of a table that has these placements, JSON-ready: the arguments of its call.
-
-    Its mode is "localized:g" for all of it on GPU g, "distributed" for rows over all GPUs.
+def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
+    """Build the variable of a table that has these placements.
 
     Raises:
         UserError: its share in GPU memory is less than SOK counts, or it has elements that SOK has in GPU memory only.
     """
     home, mode = placed[0].home, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
-    whole: dict[str, str | int] = {"table": table.name, "rows": table.rows, "dimension": table.dim}
     if home.tier is Tier.DEVICE:
-        return {"variable": "static", **whole, "dtype": _TYPES[table.bytes_per_element], "mode": mode}
+        return _Static(table.name, table.rows, table.dim, _TYPES[table.bytes_per_element], mode)
     if table.bytes_per_element != _FLOAT_BYTES:
         raise UserError(
             f"plan: table {table.name!r} has {table.bytes_per_element} bytes per element in host memory, and SOK "
@@ -57,25 +112,15 @@ def _variable(table: Table, placed: Sequence[Placement]) -> dict[str, str | int]
             f"plan: table {table.name!r} has a cache of {readable_bytes(in_gpu)} on a device, and SOK counts whole GiB "
             "(max_hbm_for_vectors); give it a larger share with a rule (cached), or tier device or host"
         )
-    # A power of two, at least twice the rows of each GPU that has any, as HKV's `max_load_factor` of a half wants it.
     capacity = max(1 << (2 * rows - 1).bit_length(), _LEAST_CAPACITY)
-    vectors: dict[str, str | int] = {"mode": mode, "capacity": capacity, "max_hbm_for_vectors": in_gpu // _GIB}
-    return {"variable": "dynamic", "var_type": "hybrid", **whole, **vectors}
+    return _Hybrid(table.name, table.rows, table.dim, mode, capacity, in_gpu // _GIB)
 
 
-def _call(variable: Mapping[str, Any]) -> str:
-    """Write the call that makes a variable, in Python.
-
-    That is a `sok.Variable` with all rows in GPU memory, or a `sok.DynamicVariable` over HKV: a hash table with keys in
-    GPU memory, and vectors there and in host memory.
-    """
-    dimension, mode, table = variable["dimension"], variable["mode"], variable["table"]
-    named = f", name={table!r}" if _NAME.fullmatch(table) else ""
-    if variable["variable"] == "static":
-        shape, dtype = f"shape=[{variable['rows']}, {dimension}]", variable["dtype"]
-        return f"sok.Variable({shape}, initializer=initializer, dtype=tf.{dtype}, mode={mode!r}{named})"
-    room = f"capacity={variable['capacity']}, max_hbm_for_vectors={variable['max_hbm_for_vectors']}"
-    return f"hybrid({dimension}, {mode!r}, {room}{named})"
+def _fields(variable: _Variable) -> dict[str, str | int]:
+    variable_type = (
+        {"variable": "static"} if isinstance(variable, _Static) else {"variable": "dynamic", "var_type": "hybrid"}
+    )
+    return variable_type | asdict(variable)
 
 
 def _check_every_gpu(plan: Plan, placed: Sequence[Sequence[Placement]]) -> None:
@@ -89,9 +134,9 @@ def _check_every_gpu(plan: Plan, placed: Sequence[Sequence[Placement]]) -> None:
             )
 
 
-def _snippet(num_gpus: int, variables: Sequence[Mapping[str, Any]]) -> str:
-    calls = "".join(f"        {variable['table']!r}: {_call(variable)},\n" for variable in variables)
-    helper = _HYBRID if any(variable["variable"] == "dynamic" for variable in variables) else ""
+def _snippet(num_gpus: int, variables: Sequence[_Variable]) -> str:
+    calls = "".join(f"        {variable.table!r}: {variable.call},\n" for variable in variables)
+    helper = _HYBRID if any(isinstance(variable, _Hybrid) for variable in variables) else ""
     return _SNIPPET.format(num_gpus=num_gpus, calls=calls, helper=helper)
 
 

@@ -6,12 +6,10 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.plans.plan import Plan
@@ -176,33 +174,3 @@ def kept_in(path: Path) -> KeptPlan | None:
 def _digest(content: Mapping[str, object]) -> str:
     """Compute the SHA-256 of JSON values, however they are set and ordered in a file."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def digests(made_for: Mapping[str, object]) -> dict[str, str]:
-    """Digest each value, by SHA-256."""
-    texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
-    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-
-
-def _described(value: Any) -> Any:
-    """Describe a value in plain ones, equal for equal settings in other processes too; other objects by their class."""
-    plain = value.value if isinstance(value, Enum) else value
-    if plain is None or isinstance(plain, (bool, int, float, str)):
-        return plain
-    if isinstance(plain, Mapping):
-        return {str(key): _described(each) for key, each in plain.items()}
-    if isinstance(plain, (list, tuple)):
-        return [_described(each) for each in plain]
-    package = type(plain).__module__.partition(".")[0]  # not the module: a class that moves stays what it is
-    return {"kind": f"{package}.{type(plain).__qualname__}"} | _inside(plain)
-
-
-def _inside(value: Any) -> dict[str, Any]:
-    """Collect what is known to make two objects of a kind differ."""
-    if isinstance(value, np.ndarray):
-        return {"shape": list(value.shape), "digest": hashlib.sha256(value.tobytes()).hexdigest()}
-    if isinstance(value, Path):
-        return {"path": str(value)}
-    if is_dataclass(value):
-        return {field.name: _described(getattr(value, field.name)) for field in fields(value)}
-    return {}

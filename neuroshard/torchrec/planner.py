@@ -32,8 +32,9 @@ from neuroshard.tasks.task import Task
 from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.groups import Groups, groups_of
-from neuroshard.torchrec.kept import DEVICES, KeptPlan, check_replaceable, digests, kept_in, load_any_plan
+from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
 from neuroshard.torchrec.known_tables import Known, known_tables
+from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model, loaded_plan
 from neuroshard.torchrec.planner_report import (
     Callback,
@@ -43,7 +44,6 @@ from neuroshard.torchrec.planner_report import (
     loading_remarks,
     precision_remark,
 )
-from neuroshard.torchrec.sharding_file import modules_json
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
@@ -463,31 +463,3 @@ def _default_models(compute_device: str) -> str:
             name,
         )
     return name
-
-
-def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
-    """Digest each thing that a plan would be made for, but for the devices' memory, which needn't be the same."""
-    asked, left = model.asked, model.left
-    task = asked.task(model.tables, model.left) if model.tables else None
-    models, groups = finder.simulator.models, asked.groups
-    delegated = zip(model.division.delegated, model.division.reasons, strict=True)
-    return digests(
-        {
-            "tables": task and [table.to_json() for table in task.tables],
-            "modules": [parameter.qualified_name for parameter in model.division.planned],
-            DEVICES: (left.compute_device, left.local_world_size, left.intra_group_size, left.world_size),
-            **({} if groups.num_groups == 1 and not groups.chosen else {"groups": groups.described}),
-            "batch size": asked.batch_size,
-            "memory use": task and task.memory,
-            "constraints": (task and task.constraints, asked.constraints),
-            "search": (finder.searcher, finder.searcher.reads()),
-            **({} if finder.verifier is None else {"verify": finder.verifier}),
-            "models": (models.name, models.digest) if models.name else models,
-            "other parameters": [
-                (parameter.qualified_name, why, str(parameter.weights.dtype), list(parameter.weights.shape))
-                for parameter, why in delegated
-            ],
-            "given plan": modules_json(asked.fixed),
-            "callbacks": [getattr(callback, "__qualname__", type(callback).__qualname__) for callback in callbacks],
-        }
-    )

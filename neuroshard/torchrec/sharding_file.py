@@ -51,16 +51,32 @@ def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
 
 def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
     spec: Any = parameter.sharding_spec
-    shards = spec and [
-        {"offsets": list(s.shard_offsets), "sizes": list(s.shard_sizes), "placement": str(s.placement)}
-        for s in spec.shards
-    ]
-    fields = {name: getattr(parameter, name) for name in ("sharding_type", "compute_kernel", "ranks")}
-    if (cache := parameter.cache_params) is None:
-        return fields | {"shards": shards}
-    algorithm = None if cache.algorithm is None else cache.algorithm.name
-    told = {name: getattr(cache, name) for name in ("load_factor", "reserved_memory", "prefetch_pipeline")}
-    return fields | {"shards": shards, "cache": {"algorithm": algorithm} | told}  # statistics are not kept
+    shards = (
+        None
+        if spec is None
+        else [
+            {"offsets": list(s.shard_offsets), "sizes": list(s.shard_sizes), "placement": str(s.placement)}
+            for s in spec.shards
+        ]
+    )
+    cache = parameter.cache_params
+    return {
+        "sharding_type": parameter.sharding_type,
+        "compute_kernel": parameter.compute_kernel,
+        "ranks": parameter.ranks,
+        "shards": shards,
+        **({} if cache is None else {"cache": _cache_json(cache)}),
+    }
+
+
+def _cache_json(cache: CacheParams) -> dict[str, Any]:
+    """Describe what of a cache is a job's to set, JSON-ready; statistics are not kept."""
+    return {
+        "algorithm": None if cache.algorithm is None else cache.algorithm.name,
+        "load_factor": cache.load_factor,
+        "reserved_memory": cache.reserved_memory,
+        "prefetch_pipeline": cache.prefetch_pipeline,
+    }
 
 
 _Extent = tuple[Annotated[int, Meta(ge=0, le=MAX_ROWS)], Annotated[int, Meta(ge=0, le=MAX_DIM)]]  # rows, columns

@@ -16,8 +16,8 @@ from neuroshard import Constraints, TableRule, UserError
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
-from neuroshard.torchrec.kept import KeptPlan, digests, load_any_plan
-from neuroshard.torchrec.planner import made_for
+from neuroshard.torchrec.kept import KeptPlan, load_any_plan
+from neuroshard.torchrec.made_for import digests, made_for
 from tests.kit.torchrec_models import AllOnLast, bags, planner, sequences
 
 

@@ -1,0 +1,75 @@
+"""Everything that a plan depends on, as digests: what a kept plan is compared by."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuroshard.torchrec.finder import Finder
+from neuroshard.torchrec.kept import DEVICES
+from neuroshard.torchrec.model import Model
+from neuroshard.torchrec.planner_report import Callback
+from neuroshard.torchrec.sharding_file import modules_json
+
+
+def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
+    """Digest each thing that a plan would be made for, but for the devices' memory, which needn't be the same."""
+    asked, left = model.asked, model.left
+    task = asked.task(model.tables, model.left) if model.tables else None
+    models, groups = finder.simulator.models, asked.groups
+    delegated = zip(model.division.delegated, model.division.reasons, strict=True)
+    return digests(
+        {
+            "tables": task and [table.to_json() for table in task.tables],
+            "modules": [parameter.qualified_name for parameter in model.division.planned],
+            DEVICES: (left.compute_device, left.local_world_size, left.intra_group_size, left.world_size),
+            **({} if groups.num_groups == 1 and not groups.chosen else {"groups": groups.described}),
+            "batch size": asked.batch_size,
+            "memory use": task and task.memory,
+            "constraints": (task and task.constraints, asked.constraints),
+            "search": (finder.searcher, finder.searcher.reads()),
+            **({} if finder.verifier is None else {"verify": finder.verifier}),
+            "models": (models.name, models.digest) if models.name else models,
+            "other parameters": [
+                (parameter.qualified_name, why, str(parameter.weights.dtype), list(parameter.weights.shape))
+                for parameter, why in delegated
+            ],
+            "given plan": modules_json(asked.fixed),
+            "callbacks": [getattr(callback, "__qualname__", type(callback).__qualname__) for callback in callbacks],
+        }
+    )
+
+
+def digests(made_for: Mapping[str, object]) -> dict[str, str]:
+    """Digest each value, by SHA-256."""
+    texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+def _described(value: Any) -> Any:
+    """Describe a value in plain ones, equal for equal settings in other processes too; other objects by their class."""
+    plain = value.value if isinstance(value, Enum) else value
+    if plain is None or isinstance(plain, (bool, int, float, str)):
+        return plain
+    if isinstance(plain, Mapping):
+        return {str(key): _described(each) for key, each in plain.items()}
+    if isinstance(plain, (list, tuple)):
+        return [_described(each) for each in plain]
+    package = type(plain).__module__.partition(".")[0]  # not the module: a class that moves stays what it is
+    return {"kind": f"{package}.{type(plain).__qualname__}"} | _inside(plain)
+
+
+def _inside(value: Any) -> dict[str, Any]:
+    """Collect what is known to make two objects of a kind differ."""
+    if isinstance(value, np.ndarray):
+        return {"shape": list(value.shape), "digest": hashlib.sha256(value.tobytes()).hexdigest()}
+    if isinstance(value, Path):
+        return {"path": str(value)}
+    if is_dataclass(value):
+        return {field.name: _described(getattr(value, field.name)) for field in fields(value)}
+    return {}
