@@ -62,19 +62,20 @@ class Choice:
         most_ms = first.total_ms if first.margin is None else first.total_ms * (1 - self.least_gain)
         believed = [number for number in known if costs[number].total_ms < most_ms]
         if first.margin is not None:
-            blindly = not simulator.models.compute.spread_ms(LoadSets.alone(task.loads)).any()  # no members disagree
-            believed = [number for number in believed if self._believes(first, costs[number], blindly)]
+            believes = self._believes if _have_members(simulator, task) else self._believes_blindly
+            believed = [number for number in believed if believes(first, costs[number])]
         at_hand = [0, *believed]
         chosen = at_hand[likeliest([costs[number] for number in at_hand])]
         least = cheapest(costs)
         return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
 
-    def _believes(self, before: Cost, after: Cost, blindly: bool) -> bool:
-        gain_ms, margins_ms = before.expected_ms - after.expected_ms, before.margin_ms + after.margin_ms
-        if not blindly:
-            return gain_ms > self.doubt * margins_ms
+    def _believes(self, before: Cost, after: Cost) -> bool:
+        return before.expected_ms - after.expected_ms > self.doubt * (before.margin_ms + after.margin_ms)
+
+    def _believes_blindly(self, before: Cost, after: Cost) -> bool:
         saved_ms = max(0.0, float((before.compute - after.compute).mean()))
-        return gain_ms - saved_ms > self.blind_doubt * margins_ms
+        gain_ms = before.expected_ms - after.expected_ms - saved_ms
+        return gain_ms > self.blind_doubt * (before.margin_ms + after.margin_ms)
 
 
 def cheapest(costs: Sequence[Cost]) -> int:
@@ -103,3 +104,8 @@ def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> 
         f"a plan predicted {1 - after.total_ms / before.total_ms:.1%} cheaper was found ({after.total_ms:.2f} ms, not "
         f"{before.total_ms:.2f}), but the first search's is kept: {why}; searcher.choice=null takes it"
     )
+
+
+def _have_members(simulator: Simulator, task: Task) -> bool:
+    """Tell whether the models' members may disagree on a task's tables."""
+    return bool(simulator.models.compute.spread_ms(LoadSets.alone(task.loads)).any())

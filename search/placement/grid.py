@@ -69,7 +69,7 @@ class GridSearch:
 
     def __init__(self, catalog: Catalog, settings: GridSettings) -> None:
         self.catalog = catalog
-        self._scores = _scores(catalog, _by_adding(catalog))
+        self._scores = _scores(catalog)
         anywhere = ~catalog.items.confined[catalog.item]
         self._entries = np.lexsort((-catalog.cost_ms, anywhere))
         self._place_of = np.empty_like(self._entries)
@@ -98,7 +98,7 @@ class GridSearch:
         """Place a layout once more by whole devices, where shards were placed by what each adds; keep the cheaper."""
         if not _by_adding(self.catalog):
             return placed
-        grid = self.placements(placed.layout[None], self._caps, _scores(self.catalog, by_adding=False))
+        grid = self.placements(placed.layout[None], self._caps, _whole_scores(self.catalog))
         return min(placed, *self._best([placed.layout], grid, 1), key=lambda one: one.cost_ms)
 
     def held(self, placed: PlacedLayout) -> IntArray:
@@ -172,12 +172,17 @@ def _by_adding(catalog: Catalog) -> bool:
     return catalog.items.task.topology.num_devices >= _MANY and bool(catalog.added[0].any())
 
 
-def _scores(catalog: Catalog, by_adding: bool) -> Scores:
-    """Gather what shards are placed by: what they add wherever they lie, or all that lies on a device with them."""
-    head = catalog.model.head
-    if not by_adding:
-        return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)
-    adding, added_score = catalog.added
+def _scores(catalog: Catalog) -> Scores:
+    """Gather what shards are placed by: on many devices what they add wherever they lie, where models tell."""
+    if not _by_adding(catalog):
+        return _whole_scores(catalog)
+    head, (adding, added_score) = catalog.model.head, catalog.added
     order, counted = np.argsort(~adding, kind="stable"), int(adding.sum())
     vectors = np.ascontiguousarray(catalog.vectors[:, order])
     return Scores(vectors, added_score, head.bias[order], head.weight[order], counted, -head.offset)
+
+
+def _whole_scores(catalog: Catalog) -> Scores:
+    """Gather what shards are placed by where all that lies on a device counts."""
+    head = catalog.model.head
+    return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)

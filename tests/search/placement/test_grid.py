@@ -12,6 +12,7 @@ from neuroshard.stages.search.placement.grid import (
     PlacedLayout,
     _beyond_least,
     _scores,
+    _whole_scores,
 )
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog, equal_shards, fewest_shards
@@ -75,7 +76,7 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
     caps = np.array([0.9 * mean, mean, 1.1 * mean, 1.5 * mean, catalog.total_given]).astype(np.int64)
     layouts = (fewest_shards(catalog) if parts == 1 else equal_shards(catalog, parts))[None]
     grid = GridSearch(catalog, GridSettings())
-    ours = grid.placements(layouts, caps, _scores(catalog, by_adding=False))
+    ours = grid.placements(layouts, caps, _whole_scores(catalog))
     for number, cap in enumerate(caps.tolist()):
         held = _one_by_one(catalog, ours.shards[0], cap, _costs)
         assert ours.alive[0, number] == (held is not None)
@@ -90,8 +91,8 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-@pytest.mark.parametrize(("adding", "costs"), [(True, _added), (False, _costs)], ids=["adding", "whole"])
-def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(seed, adding, costs):
+@pytest.mark.parametrize(("scores", "costs"), [(_scores, _added), (_whole_scores, _costs)], ids=["adding", "whole"])
+def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(seed, scores, costs):
     """And cost what the model says nevertheless; once more by whole devices."""
     catalog = _with_base(_catalog(seed, 64, _by_widest(64), count=200), seed)
     assert 0 < catalog.added[0].sum() < len(catalog.added[0])
@@ -100,7 +101,7 @@ def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(se
         fewest_shards(catalog),
     )
     grid = GridSearch(catalog, GridSettings())
-    ours = grid.placements(layout[None], caps, _scores(catalog, adding))
+    ours = grid.placements(layout[None], caps, scores(catalog))
     for number, cap in enumerate(caps.tolist()):
         held = _one_by_one(catalog, ours.shards[0], cap, costs)
         assert ours.alive[0, number] == (held is not None)
