@@ -10,7 +10,7 @@ from msgspec import Meta
 from torch import nn
 
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.schema import PositiveCount
 from neuroshard.stages.pretrain.examples import Examples
 
@@ -57,10 +57,8 @@ class TrainingSettings:
     patience: PositiveCount = 1000
 
     def __post_init__(self) -> None:
-        if self.loss not in _LOSSES:
-            raise unknown_name("loss", self.loss, _LOSSES)
-        if self.schedule not in _SCHEDULES:
-            raise unknown_name("schedule", self.schedule, _SCHEDULES)
+        check_name("loss", self.loss, _LOSSES)
+        check_name("schedule", self.schedule, _SCHEDULES)
 
 
 RELATIVE = TrainingSettings(

@@ -356,6 +356,11 @@ class Tried:
     estimate_ms: float = float("nan")
 
     @property
+    def is_first(self) -> bool:
+        """Whether it is the first of its choices."""
+        return bool((self.forms == self.choices.first).all())
+
+    @property
     def both_ms(self) -> float:
         """What its quick plan costs and the choice is estimated to, together."""
         return self.quick_ms + self.estimate_ms

@@ -10,7 +10,7 @@ import numpy as np
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import InfeasibleError, unknown_name
+from neuroshard.plumbing.errors import InfeasibleError, check_name
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.space.base import Base
@@ -51,8 +51,7 @@ class Greedy(Searcher):
     max_halvings: Count = MAX_HALVINGS
 
     def __post_init__(self) -> None:
-        if self.score not in SCORES:
-            raise unknown_name("score", self.score, SCORES)
+        check_name("score", self.score, SCORES)
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
@@ -69,14 +68,17 @@ class Greedy(Searcher):
         items, load = sizes.items, np.zeros(sizes.items.task.topology.num_devices)
 
         def score(shard: _Shard) -> float:
+            """Score the columns of the shard's tables."""
             return sum(SCORES[self.score](table) for table in items.tables(shard.item, shard.width))
 
         def least_loaded(shard: _Shard, devices: IntArray) -> int:
+            """Choose a device with the least score so far, and add the shard's."""
             device = int(devices[load[devices].argmin()])
             load[device] += score(shard)
             return device
 
         def ranks(shards: Sequence[_Shard]) -> FloatArray:
+            """Rank the highest score first."""
             return -np.array([score(shard) for shard in shards])
 
         return _held(sizes, f"{self.score} greedy", self.max_halvings, ranks, least_loaded)

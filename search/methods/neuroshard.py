@@ -95,8 +95,8 @@ class NeuroShard(Searcher):
     def column_search(self) -> ImprovedSearch:
         """The starts and the local search that place tables in columns, with its settings."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
-        starts: tuple[Start, ...] = (published, EvenLayouts(self.grid), *map(Greedy, SCORES))
-        return ImprovedSearch(starts, self.improvement, choice=self.choice)
+        beside = self.beside_search
+        return replace(beside, starts=(published, *beside.starts))
 
     @property
     def beside_search(self) -> ImprovedSearch:
@@ -104,7 +104,8 @@ class NeuroShard(Searcher):
 
         Local search comes as far from the other starts, and many devices make the published one the dearest of all.
         """
-        return replace(self.column_search, starts=self.column_search.starts[1:])
+        starts: tuple[Start, ...] = (EvenLayouts(self.grid), *map(Greedy, SCORES))
+        return ImprovedSearch(starts, self.improvement, choice=self.choice)
 
     @property
     def quick(self) -> Start:
@@ -174,7 +175,7 @@ class NeuroShard(Searcher):
         each = zip(tasks, allowed, strict=True)
         spaces = [FormChoices.of(task, simulator, may, self.quick, asked) for task, may in each]
         likely = chain.from_iterable(choices.likely(self.form_tries) for choices in spaces)
-        tried = sorted((one for one in likely if not (one.forms == one.choices.first).all()), key=_BOTH_MS)[:_LIKELY]
+        tried = sorted((one for one in likely if not one.is_first), key=_BOTH_MS)[:_LIKELY]
         others = _searched(tried, self.beside_search)
         other = self._cheapest(others, simulator) if others else None
         if other is not None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):

@@ -8,7 +8,7 @@ from typing import Any
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
+from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.space.base import Base
@@ -52,10 +52,8 @@ class TorchRecSearch(Searcher):
     def __post_init__(self) -> None:
         object.__setattr__(self, "forms", searched_forms(self.forms))
         for name in self.sort_by:
-            if name not in _SORTS:
-                raise unknown_name("sort_by", name, _SORTS)
-        if self.estimates not in _ESTIMATES:
-            raise unknown_name("estimates", self.estimates, _ESTIMATES)
+            check_name("sort_by", name, _SORTS)
+        check_name("estimates", self.estimates, _ESTIMATES)
 
     @property
     def takes_sequences(self) -> bool:

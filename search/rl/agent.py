@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.stored import within
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name
 from neuroshard.plumbing.files import digest_of, read_json, regular_file, write_atomically, write_json
 from neuroshard.plumbing.schema import of_format, parse, shown
 from neuroshard.stages.search.rl.batch import FEATURES
@@ -72,8 +72,7 @@ class Agent:
         """Make an untrained agent of a description."""
         read = parse(dict(description), _Description, "policy")
         kind = read.policy.kind
-        if kind not in _POLICIES:
-            raise unknown_name("kind of policy", kind, _POLICIES)
+        check_name("kind of policy", kind, _POLICIES)
         if read.features != FEATURES.columns:
             raise UserError("made for other table features; train it again with neuroshard train-policy")
         try:

@@ -12,7 +12,7 @@ from torch import nn
 from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.perceptron import perceptron
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total, check_whole
@@ -134,8 +134,7 @@ class Reduction:
     name: str
 
     def __post_init__(self) -> None:
-        if self.name not in _REDUCTIONS:
-            raise unknown_name("reduction", self.name, _REDUCTIONS)
+        check_name("reduction", self.name, _REDUCTIONS)
 
     def add(self, total: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
         """Add `more` to `total`, shapes alike; zeros change nothing, if representations aren't negative."""
