@@ -5,6 +5,8 @@ INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup
 # Runs a command and says how long it took.
 timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) s"
+# Python keeps what it compiles: tests start many processes.
+export PYTHONDONTWRITEBYTECODE =
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
 .PHONY: help install demo test quick test-all golden lint types format docs results bench release-check clean
