@@ -16,6 +16,7 @@ from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, sums
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
+from neuroshard.words.topology import Topology
 
 NUM_WAITS = 5
 _WIDER = 65536.0  # in units of the costs: more than narrow tables save on any device
@@ -222,6 +223,16 @@ class CommModel(ABC):
         wait_ms = waits(start_ms)
         total_ms = wait_ms + self.transfer_ms(traffic, wait_ms)
         return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
+
+    def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
+        """Predict the ms, (B,), of devices that start together and put as much as each other into collectives, (B, C).
+
+        Of the device that takes longest, should a model not take all for alike.
+        """
+        size_bytes = np.repeat(given[:, None], topology.num_devices, axis=1)
+        traffic = Traffic(size_bytes, np.full(len(given), batch_size), topology.fast_links)
+        even_ms: FloatArray = self.predict(traffic, np.zeros(size_bytes.shape[:2])).max(axis=1)
+        return even_ms
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:

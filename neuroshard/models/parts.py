@@ -137,9 +137,7 @@ class InputExchange(PartModel):
 
     def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict what an even exchange takes, less what each load adds."""
-        sent = np.repeat(input_bytes[:, None], task.topology.num_devices, axis=1)[..., None]
-        traffic = Traffic(sent, np.full(len(sent), task.batch_size), task.topology.fast_links)
-        even_ms = self.model.alone_ms(traffic, np.zeros(sent.shape[:2]))[:, 0]
+        even_ms = self.model.even_ms(input_bytes[:, None], task.batch_size, task.topology) * (input_bytes > 0)
         return even_ms - input_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:

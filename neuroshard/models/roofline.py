@@ -35,6 +35,7 @@ from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
 from neuroshard.words.form import CALLS, ON_DEVICE_CALLS, Call
 from neuroshard.words.placement import TIERS, Tier
+from neuroshard.words.topology import Topology
 
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 _NS = 1e-6  # of a ms
@@ -301,11 +302,20 @@ class RooflineComm(Stored, CommModel):
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """Predict the ms of all collectives, (B, D), the same for all devices."""
-        taken_ms = np.zeros((len(wait_ms), 1))
-        for one in traffic.held:
-            if one is not Collective.INPUT and (given := traffic.given(one)).any():
-                taken_ms = taken_ms + self._collective_ms(given, one, traffic.num_devices, traffic.host_size)
+        taken_ms = self._taken_ms(traffic.size_bytes, traffic.num_devices, traffic.host_size)
         return np.broadcast_to(taken_ms, wait_ms.shape)
+
+    def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
+        """Predict the ms, (B,), of devices that put as much each into collectives, (B, C): each is the busiest."""
+        return self._taken_ms(given[:, None], topology.num_devices, topology.fast_links)[:, 0]
+
+    def _taken_ms(self, size_bytes: FloatArray, devices: int, fast_links: int | None) -> FloatArray:
+        """Predict the ms of all collectives, (B, 1), by what the busiest of some devices puts in, (B, D, C)."""
+        taken_ms = np.zeros((len(size_bytes), 1))
+        for one in tuple(Collective)[: size_bytes.shape[2]]:
+            if one is not Collective.INPUT and (given := size_bytes[..., one]).any():
+                taken_ms = taken_ms + self._collective_ms(given, one, devices, fast_links)
+        return taken_ms
 
     def coverage(self, traffic: Traffic) -> Coverage:
         """Tell how near published points are to what these devices exchange."""

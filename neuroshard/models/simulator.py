@@ -151,6 +151,16 @@ class Simulator:
         step = self._step(traffic, (compute_ms, None), None)
         return step.forward, step.backward
 
+    def even_ms(self, task: Task, given: FloatArray, compute_ms: FloatArray) -> FloatArray:
+        """Predict the ms, (B,), of devices that all compute so long, (B,), and put so much into collectives, (B, C).
+
+        Nobody waits for another then, so that models needn't look at every device.
+        """
+        forward = given.copy()
+        forward[:, Collective.ALL_REDUCE] = 0  # on the way back only
+        each = (self.models.forward, forward), (self.models.backward, given)
+        return sum((model.even_ms(its, task.batch_size, task.topology) for model, its in each), compute_ms)
+
     def _step(self, traffic: Traffic, compute: Took, called: Called | None, margins: Margins | None = None) -> Step:
         models = self.models
         works = [

@@ -31,6 +31,7 @@ from neuroshard.testing.toys import (
     toy_tables,
     toy_task,
 )
+from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS, IN_COLUMNS
 from neuroshard.words.placement import Home, Tier
 from neuroshard.words.topology import Topology
@@ -261,6 +262,16 @@ class CommModelConformance:
         dims, starts = self._exchanges()
         model = self.make()
         assert np.allclose(_exchange_ms(model, dims, starts + 7, 256), _exchange_ms(model, dims, starts, 256))
+
+    def test_even_exchanges_cost_the_same_however_they_are_asked_for(self) -> None:
+        """Check that one device stands for all where each puts in as much, on one host and on two."""
+        model, known = self.make(), [one for one in Collective if one in self.make().collectives]
+        given = np.zeros((16, len(Collective)))
+        given[:, known] = np.random.default_rng(0).integers(1, 200, size=(16, len(known))) * 4096.0
+        for topology in (Topology(4, 1 << 30), Topology(4, 1 << 30, devices_per_host=2)):
+            traffic = Traffic(np.repeat(given[:, None], 4, axis=1), np.full(16, 256), topology.fast_links)
+            each_ms = model.predict(traffic, np.zeros((16, 4)))
+            assert np.allclose(model.even_ms(given, 256, topology), each_ms.max(axis=1))
 
 
 class PhysicalComputeConformance(SumModelConformance):

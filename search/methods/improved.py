@@ -55,9 +55,11 @@ class EvenLayouts:
 
     Attributes:
         grid: caps of the greedy grid search.
+        refined: whether the cheapest layout is placed once more by whole devices, where there are many.
     """
 
     grid: GridSettings = field(default_factory=GridSettings)
+    refined: bool = True
 
     def first_held(self, catalog: Catalog) -> IntArray | None:
         """Place even layouts by grid search; return the cheapest plan, else one packed by bytes alone, if any fits."""
@@ -70,7 +72,7 @@ class EvenLayouts:
             placed = in_threads(lambda layout: grid.place(layout[None])[0], layouts, threads)
             best = min(placed, key=lambda one: one.cost_ms)
             if best.cost_ms < float("inf"):
-                return grid.held(grid.refined(best))
+                return grid.held(grid.refined(best) if self.refined else best)
         return pack(catalog, catalog.items.free_bytes)
 
 

@@ -110,7 +110,7 @@ class NeuroShard(Searcher):
     @property
     def quick(self) -> Start:
         """The start that places columns in little time, which choices of forms are ranked by."""
-        return EvenLayouts(self.grid)
+        return EvenLayouts(self.grid, refined=False)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan, and the cheaper one that isn't believed.

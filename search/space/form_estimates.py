@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets, Traffic
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.layouts import LAYOUTS, Layout, given_bytes, placed_loads
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
@@ -28,7 +28,7 @@ from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, FORMS, Call
 
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
-_TOGETHER, _DEVICES = 256, 1 << 17  # estimates made at once in a thread, at most, and the devices of all of them
+_TOGETHER = 256  # estimates made at once in a thread, at most
 
 # What every device is asked for by B choices of forms, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) whether
 # it makes each kernel call, (B, C) counts of what it does, and (B,) bytes of indices and lengths that come to it.
@@ -186,8 +186,7 @@ class FormEstimates:
 
         Infinite where memory can't do.
         """
-        count = max(1, min(_TOGETHER, _DEVICES // self.task.topology.num_devices))
-        chunks = (choices.some(slice(first, first + count)) for first in range(0, len(choices), count))
+        chunks = (choices.some(slice(first, first + _TOGETHER)) for first in range(0, len(choices), _TOGETHER))
         estimates = in_threads(self._costs, list(chunks), useful_threads(len(choices) * len(self.task.tables)))
         return np.concatenate([costs[0] for costs in estimates]), np.concatenate([costs[1] for costs in estimates])
 
@@ -244,15 +243,9 @@ class FormEstimates:
         Infinite where it isn't `asked` (B, Q).
         """
         choice, cut = asked.nonzero()
-        compute_ms = cost_ms[choice, cut] + shared.compute_ms[choice]
-        shape = len(choice), self.task.topology.num_devices
-        compute = np.broadcast_to(compute_ms[:, None], shape)  # on every device
-        sent = np.repeat(shared.given[choice][:, None], shape[1], axis=1)
-        sent[..., Collective.ALL_TO_ALL] += columns[choice, cut][:, None] * float(ELEMENT_BYTES * self.task.batch_size)
-        batch_size = np.full(len(sent), self.task.batch_size)
-        traffic = Traffic(sent, batch_size, self.task.topology.fast_links)
-        forward, backward = self.simulator.communication(traffic, compute)
-        ready_ms = (compute + forward + backward).max(axis=1)
+        given = shared.given[choice]
+        given[:, Collective.ALL_TO_ALL] += columns[choice, cut] * float(ELEMENT_BYTES * self.task.batch_size)
+        ready_ms = self.simulator.even_ms(self.task, given, cost_ms[choice, cut] + shared.compute_ms[choice])
         total = np.full(cost_ms.shape, np.inf)
         used, counts, input_bytes = shared.work
         work = used[choice], counts[choice], input_bytes[choice]
