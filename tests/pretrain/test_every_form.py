@@ -32,13 +32,13 @@ from tests.kit.plans import COPIES, laid_out, whole
 pytestmark = pytest.mark.xdist_group("forms")  # its tests share models that take long to fit
 DEVICE = MADE_UP["cpu"]
 TABLES = tuple(table for table in dlrm_like(num_tables=120, batch_size=4096) if table.rows >= 64)
-FEW_EPOCHS = TrainingSettings(80, 64, 3e-3, "cosine", "absolute_relative", 80)
+FEW_EPOCHS = TrainingSettings(50, 64, 5e-3, "cosine", "absolute_relative", 50)
 STILL = replace(BRIEF, epochs=1, learning_rate=1e-12)
 SETS = {
     "compute_model": Additive((32,), training=FEW_EPOCHS, corrections=4),
     "comm_model": SetCommunication((32,), FEW_EPOCHS, parts=2),
 }
-FEWER = SetCommunication((32,), replace(FEW_EPOCHS, epochs=40), parts=2)
+FEWER = SetCommunication((32,), replace(FEW_EPOCHS, epochs=25), parts=2)
 ALL_PARTS = {
     "compute", "compute.rows", "compute.copies", "input",
     "forward", "forward.reduce_scatter", "forward.host_reduce_scatter", "forward.host_all_to_all",
