@@ -8,7 +8,7 @@ from neuroshard.plumbing.errors import UserError, warn_of
 from neuroshard.plumbing.schema import shown
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.searching.searcher import Searcher, searcher_of
-from neuroshard.targets.target import for_target, target_named
+from neuroshard.targets.target import target_named
 from neuroshard.tasks.task import Task
 
 
@@ -37,7 +37,7 @@ def search(
         raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
     its = target_named(target)
     simulator = Simulator(its.costed(simulator.models), simulator.count_input)
-    method = for_target(searcher_of(searcher, **settings), target)
+    method = searcher_of(searcher, **settings)
     task = its.constrained(task)
     with blas_threads(1):
         found = method.find(task, simulator)

@@ -19,8 +19,6 @@ from neuroshard.plumbing.errors import UserError, check_name, warn_of
 from neuroshard.plumbing.files import write_atomically, write_json
 from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import MAX_DIM, PathName
-from neuroshard.searching.equal_parts import EqualParts
-from neuroshard.searching.searcher import Searcher
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
@@ -263,15 +261,6 @@ def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
         UserError: there is no such target, or it can't serve a task's tables or rules.
     """
     return tuple(target_named(target).constrained(task) for task in tasks)
-
-
-def for_target(searcher: Searcher, target: str | None) -> Searcher:
-    """Choose the searcher for tasks constrained to a target: one that tries more than halves, where shards are equal.
-
-    Raises:
-        UserError: there is no such target.
-    """
-    return EqualParts(searcher) if target_named(target).splits == "equal" else searcher
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class TableRule:
         cached: share of its rows that the cache has room for where it lies in tier "cached"; None leaves it open.
         min_blocks: devices that rows of a table are spread over, at least; None sets no limit.
         equal_widths: shards of a table that is split are all as wide: two halves, or as many parts as `min_shards` asks
-            for.
+            for, which the default search tries of itself.
     """
 
     tables: str

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from operator import attrgetter
 from typing import Literal
 
@@ -25,6 +24,7 @@ from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearc
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
+from neuroshard.stages.search.space.equal_parts import parts_that_cost_less, parts_that_fit, with_rules
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms, known_calls, searched_forms
 from neuroshard.stages.search.space.homes import (
     HomeOptions,
@@ -62,6 +62,9 @@ class NeuroShard(Searcher):
     shares of the devices' memory, each with its choices of forms: of all of them together the likely ones are searched.
     Tables of the cheapest plan then take what memory is left on their devices, and the columns are searched again,
     while that helps.
+
+    Tables that may be cut in equal parts only are left whole or halved first. Then they are cut in more, by how large a
+    share of a device a part may cost at most: of several such ways the likely ones are searched, forms and all.
 
     Attributes:
         num_candidates: candidates for a split: this many by size and this many by predicted compute.
@@ -118,12 +121,36 @@ class NeuroShard(Searcher):
         Raises:
             InfeasibleError: there is no plan, or none was found.
         """
-        found = self._in_memories(task, simulator)
+        found = self._in_parts(task, simulator)
         if self.rows_over == "hosts":
-            moved = replace(rows_on_hosts(settled(found.plan), simulator), task=task)
+            moved = replace(rows_on_hosts(settled(found.plan), simulator), task=found.plan.task)
             found = found if moved == found.plan else self._believed(found, replace(found, plan=moved), simulator)
         calls = known_calls(simulator.models, self.forms)
         return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance, found.fewer), fewer=None)
+
+    def _in_parts(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan, with tables in more than two parts where these must be equal and that is predicted to cost less.
+
+        Raises:
+            InfeasibleError: there is no plan, or none was found.
+        """
+        try:
+            found = self._in_memories(task, simulator)
+        except InfeasibleError:
+            for rules in parts_that_fit(task):
+                with suppress(InfeasibleError):
+                    return self._in_memories(with_rules(task, rules), simulator)
+            raise
+        plan, calls, spaces = settled(found.plan), known_calls(simulator.models, self.forms), []
+        for rules in parts_that_cost_less(plan, simulator):
+            its, asked = (with_rules(one, rules) for one in (plan.task, task))
+            spaces.append(FormChoices.of(its, simulator, _allowed(its, calls), self.quick, asked))
+        tried = sorted(self._likely(spaces), key=_BOTH_MS)[:_LIKELY]
+        return self._cheapest([found, *_searched(tried, self.column_search)], simulator)
+
+    def _likely(self, spaces: Iterable[FormChoices]) -> list[Tried]:
+        """Try choices of forms by quick searches, and list the likely ones of every space."""
+        return [one for choices in spaces for one in choices.likely(self.form_tries)]
 
     def _in_memories(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan with tables in the memories that are predicted to cost least, those of the task among them.
@@ -174,8 +201,7 @@ class NeuroShard(Searcher):
             return self.column_search.find(asked, simulator)
         each = zip(tasks, allowed, strict=True)
         spaces = [FormChoices.of(task, simulator, may, self.quick, asked) for task, may in each]
-        likely = chain.from_iterable(choices.likely(self.form_tries) for choices in spaces)
-        tried = sorted((one for one in likely if not one.is_first), key=_BOTH_MS)[:_LIKELY]
+        tried = sorted((one for one in self._likely(spaces) if not one.is_first), key=_BOTH_MS)[:_LIKELY]
         others = _searched(tried, self.beside_search)
         other = self._cheapest(others, simulator) if others else None
         if other is not None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):

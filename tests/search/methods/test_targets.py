@@ -65,7 +65,7 @@ def test_torchrec_has_words_for_everything():
 
 @pytest.mark.parametrize("tasks", [50, pytest.param(150, marks=pytest.mark.slow)])
 def test_equal_widths_have_plans_wherever_there_are_any(tasks):
-    found, equal = 0, (TableRule("*", equal_widths=True),)
+    found, equal = 0, (TableRule("*", max_shards=2, equal_widths=True),)
     searcher = NeuroShard(forms=("columns",))
     for seed in range(tasks):
         plan = checked_plan(searcher, tiny_task(seed, rules=equal), seed)

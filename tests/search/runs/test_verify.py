@@ -30,7 +30,7 @@ from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.targets.target import constrained, for_target
+from neuroshard.targets.target import constrained
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu
@@ -265,7 +265,7 @@ def test_plans_that_have_rules_for_a_target_besides_are_verified(tmp_path, monke
     tasks = constrained([replace(toy_task(5), tables=tables)], "hugectr")
     verify = Verify(MadeUpHardware(made_up=AWAY), 2, 2)
     for _ in range(2):  # searched, then read
-        run = _search("linear", tmp_path / "run", verify, tasks, for_target(SMALL, "hugectr")).run().saved
+        run = _search("linear", tmp_path / "run", verify, tasks, SMALL).run().saved
     plan = run.plan_of(run.records[0])
     assert plan.task.constraints.rules[-1].min_shards == 4
     assert FinalistFiles(tmp_path / "run", 0).read(tasks[0]).finalists[0].task == plan.task

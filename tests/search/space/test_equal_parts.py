@@ -7,9 +7,9 @@ import pytest
 import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, PinnedShard, Simulator, TableRule
 from neuroshard.plumbing.registry import build
-from neuroshard.searching.equal_parts import EqualParts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.targets.target import constrained, for_target
+from neuroshard.stages.search.space.equal_parts import with_rules
+from neuroshard.targets.target import constrained
 from neuroshard.testing import linear_models, toy_task
 from tests.kit.searches import H100, ms_of
 
@@ -31,13 +31,13 @@ def _widths(plan):
 
 
 def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
-    halved, found = (searcher.find(_task(), SIMULATOR).plan for searcher in (SEARCH, EqualParts(SEARCH)))
-    assert (_widths(halved), _widths(found)) == ([32, 32], [16, 16, 16, 16])
-    assert ms_of(found, SIMULATOR) < ms_of(halved, SIMULATOR)
+    halves, found = (SEARCH.find(task, SIMULATOR).plan for task in (_halved(_task()), _task()))
+    assert (_widths(halves), _widths(found)) == ([32, 32], [16, 16, 16, 16])
+    assert ms_of(found, SIMULATOR) < ms_of(halves, SIMULATOR)
     assert found.violations == ()
     assert found.task.constraints.rules[-1] == TableRule("hot", min_shards=4)
     assert ns.export_plan(found, "hugectr").content["shard_strategy"][0][1][0] == ["hot", 4]
-    assert found == EqualParts(SEARCH).find(_task(), SIMULATOR).plan
+    assert found == SEARCH.find(_task(), SIMULATOR).plan
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,23 @@ def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
     ],
 )
 def test_a_tables_own_rules_hold(constraints, most):
-    plan = EqualParts(SEARCH).find(_task(constraints), SIMULATOR).plan
+    plan = SEARCH.find(_task(constraints), SIMULATOR).plan
     assert plan.violations == ()
     assert len(_widths(plan)) <= most
+
+
+def _halved(task):
+    """The task, whose tables may have two parts at most."""
+    return with_rules(task, (TableRule("*", max_shards=2),))
 
 
 @pytest.mark.slow
 def test_no_plan_gets_dearer():
     for seed in range(4):
         (task,) = constrained([toy_task(12, 4, seed=seed)], "hugectr")
-        halved, found = (searcher.find(task, SIMULATOR).plan for searcher in (SEARCH, EqualParts(SEARCH)))
+        halves, found = (SEARCH.find(one, SIMULATOR).plan for one in (_halved(task), task))
         assert found.violations == ()
-        assert ms_of(found, SIMULATOR) <= ms_of(halved, SIMULATOR)
+        assert ms_of(found, SIMULATOR) <= ms_of(halves, SIMULATOR)
 
 
 def test_tables_too_large_to_be_halved_are_cut_in_more():
@@ -71,35 +76,22 @@ def test_tables_too_large_to_be_halved_are_cut_in_more():
     part = 10_000 * 16 * 4
     task = replace(task, topology=replace(task.topology, memory_bytes=part + 200_000))
     with pytest.raises(InfeasibleError):
-        SEARCH.find(task, SIMULATOR)
-    assert _widths(EqualParts(SEARCH).find(task, SIMULATOR).plan) == [16] * 4
+        SEARCH.find(_halved(task), SIMULATOR)
+    assert _widths(SEARCH.find(task, SIMULATOR).plan) == [16] * 4
     tighter = replace(task, topology=replace(task.topology, memory_bytes=part // 2))
     with pytest.raises(InfeasibleError):
-        EqualParts(SEARCH).find(tighter, SIMULATOR)
-
-
-def test_tasks_without_equal_widths_are_searched_as_they_are():
-    task = toy_task(6, 4)
-    assert EqualParts(SEARCH).find(task, SIMULATOR).plan == SEARCH.find(task, SIMULATOR).plan
+        SEARCH.find(tighter, SIMULATOR)
 
 
 def test_copies_stay_copies():
     task = replace(_task(rows=50), batch_size=65536)
-    plan = EqualParts(NeuroShard()).find(task, H100).plan
+    plan = NeuroShard().find(task, H100).plan
     assert plan.forms[0] == "copies"
 
 
-def test_only_equal_parts_need_another_search():
-    assert [for_target(SEARCH, target) is SEARCH for target in (None, "sok", "torchrec", "json")] == [True] * 4
-    assert for_target(SEARCH, "hugectr") == EqualParts(SEARCH)
-    assert EqualParts(SEARCH).reads() == SEARCH.reads()
-    assert EqualParts(SEARCH).takes_sequences == SEARCH.takes_sequences
-
-
 def test_finalists_are_of_the_task_of_the_plan():
-    searcher = EqualParts(SEARCH)
-    plan = searcher.find(_task(), SIMULATOR).plan
-    found = searcher.finalists(plan, SIMULATOR, 4)
+    plan = SEARCH.find(_task(), SIMULATOR).plan
+    found = SEARCH.finalists(plan, SIMULATOR, 4)
     assert found[0] == plan
     assert len(found) > 1
     assert {one.task == plan.task for one in found} == {True}

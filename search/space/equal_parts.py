@@ -1,0 +1,111 @@
+"""Tables that are cut in equal parts only: which ones in more than two.
+
+Layouts leave such a table whole or halve it, or cut it in as many parts as its rules ask for at least. So each way to
+cut tables in more is a task with a rule besides (`min_shards`) for each of them: what is known of its plans, that none
+exists or that none costs less, is known of that task.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from glob import escape
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import TableRule
+from neuroshard.tasks.task import Task
+
+_SHARES = (0.8, 0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
+_Share = Callable[[Table], float]
+Rules = tuple[TableRule, ...]
+
+
+def with_rules(task: Task, rules: Rules) -> Task:
+    """Add rules to a task's own."""
+    return replace(task, constraints=replace(task.constraints, rules=(*task.constraints.rules, *rules)))
+
+
+def parts_that_fit(task: Task) -> Iterator[Rules]:
+    """Yield rules for more parts that let no part take more than a share of the smallest device's memory."""
+    free = max(min(task.shard_memory), 1)
+
+    def share(table: Table) -> float:
+        """Measure one table, whole."""
+        return float(task.memory.device_bytes(Loads.of([table], task.batch_size))[0]) / free
+
+    return _more_parts(task, share, ())
+
+
+def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
+    """Yield rules for more parts that let no part cost more than a share of a device's mean cost in a plan.
+
+    Those of a shard are its compute alone, and its exchanges. Tables in copies stay as they are.
+    """
+    if not any(limits.equal_widths for limits in plan.task.limits):
+        return iter(())
+    cost = simulator.cost(plan.task, plan)
+    columns = float(np.mean(plan.traffic.columns))
+    column_ms = float(np.mean(cost.forward + cost.backward)) / columns if columns else 0.0
+    mean_ms = max(float(np.mean(cost.forward + cost.backward + cost.compute)), 1e-9)
+
+    def share(table: Table) -> float:
+        """Measure one table, as a shard on its own."""
+        alone = LoadSets.alone(Loads.of([table], plan.task.batch_size))
+        compute_ms = float(simulator.models.compute.predict(alone)[0])
+        return (compute_ms + column_ms * table.output_columns) / mean_ms
+
+    return _more_parts(plan.task, share, plan.names_where(lambda layout: layout.everywhere))
+
+
+def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
+    """Yield rules that let no part take more than a share of a device, where its table can be cut so.
+
+    Each way once. Tables that are `left` have no rule, and neither have those that are bound to others or to devices,
+    and those that two parts suffice for.
+    """
+    constraints, seen = task.constraints, set[Rules]([()])
+    bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart, left)
+    tables = [index for index, table in enumerate(task.tables) if table.pooled and table.name not in bound]
+    for share in _SHARES:
+        each = (_rule(task, table, share_of, share) for table in tables)
+        rules = tuple(rule for rule in each if rule is not None)
+        if rules not in seen:
+            seen.add(rules)
+            yield rules
+
+
+def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
+    """Build the rule that cuts a table in the fewest parts of at most a share each, or in as many as there may be.
+
+    None where it needn't be cut in more than two, or may not.
+    """
+    table, devices = task.tables[index], task.topology.num_devices
+    if share_of(_piece(table, 2)) <= share or not task.limits[index].equal_widths:
+        return None
+    chosen = None
+    for parts in range(3, devices + 1):
+        rule = TableRule(escape(table.name), min_shards=parts)
+        if table.dim % (parts * DIM_MULTIPLE) == 0 and _may_have(task, table, rule):
+            chosen = rule
+            if share_of(_piece(table, parts)) <= share:
+                break
+    return chosen
+
+
+def _piece(table: Table, parts: int) -> Table:
+    """Cut one of so many parts; where a table has no such parts, one about as wide."""
+    return table.with_dim(max(table.dim // parts // DIM_MULTIPLE, 1) * DIM_MULTIPLE)
+
+
+def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
+    """Tell whether a table's own rules allow a further one."""
+    try:
+        with_rules(task, (rule,)).constraints.limits(table, task.topology.num_devices)
+    except UserError:
+        return False
+    return True
