@@ -59,7 +59,7 @@ class Simulator:
         return self.costs(task, [plan])[0]
 
     def costs(self, task: Task, plans: Sequence[Plan]) -> list[Cost]:
-        """Predict each plan's cost; memory is not checked.
+        """Predict each plan's cost; memory is not checked, and neither are constraints, which plans may have more of.
 
         A device calls a kernel for each form that tables lie in there, and others for sequence tables, one after the
         other: their costs add up.
@@ -69,7 +69,7 @@ class Simulator:
         """
         self.models.check(task)
         for plan in plans:
-            if plan.task is not task and plan.task != task:
+            if plan.task is not task and replace(plan.task, constraints=task.constraints) != task:
                 raise UserError("the plan was made for another task")
             self.models.check_plan(plan)
         loads = LoadSets.joined([plan.device_loads for plan in plans])

@@ -65,6 +65,7 @@ class Searcher(ABC):
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan that fits in memory and keeps the task's constraints: `Found(plan)`, or more where it is due.
 
+        The plan's task is that one, with further rules perhaps that the plan keeps too.
         A method that knows nothing of hosts' memory is decorated with `within_hosts`.
 
         Raises:

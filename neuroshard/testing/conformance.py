@@ -115,8 +115,7 @@ class SearcherConformance:
             task, num_devices = constrained_task(seed), 2 + seed % 3
             found = _error_of(self.make(), task, Simulator(random_models(num_devices, seed)))
             if isinstance(found, Plan):
-                assert found.task == task
-                assert found.violations == ()
+                _check_kept(found, task)
             else:
                 assert isinstance(found, InfeasibleError)
 
@@ -145,8 +144,7 @@ class SearcherConformance:
         """Search twice; assert that both find the same plan within limits, or refuse in one line. Return that."""
         found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
         if isinstance(found, Plan):
-            assert found.task == task
-            assert found.violations == ()
+            _check_kept(found, task)
             assert found == again
         else:
             assert isinstance(found, InfeasibleError) or "model" in str(found)
@@ -222,6 +220,14 @@ class SumModelConformance(ComputeModelConformance):
         model, tables = self.make(), self._tables()
         vectors = model.embed(Loads.of(tables, 256))
         assert np.allclose(model.head(vectors.sum(axis=0)), model.predict(LoadSets.of([tables], 256))[0], rtol=1e-4)
+
+
+def _check_kept(plan: Plan, task: Task) -> None:
+    """Check that a plan is the task's, whose rules it keeps, and further ones of its own."""
+    assert replace(plan.task, constraints=task.constraints) == task
+    asked, kept = task.constraints, plan.task.constraints
+    assert replace(kept, rules=kept.rules[: len(asked.rules)]) == asked
+    assert plan.violations == ()
 
 
 def _exchange_ms(model: CommModel, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:

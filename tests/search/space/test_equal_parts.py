@@ -38,6 +38,7 @@ def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
     assert found.task.constraints.rules[-1] == TableRule("hot", min_shards=4)
     assert ns.export_plan(found, "hugectr").content["shard_strategy"][0][1][0] == ["hot", 4]
     assert found == SEARCH.find(_task(), SIMULATOR).plan
+    assert SIMULATOR.cost(_task(), found).total_ms == ms_of(found, SIMULATOR)
 
 
 @pytest.mark.parametrize(
