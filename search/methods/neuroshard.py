@@ -137,10 +137,13 @@ class NeuroShard(Searcher):
         try:
             found = self._in_memories(task, simulator)
         except InfeasibleError:
+            finer = []
             for rules in parts_that_fit(task):
                 with suppress(InfeasibleError):
-                    return self._in_memories(with_rules(task, rules), simulator)
-            raise
+                    finer.append(self._in_memories(with_rules(task, rules), simulator))
+            if not finer:
+                raise
+            return self._cheapest(finer, simulator)
         plan, calls, spaces = settled(found.plan), known_calls(simulator.models, self.forms), []
         for rules in parts_that_cost_less(plan, simulator):
             its, asked = (with_rules(one, rules) for one in (plan.task, task))
