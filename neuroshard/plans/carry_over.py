@@ -53,7 +53,7 @@ class Carried:
         rules = tuple(_rule(table, its) for table, its in others if its)
         rules += tuple(TableRule.keeping(tables[index].name, home) for index, home in self.homes.items())
         kept = constraints.pinned + tuple(pin for pin in pins if pin.table not in taken)
-        return replace(self.task, constraints=replace(constraints, rules=constraints.rules + rules, pinned=kept))
+        return replace(self.task, constraints=replace(constraints.with_rules(rules), pinned=kept))
 
     @property
     def fitting(self) -> "Carried":

@@ -68,7 +68,7 @@ def kept_on_hosts(plan: Plan) -> Plan:
             pins += piece.pins(shards)
         else:
             rules += piece.rules(shards[0][0])
-    kept = replace(constraints, rules=(*constraints.rules, *rules), pinned=(*constraints.pinned, *pins))
+    kept = replace(constraints.with_rules(rules), pinned=(*constraints.pinned, *pins))
     return replace(plan, task=replace(task, constraints=kept))
 
 
@@ -175,9 +175,7 @@ def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | N
     changed = {name for piece in pieces if piece.pinned for name in piece.names}
     kept = tuple(pin for pin in constraints.pinned if pin.table not in changed)
     try:
-        return replace(
-            task, constraints=replace(constraints, rules=(*constraints.rules, *rules), pinned=(*kept, *pins))
-        )
+        return replace(task, constraints=replace(constraints.with_rules(rules), pinned=(*kept, *pins)))
     except UserError:  # rules that contradict others: there may be another way
         return None
 

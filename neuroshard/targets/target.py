@@ -140,9 +140,8 @@ class Target:
         rules = (self._rule(task.topology.num_devices), *self._sequence_rules(task.tables))
         if rules == (TableRule("*"),):
             return task
-        constraints = replace(task.constraints, rules=(*task.constraints.rules, *rules))
         try:
-            return replace(task, constraints=constraints)
+            return replace(task, constraints=task.constraints.with_rules(rules))
         except UserError as error:
             raise UserError(f"target={self.name}: {error}") from None
 

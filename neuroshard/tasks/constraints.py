@@ -1,7 +1,7 @@
 """What a plan must keep to besides memory: where tables may lie, how they may be split, which ones belong together."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from glob import escape
@@ -165,6 +165,10 @@ class Constraints:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("together", "apart"):
             object.__setattr__(self, name, tuple(tuple(group) for group in getattr(self, name)))
+
+    def with_rules(self, rules: Iterable[TableRule]) -> "Constraints":
+        """Add rules behind its own."""
+        return replace(self, rules=(*self.rules, *rules))
 
     def limits(self, table: Table, num_devices: int) -> TableLimits:
         """Combine all that the rules say of one table: each limit is that of the strictest rule.

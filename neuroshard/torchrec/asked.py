@@ -120,7 +120,7 @@ class Asked:
             ),
             samples,
             memory,
-            replace(self.rules, rules=(*self.rules.rules, *(rule for rule in rules if rule is not None))),
+            self.rules.with_rules(rule for rule in rules if rule is not None),
         )
 
 

@@ -27,7 +27,7 @@ Rules = tuple[TableRule, ...]
 
 def with_rules(task: Task, rules: Rules) -> Task:
     """Add rules to a task's own."""
-    return replace(task, constraints=replace(task.constraints, rules=(*task.constraints.rules, *rules)))
+    return replace(task, constraints=task.constraints.with_rules(rules))
 
 
 def parts_that_fit(task: Task) -> Iterator[Rules]:
@@ -105,7 +105,7 @@ def _piece(table: Table, parts: int) -> Table:
 def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
     """Tell whether a table's own rules allow a further one."""
     try:
-        with_rules(task, (rule,)).constraints.limits(table, task.topology.num_devices)
+        task.constraints.with_rules((rule,)).limits(table, task.topology.num_devices)
     except UserError:
         return False
     return True
