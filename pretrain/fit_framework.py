@@ -118,7 +118,7 @@ def fit_framework(
     if start is None and not len(every["kernels"].took_ms):
         raise UserError(
             f"in all of {len(some)} steps devices waited for their hosts, so they don't tell what devices do; collect "
-            "steps of more work: local.batch_sizes=[8192,16384] local.max_batch_size=131072"
+            "steps of more work: experiment=collect_gpu num_local_samples=400"
         )
     slopes = {
         name: (_solved_alike if name == HOST else _solved)(

@@ -46,6 +46,8 @@ class StepProtocol:
         dense: widths of the stand-in's hidden layers over all outputs; [] only sums them up.
         pipeline: none | sparse_dist: how batches follow each other; sparse_dist: TorchRec's TrainPipelineSparseDist,
             which sends a batch's indices while the batch before it trains.
+        ballast: rows of a square matrix that the device multiplies by itself in the dense phase; 0: none. 8192 keep an
+            H100 busy for 23 ms, so that its host launches the next step meanwhile.
     """
 
     builds: PositiveCount = 6
@@ -53,6 +55,7 @@ class StepProtocol:
     steps: PositiveCount = 3
     dense: tuple[PositiveCount, ...] = (64,)
     pipeline: str = "none"
+    ballast: Count = 0
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.pipeline, PIPELINES)

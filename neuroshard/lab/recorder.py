@@ -19,7 +19,7 @@ from neuroshard.words.topology import Topology
 _LOCAL = {  # of local work, by the kind of device: of one build alone, mirrored
     "cpu": StepProtocol(builds=1, turns=6, steps=2),
     # A GPU does its work meanwhile: where it has enough to do, its host doesn't keep it waiting.
-    "cuda": StepProtocol(builds=1, turns=6, steps=3, dense=(1024, 1024, 512, 256), pipeline="sparse_dist"),
+    "cuda": StepProtocol(1, turns=6, steps=3, dense=(1024, 1024, 512, 256), pipeline="sparse_dist", ballast=8192),
 }
 Item = TypeVar("Item")
 

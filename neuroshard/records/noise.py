@@ -7,10 +7,11 @@ import numpy as np
 
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.timing import repeatability
-from neuroshard.records.samples import Measurement, Sample, as_drawn
+from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Measurement, Sample, as_drawn
 from neuroshard.records.splits import REFERENCE
 
 _NINE_IN_TEN = 0.9
+_UP_TO_PLANS = [number for number, phase in enumerate(LOCAL_PHASES) if phase != "dense"]
 
 
 def fastest(chunks: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement[Sample]]:
@@ -35,7 +36,8 @@ def fastest(chunks: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement
 def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
     """Compute the relative difference between both passes of every sample that was measured twice, (n,).
 
-    For exchanges, the largest over the devices of forward plus backward stands for the sample.
+    For exchanges, the largest over the devices of forward plus backward stands for the sample; for a rank's step, what
+    its device does of it but for the dense network.
     """
     return repeatability(*_passes(measurements)[1:])
 
@@ -76,4 +78,6 @@ def _scalar_ms(measurement: Measurement[Any]) -> float:
     if measurement.repeats is None:
         return float("inf")
     typical = measurement.typical_ms
+    if isinstance(measurement.sample, LocalSample):
+        return float(typical[_UP_TO_PLANS].sum())
     return float(typical) if typical.ndim == 0 else float(typical.sum(axis=0).max())

@@ -71,6 +71,20 @@ def test_exchanges_are_those_of_real_ranks(tmp_path, pipeline):
         assert {"all_to_all", "all_reduce", "reduce_scatter", "all_gather"} < {one.until for one in mirrored.seen}
 
 
+def test_ballast_is_dense_work_and_nothing_else_of_a_step():
+    plain, laden = (
+        LocalStep.of(0, MirrorBench(CpuDevice(pin=False), EmbeddingSettings(), its).measure([sample], [SEED], print)[0])
+        for sample in [LocalSample(mixed_plan(2), 0)]
+        for its in (PROTOCOL, replace(PROTOCOL, ballast=2048))
+    )
+    assert laden.stretches == plain.stretches
+    assert (laden.sent_bytes, laden.received_bytes) == (plain.sent_bytes, plain.received_bytes)
+    dense_ms = [
+        max(ms for ms, its in zip(one.ms, one.stretches, strict=True) if its.phase == "dense") for one in (plain, laden)
+    ]
+    assert dense_ms[1] > 10 * dense_ms[0]  # 17 billion operations beside thousands
+
+
 def test_fewer_bits_are_exchanged_where_a_sample_says_so():
     full, half = (
         LocalStep.of(
