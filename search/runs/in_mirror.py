@@ -163,23 +163,29 @@ class TaskInMirror:
         ]
 
     def table(self) -> Grid:
-        """Make the table that people read: a row for each plan, with local work by phase."""
+        """Make the table that people read: a row for each plan."""
         devices, rows = plans_of(self.entries)[0].task.topology.num_devices, self.rows()
         columns = {
             **names_and_forms(self.entries),
             "ranks measured": [_ranges(row["ranks"]) for row in rows],
-            **{phase: [f"{row[phase]:.2f}" for row in rows] for phase in LOCAL_PHASES},
-            "local": [f"{row['local_ms']:.2f}" for row in rows],
+            "local work": [f"{row['local_ms']:.2f}" for row in rows],
             "beside the first": [f"{row['beside_first']:.3f}" for row in rows],
             "exchanges": [_known(row["exchange_ms"]) for row in rows],
             "predicted cost": [_known(row["predicted_ms"]) for row in rows],
         }
-        return grid_of(f"Mirrored steps on {devices} ranks, local ms, task {self.task}", columns)
+        return grid_of(f"Mirrored steps on {devices} ranks, ms, task {self.task}", columns)
+
+    def phases(self) -> Grid:
+        """Make the table of every plan's local work in each phase, for people."""
+        rows, names = self.rows(), [entry.method for entry in self.entries]
+        ms = {phase: [f"{row[phase]:.2f}" for row in rows] for phase in LOCAL_PHASES}
+        return grid_of(f"Local work by phase, ms, task {self.task}", {"plan by": names, **ms})
 
     def told(self) -> list[Grid | str]:
-        """Make the table and lines for people: also what equal plans differ by, and what failed."""
+        """Make tables and lines for people: also what equal plans differ by, and what failed."""
         floor = f"the first plan, measured twice, differs from itself by {self.floor:.1%}"
-        return [self.table(), floor, *failures(self.entries, map(self.error, range(len(self.entries))))]
+        failed = failures(self.entries, map(self.error, range(len(self.entries))))
+        return [self.table(), self.phases(), floor, *failed]
 
 
 def _known(ms: float) -> str:
