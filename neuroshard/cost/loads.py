@@ -21,6 +21,7 @@ _CALL_NUMBERS: IntArray = np.array(
         for tier in TIERS
     ]
 )
+_TYPES, _WIDTHS = 1 << 4, 1 << 20  # more than there are bytes of an element, and columns of a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +100,12 @@ class Loads:
         """(n,) the kernel call of each load, by its place in `CALLS`."""
         return _CALL_NUMBERS[self.tier, self.pooled.astype(np.int64), self.form]
 
+    @property
+    def kernel(self) -> IntArray:
+        """(n,) numbers, equal where one kernel looks both up: of one call, data type and width of sequence tables."""
+        width = np.where(self.pooled, 0, self.table_dim).astype(np.int64)
+        return (self.call * _TYPES + self.bytes_per_element.astype(np.int64)) * _WIDTHS + width
+
     def take(self, indices: IntArray) -> "Loads":
         """Pick the loads at `indices` (m,)."""
         return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
@@ -154,10 +161,15 @@ class LoadSets:
         order = np.argsort(places, kind="stable")
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
-    def by_call(self) -> "LoadSets":
-        """Split each set by kernel call, (B K): a set for each of the K in `CALLS`, one after the other."""
-        places = self.owners * len(CALLS) + self.loads.call
-        return LoadSets.grouped(self.loads, places, len(self) * len(CALLS))
+    def by_kernel(self) -> tuple["LoadSets", IntArray]:
+        """Split each set by `Loads.kernel`, (B G): a set for each of the G that there are, one after the other.
+
+        One stands for none. With the kernel call of each, (G,), by its place in `CALLS`.
+        """
+        kernels, which = np.unique(self.loads.kernel, return_inverse=True)
+        kernels = kernels if len(kernels) else np.zeros(1, dtype=np.int64)
+        places = self.owners * len(kernels) + which
+        return LoadSets.grouped(self.loads, places, len(self) * len(kernels)), kernels // (_TYPES * _WIDTHS)
 
     @property
     def owners(self) -> IntArray:

@@ -1,6 +1,6 @@
 """What is measured of a plan: the kernel calls of each device, and exchanges one after the other.
 
-A device calls a kernel for each form that pooled tables lie in, and one for each form and width of sequence tables.
+A device calls a kernel for each form and data type of pooled tables, and for each form, data type and width of others.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,14 @@ def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
 
 
 def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
-    def kernel(placed: Placement) -> tuple[int, int]:
-        """Tell which call it is, and how wide its shards are where all must be as wide."""
-        number, pooled = placed.shard.table, plan.task.tables[placed.shard.table].pooled
-        return CALLS.index(Call(plan.forms[number], pooled, placed.home.tier)), 0 if pooled else placed.shard.dim
+    def kernel(placed: Placement) -> tuple[int, int, int]:
+        """Tell which call it is, how its weights are stored, and how wide shards are where all must be as wide."""
+        number, table = placed.shard.table, plan.task.tables[placed.shard.table]
+        call = CALLS.index(Call(plan.forms[number], table.pooled, placed.home.tier))
+        return call, table.bytes_per_element, 0 if table.pooled else placed.shard.dim
 
     by_kernel = sorted(grouped(placements, kernel).items())
-    return tuple(_call(plan, LAYOUTS[CALLS[call].form], its) for (call, _), its in by_kernel)
+    return tuple(_call(plan, LAYOUTS[CALLS[call].form], its) for (call, *_), its in by_kernel)
 
 
 def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> ComputeSample:

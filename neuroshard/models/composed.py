@@ -136,13 +136,15 @@ def as_sum(model: ComputeModel, task_loads: Loads, num_devices: int) -> SumModel
 def columns_model(model: SumModel, tables: Loads) -> SumModel:
     """Return the model of devices that hold columns of some of these tables (T,), in as many calls as it takes.
 
-    `model` itself where all tables are pooled and in device memory, or where every load counts as a call of its own.
+    `model` itself where all tables are pooled, of one data type and in device memory, or where every load counts as a
+    call of its own.
     """
-    calls = tuple(CALLS[number] for number in np.unique(tables.call).tolist())
-    if calls == (IN_COLUMNS,) or isinstance(model, OneByOne):
+    kernels, first = np.unique(tables.kernel, return_index=True)
+    calls = [CALLS[number] for number in tables.call[first].tolist()]
+    if calls == [IN_COLUMNS] or isinstance(model, OneByOne):
         return model
     if len(calls) > 1:
-        return SideBySide(tuple((call, model.of_call(call)) for call in calls))
+        return SideBySide(tuple(zip(kernels.tolist(), map(model.of_call, calls), strict=True)))
     return model.of_call(calls[0])
 
 
@@ -155,18 +157,18 @@ class SideBySide(SumModel):
     alone would come out below 0 it isn't their sum.
 
     Attributes:
-        of_calls: the K calls, each with its model.
+        of_calls: the K calls, by `Loads.kernel`, each with its model.
     """
 
-    of_calls: tuple[tuple[Call, SumModel], ...]
+    of_calls: tuple[tuple[int, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed n loads as (n, H_1 + ... + H_K + K + 1): the model's vector and a -1 in its call's columns."""
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)
-        first, numbers = 0, loads.call
-        for k, (call, model) in enumerate(self.of_calls):
-            which = np.flatnonzero(numbers == CALLS.index(call))
+        first, numbers = 0, loads.kernel
+        for k, (kernel, model) in enumerate(self.of_calls):
+            which = np.flatnonzero(numbers == kernel)
             if len(which):
                 vectors[which, first : first + width[k]] = model.embed(loads.take(which))
             vectors[which, sum(width) + k] = -1

@@ -12,10 +12,10 @@ from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.trust import Margin
-from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, sums_of
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray, sums_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
+from neuroshard.words.form import IN_COLUMNS, Call, Forms
 from neuroshard.words.topology import Topology
 
 NUM_WAITS = 5
@@ -74,7 +74,8 @@ class ComputeModel(ABC):
 
     def device_ms(self, devices: LoadSets) -> FloatArray:
         """Predict the ms of B devices with loads of any calls, one call after the other, (B,)."""
-        cost: FloatArray = self.predict(devices.by_call()).reshape(len(devices), len(CALLS)).sum(axis=1)
+        calls, of_kernels = devices.by_kernel()
+        cost: FloatArray = self.predict(calls).reshape(len(devices), len(of_kernels)).sum(axis=1)
         return cost
 
 
@@ -277,31 +278,31 @@ class PartModel(ABC):
         """
         return None
 
-    def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+    def shared_ms(self, task: Task, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict the ms, (B,), besides what `of_shards` says, of each of devices alike: searches choose forms by it.
 
         By default nothing.
 
         Args:
             task: on so many devices.
-            used: (B, K) whether they call each kernel in `CALLS`.
+            kernels: (B, K) that each of `CALLS` takes, as in `Called`.
             counts: (B, C) of what one of them does, as in `Called`.
             input_bytes: (B,) of indices and lengths that come to one of them.
         """
-        return np.zeros(len(used))
+        return np.zeros(len(kernels))
 
     def margin(self, margin: Margin, called: Called, ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
         """Compute the margin of the predicted ms, (B, D), by that of the part's model: by default of the ms."""
         return margin(ms, np.zeros_like(ms))
 
     def waited_ms(
-        self, task: Task, ready_ms: FloatArray, used: BoolArray, counts: FloatArray, input_bytes: FloatArray
+        self, task: Task, ready_ms: FloatArray, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
         """Predict the ms, (B,), of each of devices alike that are ready for it by then, (B,), as `shared_ms` has them.
 
         By default nothing.
         """
-        return np.zeros(len(used))
+        return np.zeros(len(kernels))
 
     def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
         """Return what it depends on and warnings are about, by the names of `Ranges`: by default nothing."""

@@ -12,7 +12,7 @@ from neuroshard.layouts import LAYOUTS, are, given_bytes
 from neuroshard.models.interface import CommModel, PartModel
 from neuroshard.models.stored import Stored
 from neuroshard.models.trust import Margin
-from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.schema import NonNegative
@@ -135,7 +135,7 @@ class InputExchange(PartModel):
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
-    def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+    def shared_ms(self, task: Task, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict what an even exchange takes, less what each load adds."""
         even_ms = self.model.even_ms(input_bytes[:, None], task.batch_size, task.topology) * (input_bytes > 0)
         return even_ms - input_bytes * self._ms_per_byte(task)
@@ -186,40 +186,42 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
 
 def terms_of(called: Called, part: str) -> FloatArray:
     """Compute the `TERMS` of each device of B plans, (B, D, F), as they count for a part of a step."""
-    devices, used = called.counts.shape[1], np.any(called.shards > 0, axis=1)
-    of_plan = _terms_of_plan(used, called.counts.mean(axis=1), devices)[:, None]
-    own = np.where(_counts_own(part, used)[:, None, None], called.counts, 0.0)
+    devices = called.counts.shape[1]
+    of_plan = _terms_of_plan(part, called.kernels, called.counts.mean(axis=1), devices)[:, None]
+    own = np.where(_counts_own(part, called.kernels)[:, None, None], called.counts, 0.0)
     mean = own.mean(axis=1, keepdims=True)[..., _MEANS]
     return np.concatenate([of_plan.repeat(devices, axis=1), own, mean.repeat(devices, axis=1)], axis=-1)
 
 
-def _counts_own(part: str, used: BoolArray) -> BoolArray:
-    """Tell whether a part depends on devices' own counts, (B,), in plans that make such kernel calls (B, K).
+def _counts_own(part: str, kernels: IntArray) -> BoolArray:
+    """Tell whether a part depends on devices' own counts, (B,), in plans of so many kernels of each call (B, K).
 
     What is exchanged is put in order, and what is in copies with it; where all tables are copied, nothing is.
     """
-    counts: BoolArray = (used & ~_OF_COPIES).any(axis=1) | (part in _OF_LAUNCHES)
+    counts: BoolArray = np.any(kernels[:, ~_OF_COPIES] > 0, axis=1) | np.bool_(part in _OF_LAUNCHES)
     return counts
 
 
-def _terms_of_plan(used: BoolArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Compute the terms of whole plans, (B, ...), by their kernel calls (B, K) and their devices' mean counts (B, C).
+def _terms_of_plan(part: str, kernels: IntArray, counts: FloatArray, num_devices: int) -> FloatArray:
+    """Compute a part's terms of whole plans, (B, ...), by their kernels (B, K) and their devices' mean counts (B, C).
 
-    Devices sum up what comes out of rows, so that each is left with its own samples.
+    Pooled tables of all data types are exchanged together, sequence tables of each width by themselves. Devices sum up
+    what comes out of rows, so that each is left with its own samples.
     """
-    sent = used[:, ~_OF_COPIES].sum(axis=1)
-    forms = (used @ _POOLED_IN).sum(axis=1)
+    exchanged = np.where(_POOLED, np.minimum(kernels, 1), kernels)
+    calls, sent = kernels if part in _OF_LAUNCHES else exchanged, exchanged[:, ~_OF_COPIES].sum(axis=1)
+    forms = (exchanged @ _POOLED_IN).sum(axis=1)
     outputs = counts[:, _OUTPUTS] * [1, 1 / num_devices, 1]
     joined, ordered = (forms > 1) * outputs.sum(axis=1), (counts[:, _CUT] > 0) * outputs[:, 0]
-    return np.stack([np.ones(len(used)), used.sum(axis=1), sent, sent * num_devices, joined, ordered], axis=-1)
+    return np.stack([np.ones(len(calls)), calls.sum(axis=1), sent, sent * num_devices, joined, ordered], axis=-1)
 
 
 def _of_devices_alike(
-    slopes: FloatArray, task: Task, used: BoolArray, counts: FloatArray
+    part: "FrameworkPart | HostWait", task: Task, kernels: IntArray, counts: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Compute what a part's terms of whole plans, of the mean device and of a device itself come to, (B,) ms each."""
-    plan_ms = _terms_of_plan(used, counts, task.topology.num_devices) @ slopes[: _OWN.start]
-    return plan_ms, counts[:, _MEANS] @ slopes[_OWN.stop :], counts @ slopes[_OWN]
+    slopes, of_plan = part.slopes, _terms_of_plan(part.name, kernels, counts, task.topology.num_devices)
+    return of_plan @ slopes[: _OWN.start], counts[:, _MEANS] @ slopes[_OWN.stop :], counts @ slopes[_OWN]
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,10 +250,12 @@ class FrameworkPart(PartModel):
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
-    def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+    def shared_ms(self, task: Task, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict what a step, its kernel calls and the devices' mean work take; less what doesn't count."""
-        plan_ms, mean_ms, own_ms = _of_devices_alike(self.slopes, task, used, counts)
-        ms: FloatArray = plan_ms + np.where(_counts_own(self.name, used), mean_ms, -own_ms)  # `of_shards` counts those
+        plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, kernels, counts)
+        ms: FloatArray = plan_ms + np.where(
+            _counts_own(self.name, kernels), mean_ms, -own_ms
+        )  # `of_shards` counts those
         return ms
 
 
@@ -283,10 +287,10 @@ class HostWait(PartModel):
         return self._waited_ms(host_ms + margin(host_ms, np.zeros_like(host_ms)), ready_ms) - ms
 
     def waited_ms(
-        self, task: Task, ready_ms: FloatArray, used: BoolArray, counts: FloatArray, input_bytes: FloatArray
+        self, task: Task, ready_ms: FloatArray, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
         """Predict the ms, (B,), of each of devices alike that have done their work by then."""
-        host_ms = np.sum(_of_devices_alike(self.slopes, task, used, counts), axis=0)
+        host_ms = np.sum(_of_devices_alike(self, task, kernels, counts), axis=0)
         return self._waited_ms(host_ms, ready_ms)
 
     def _host_ms(self, called: Called) -> FloatArray:

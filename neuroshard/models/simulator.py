@@ -22,7 +22,7 @@ from neuroshard.models.parts import (
 )
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning, versions_caveat
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
@@ -89,13 +89,16 @@ class Simulator:
 
     def called(self, device_loads: LoadSets, num_devices: int) -> Called:
         """Predict the kernel calls of B plans, from the loads of their devices, (B D) sets."""
-        calls, shape = device_loads.by_call(), (-1, num_devices, len(CALLS))
-        ms = self.models.compute.predict(calls).reshape(shape)
+        calls, of_kernels = device_loads.by_kernel()
+        plans = len(device_loads) // num_devices, num_devices
+        shape, of_call = (*plans, len(of_kernels)), np.eye(len(CALLS), dtype=np.int64)[of_kernels]  # (G, K)
+        ms, shards = self.models.compute.predict(calls).reshape(shape), calls.counts.reshape(shape)
         spread = np.zeros_like(ms)
         if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
-        counts = self.counts_of(device_loads)
-        return Called(ms, spread, calls.counts.reshape(shape), counts.reshape(*ms.shape[:2], counts.shape[1]))
+        kernels, counts = (shards > 0).any(axis=1) @ of_call, self.counts_of(device_loads)
+        summed = ms @ of_call, spread @ of_call, shards @ of_call
+        return Called(*summed, kernels, counts.reshape(*plans, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
         """Count what each of B sets of loads asks, (B, C); C = 0 where no part of a step depends on it."""
@@ -103,18 +106,18 @@ class Simulator:
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
-    def shared_ms(self, task: Task, used: BoolArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+    def shared_ms(self, task: Task, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict the ms of parts on each of devices alike, (B,), besides `compute_for`'s of loads: `PartModel`."""
-        parts = (part.shared_ms(task, used, counts, input_bytes) for part in self.models.parts if self._counts(part))
-        return sum(parts, np.zeros(len(used)))
+        parts = (part.shared_ms(task, kernels, counts, input_bytes) for part in self.models.parts if self._counts(part))
+        return sum(parts, np.zeros(len(kernels)))
 
     def waited_ms(
-        self, task: Task, ready_ms: FloatArray, used: BoolArray, counts: FloatArray, input_bytes: FloatArray
+        self, task: Task, ready_ms: FloatArray, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
         """Predict the ms that devices alike wait at a step's end, (B,), if they are ready by then: `PartModel`."""
         counted = (part for part in self.models.parts if self._counts(part))
-        waits = (part.waited_ms(task, ready_ms, used, counts, input_bytes) for part in counted)
-        return sum(waits, np.zeros(len(used)))
+        waits = (part.waited_ms(task, ready_ms, kernels, counts, input_bytes) for part in counted)
+        return sum(waits, np.zeros(len(kernels)))
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
         """Predict the cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""
@@ -230,8 +233,8 @@ class Simulator:
         ranges = self.models.ranges
         if ranges is None:
             return ()
-        calls = plan.device_loads.by_call()
-        counts = calls.counts.reshape(-1, len(CALLS))[:, CALLS.index(IN_COLUMNS)].tolist()
+        calls, _ = plan.device_loads.by_kernel()
+        counts = calls.counts[calls.calls == CALLS.index(IN_COLUMNS)].tolist()
         lines = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
         for part, amounts in self._amounts(plan, calls):
             lines += ranges.part_warnings(part, amounts)

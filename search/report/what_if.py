@@ -57,9 +57,11 @@ def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArr
     """Add up all kernel calls after each change, (n,) ms; those that there is nothing for cost nothing."""
     loads, (rows, added), gone = plan.device_loads.loads, _added(plan, changes), _gone(plan, changes)
     cost = np.zeros(len(changes))
-    for number in np.unique(np.append(loads.call, added.call)).tolist():
-        its, new = np.flatnonzero(loads.call == number), np.flatnonzero(added.call == number)
-        cost += _of_calls(plan, changes, its, gone, (rows[new], added.take(new)), model.of_call(CALLS[number]))
+    kernels = np.append(loads.kernel, added.kernel)
+    for kernel, first in zip(*np.unique(kernels, return_index=True), strict=True):
+        its, new = np.flatnonzero(loads.kernel == kernel), np.flatnonzero(added.kernel == kernel)
+        its_model = model.of_call(CALLS[np.append(loads.call, added.call)[first]])
+        cost += _of_calls(plan, changes, its, gone, (rows[new], added.take(new)), its_model)
     return cost
 
 

@@ -71,8 +71,9 @@ def _with_other_parts(catalog: Catalog, least_ms: float) -> float:
     """Add what other parts of a step take on every device, ms, with whole tables: cuts only add to that."""
     base, simulator = catalog.items.base, catalog.simulator
     loads = base.task.loads.take(base.in_columns)
-    counts = simulator.counts_of(LoadSets.alone(loads)).sum(axis=0, keepdims=True) / base.task.topology.num_devices
-    work = np.isin(np.arange(len(CALLS)), loads.call)[None], counts, np.zeros(1)
+    alone = LoadSets.alone(loads)
+    counts = simulator.counts_of(alone).sum(axis=0, keepdims=True) / base.task.topology.num_devices
+    work = np.bincount(alone.by_kernel()[1], minlength=len(CALLS))[None], counts, np.zeros(1)
     ready_ms = least_ms + simulator.shared_ms(base.task, *work)
     return float((ready_ms + simulator.waited_ms(base.task, ready_ms, *work))[0])
 

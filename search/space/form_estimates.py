@@ -6,7 +6,7 @@ cuts are looked at, and the cheapest counts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ _TOGETHER = 256  # estimates made at once in a thread, at most
 
 # What every device is asked for by B choices of forms, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) whether
 # it makes each kernel call, (B, C) counts of what it does, and (B,) bytes of indices and lengths that come to it.
-SharedWork = tuple[BoolArray, FloatArray, FloatArray]
+SharedWork = tuple[IntArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,11 +108,9 @@ class Everywhere:
     loads: Loads
 
     @classmethod
-    def of(cls, task: Task, compute: SumModel, call: Call, allowed: BoolArray) -> "Everywhere":
-        """Gather what tables cost everywhere that may lie so, by forms `allowed` (T, F); zeros for others."""
+    def of(cls, task: Task, compute: SumModel, call: Call, called: BoolArray, allowed: BoolArray) -> "Everywhere":
+        """Gather what `called` tables (T,) cost everywhere, by forms `allowed` (T, F); zeros for others."""
         form, model = FORMS.index(call.form), compute.of_call(call)
-        each = zip(task.tables, task.homes, strict=True)
-        called = np.array([(table.pooled, home.tier) == (call.pooled, call.tier) for table, home in each])
         tables = np.flatnonzero(called & allowed[:, form])
         loads = dearest(task, tables, LAYOUTS[call.form])
         count, numbers = len(called), len(model.head.bias)
@@ -171,12 +169,13 @@ class FormEstimates:
         """
         compute, known = simulator.compute_for(task), known_calls(simulator.models)
         head = ReluHead.of_cost() if catalog is None else catalog.model.head
-        each = zip(task.tables, task.homes, strict=True)
-        wanted = {(table.pooled, home.tier) for table, home in each}
+        kernels, first = np.unique(task.loads.kernel, return_index=True)
+        in_columns = [(number, CALLS[task.loads.call[table]]) for number, table in zip(kernels, first, strict=True)]
         others = tuple(
-            Everywhere.of(task, compute, call, allowed)
+            Everywhere.of(task, compute, call, task.loads.kernel == number, allowed)
             for call in CALLS
-            if call in known and not LAYOUTS[call.form].free and (call.pooled, call.tier) in wanted
+            for number, its in in_columns
+            if call in known and not LAYOUTS[call.form].free and call == replace(its, form=call.form)
         )
         cuts = Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog)
         return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))
@@ -247,8 +246,8 @@ class FormEstimates:
         given[:, Collective.ALL_TO_ALL] += columns[choice, cut] * float(ELEMENT_BYTES * self.task.batch_size)
         ready_ms = self.simulator.even_ms(self.task, given, cost_ms[choice, cut] + shared.compute_ms[choice])
         total = np.full(cost_ms.shape, np.inf)
-        used, counts, input_bytes = shared.work
-        work = used[choice], counts[choice], input_bytes[choice]
+        kernels, counts, input_bytes = shared.work
+        work = kernels[choice], counts[choice], input_bytes[choice]
         total[choice, cut] = ready_ms + self.simulator.waited_ms(self.task, ready_ms, *work)
         return total
 
@@ -257,14 +256,16 @@ class OtherParts(NamedTuple):
     """What other parts of a step than compute and communication hang on, where devices are alike.
 
     Attributes:
-        called: (T, F, K) 1 for the kernel call of each table in each form, by its place in `CALLS`.
+        called: (T, F, G) 1 for the kernel of each table in each form, of all G.
         counts: (T, F, C) what a device does for it (`Called.counts`).
         input_bytes: (T, F) of indices and lengths that come to a device for it.
+        of_call: (G, K) 1 for the call of each kernel, by its place in `CALLS`.
     """
 
     called: FloatArray
     counts: FloatArray
     input_bytes: FloatArray
+    of_call: IntArray
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "OtherParts":
@@ -272,22 +273,26 @@ class OtherParts(NamedTuple):
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
         counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
-        calls, input_bytes = np.repeat(task.loads.call[:, None], len(FORMS), axis=1), np.zeros(counts.shape[:2])
+        called, input_bytes = np.repeat(task.loads.kernel[:, None], len(FORMS), axis=1), np.zeros(counts.shape[:2])
+        calls = np.repeat(task.loads.call[:, None], len(FORMS), axis=1)
         counts[:, COLUMNS] = in_columns
         input_bytes[:, COLUMNS] = given_bytes(task.loads, devices)[:, Collective.INPUT] / devices
         for group in others:
             counts[group.tables, group.form] = simulator.counts_of(LoadSets.alone(group.loads))
-            calls[group.tables, group.form] = group.loads.call
+            called[group.tables, group.form], calls[group.tables, group.form] = group.loads.kernel, group.loads.call
             input_bytes[group.tables, group.form] = group.given[group.tables, Collective.INPUT]
-        return cls(np.eye(len(CALLS))[calls], counts, input_bytes)
+        kernels, first, which = np.unique(called, return_index=True, return_inverse=True)
+        of_call = np.eye(len(CALLS), dtype=np.int64)[calls.ravel()[first]]
+        return cls(np.eye(len(kernels))[which.reshape(called.shape)], counts, input_bytes, of_call)
 
     def work(self, simulator: Simulator, choices: Choices) -> SharedWork:
         """Count what B choices of forms ask of every device; zeros where no part of a step hangs on it."""
+        each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:
-            called, counts, input_bytes = (total_by_form(choices, its) for its in self)
+            called, counts, input_bytes = (total_by_form(choices, its) for its in each)
         else:
-            called, counts, input_bytes = (np.zeros((len(choices), *its.shape[2:])) for its in self)
-        return called > 0, counts, input_bytes
+            called, counts, input_bytes = (np.zeros((len(choices), *its.shape[2:])) for its in each)
+        return (called > 0) @ self.of_call, counts, input_bytes
 
 
 class Shared(NamedTuple):

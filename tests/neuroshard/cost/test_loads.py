@@ -13,7 +13,7 @@ from neuroshard.layouts import LAYOUTS, placed_loads
 from neuroshard.tables.reuse import MEAN_COUNTS, reuse_at
 from neuroshard.testing import toy_task
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import CALLS, FORMS, Form
+from neuroshard.words.form import FORMS, Form
 from tests.kit.plans import COPIES, laid_out, placed, table, tables, whole
 
 BATCH = 64
@@ -91,24 +91,38 @@ def test_what_lies_on_all_devices_together_is_the_table():
     np.testing.assert_allclose(lookups, [2 * 2 * BATCH, 2 * BATCH, 2 * BATCH])
 
 
-def test_sets_by_call_are_what_kernels_are_called_with():
+def test_sets_by_kernel_are_what_kernels_are_called_with():
     loads = Loads.of([replace(TABLE, dim=4 * (1 + i), pooled=i != 4) for i in range(6)], BATCH)
     loads = replace(loads, form=np.array([2, 0, 0, 1, 0, 0]))
-    calls = LoadSets(loads, np.array([3, 0, 3])).by_call()
-    others = len(CALLS) - 5  # of tables in host memory
-    counts, first = calls.counts.reshape(3, -1), calls.calls.reshape(3, -1)
-    assert counts.tolist() == [[2, 0, 1, 0, 0, *[0] * others], [0] * len(CALLS), [1, 1, 0, 1, 0, *[0] * others]]
+    calls, of_kernels = LoadSets(loads, np.array([3, 0, 3])).by_kernel()
+    assert of_kernels.tolist() == [0, 1, 2, 3]
+    assert calls.counts.reshape(3, -1).tolist() == [[2, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 1]]
     assert calls.loads.dim.tolist() == [8, 12, 4, 24, 16, 20]
-    assert first[:, :5].tolist() == [[0, -1, 2, -1, -1], [-1] * 5, [0, 1, -1, 3, -1]]
-    assert (first[:, 5:] == -1).all()
+    assert calls.calls.reshape(3, -1).tolist() == [[0, -1, 2, -1], [-1] * 4, [0, 1, -1, 3]]
 
 
 def test_sets_of_columns_alone_are_called_in_their_own_order():
     loads = Loads.of([replace(TABLE, dim=4 * (1 + i)) for i in range(5)], BATCH)
-    calls = LoadSets(loads, np.array([3, 0, 2])).by_call()
-    others = [0] * (len(CALLS) - 1)
-    assert calls.counts.tolist() == [3, *others, 0, *others, 2, *others]
+    calls, of_kernels = LoadSets(loads, np.array([3, 0, 2])).by_kernel()
+    assert (calls.counts.tolist(), of_kernels.tolist()) == ([3, 0, 2], [0])
     assert calls.loads.dim.tolist() == loads.dim.tolist()
+
+
+def test_kernels_look_up_one_data_type_and_sequences_of_one_width():
+    some = [(4, 8, True), (2, 8, True), (4, 16, True), (4, 8, False), (4, 16, False), (2, 16, False), (4, 16, False)]
+    loads = Loads.of([replace(TABLE, bytes_per_element=b, dim=dim, pooled=its) for b, dim, its in some], BATCH)
+    kernels = loads.kernel.tolist()
+    assert kernels[0] == kernels[2]
+    assert kernels[4] == kernels[6]
+    calls, of_kernels = LoadSets.alone(loads).by_kernel()
+    assert len(set(kernels)) == len(of_kernels) == 5
+    assert of_kernels.tolist() == sorted(loads.call[[0, 1, 3, 4, 5]].tolist())
+    assert calls.counts.sum() == len(loads)
+
+
+def test_sets_of_nothing_look_up_nothing():
+    calls, of_kernels = LoadSets(Loads.of([], BATCH), np.array([0, 0])).by_kernel()
+    assert (calls.counts.tolist(), len(of_kernels)) == ([0, 0], 1)
 
 
 @given(

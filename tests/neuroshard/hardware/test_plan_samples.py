@@ -59,6 +59,13 @@ def test_sequence_tables_have_a_call_for_each_form_and_width():
     assert [exchange.collective for exchange in exchanges(plan, BACKWARD)] == [Collective.ALL_TO_ALL]
 
 
+def test_tables_of_each_data_type_have_a_call():
+    tables = tuple(replace(table, bytes_per_element=4 - 2 * (i % 2)) for i, table in enumerate(TABLES))
+    *_, last = kernel_calls(laid_out(replace(TASK, tables=tables), range(4), [2, 3], 0, 3, COPIES))
+    assert [[table.name for table in call.tables] for call in last] == [["toy3"], ["toy1"], ["toy0"], ["toy4"]]
+    assert [call.form for call in last] == [Form.COLUMNS, Form.ROWS, Form.ROWS, Form.COPIES]
+
+
 def test_blocks_and_copies_are_those_of_the_plan():
     rows = TABLES[0].rows
     most = -(-rows // 4)

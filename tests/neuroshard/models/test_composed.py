@@ -1,11 +1,14 @@
 """Models made of others: two kernel calls as one sum, exactly; tables computed one after the other."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import CostModels, ReluHead, SumModel
 from neuroshard.models.composed import OneByOne, as_sum, columns_model
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.testing import (
     LinearCompute,
     OpaqueCompute,
@@ -45,15 +48,27 @@ def test_costs_are_those_of_both_calls(model):
     sets += [tuple(TABLES[i] for i in rng.choice(14, size=n, replace=False)) for n in range(1, 12)]
     together = columns_model(model, ALL)
     assert isinstance(together, SumModel)
-    kinds = [([t for t in some if t.pooled], [t for t in some if not t.pooled]) for some in sets]
-    expected = [model.predict(LoadSets.of(pair, 256)).sum() for pair in kinds]
+    calls = [list(grouped(some, lambda its: its.pooled or its.dim).values()) for some in sets]
+    expected = [model.predict(LoadSets.of(its, 256)).sum() for its in calls]
     np.testing.assert_allclose(together.predict(LoadSets.of(sets, 256)), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_one_kind_alone_is_asked_of_its_own_model():
     model = random_by_form()
     assert columns_model(model, Loads.of(TABLES[1::2], 256)) is model
-    assert columns_model(model, Loads.of(TABLES[::2], 256)) is model.of_call(Call(Form.COLUMNS, False))
+    of_one_width = [replace(its, dim=16) for its in TABLES[::2]]
+    assert columns_model(model, Loads.of(of_one_width, 256)) is model.of_call(Call(Form.COLUMNS, False))
+
+
+@pytest.mark.parametrize("model", [random_by_form(), CostModels.load("roofline:h100").compute])
+def test_tables_of_two_data_types_are_looked_up_by_two_kernels(model):
+    full = TABLES[1::2]
+    half = tuple(replace(its, bytes_per_element=2) for its in full)
+    together = columns_model(model, Loads.of(full + half, 256))
+    own_ms = model.predict(LoadSets.of([full, half], 256))
+    np.testing.assert_allclose(
+        together.predict(LoadSets.of([full + half, full], 256)), [own_ms.sum(), own_ms[0]], rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("model", [MADE_UP["gpu"].compute, OpaqueCompute()])

@@ -30,11 +30,12 @@ def _mixed(task=None):
 
 def test_kernel_calls_of_each_form_are_asked_of_its_model():
     plan, model = _mixed(), MODELS.compute
-    calls = plan.device_loads.by_call()
-    for number, call in enumerate(CALLS):
-        its = calls.take(np.arange(number, len(calls), len(CALLS)))
-        assert (model.predict(calls)[number :: len(CALLS)] == model.of_call(call).predict(its)).all()
-    assert (model.spread_ms(calls)[1 :: len(CALLS)] > 0).all()
+    calls, of_kernels = plan.device_loads.by_kernel()
+    for place, number in enumerate(of_kernels.tolist()):
+        its, filled = np.arange(place, len(calls), len(of_kernels)), calls.counts[place :: len(of_kernels)] > 0
+        alone_ms = model.of_call(CALLS[number]).predict(calls.take(its))
+        assert (model.predict(calls)[its] == np.where(filled, alone_ms, 0)).all()
+    assert (model.spread_ms(calls)[of_kernels.tolist().index(1) :: len(of_kernels)] > 0).all()
     assert model.forms == set(Form)
     assert model.calls == set(CALLS)
 

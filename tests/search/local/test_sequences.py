@@ -1,4 +1,4 @@
-"""Searches of sequence tables cost what the simulator costs, and halve them at most."""
+"""Searches of sequence tables and of two data types cost what the simulator costs, and halve sequences at most."""
 
 from dataclasses import replace
 
@@ -22,7 +22,10 @@ MODELS = {"roofline": CostModels.load("roofline:h100"), "by_form": random_form_m
 def _cases():
     for name, models in MODELS.items():
         for seed in range(3):
-            yield pytest.param(sequence_task(9, 2 + seed, seed, pooled=seed < 2), Simulator(models), id=f"{name}{seed}")
+            task = sequence_task(9, 2 + seed, seed, pooled=seed < 2)
+            yield pytest.param(task, Simulator(models), id=f"{name}{seed}")
+        types = [replace(table, bytes_per_element=4 if i % 3 else 2) for i, table in enumerate(task.tables)]
+        yield pytest.param(replace(task, tables=tuple(types)), Simulator(models), id=f"{name}, two data types")
 
 
 @pytest.mark.parametrize(("task", "simulator"), _cases())

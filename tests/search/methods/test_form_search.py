@@ -10,6 +10,7 @@ import pytest
 from neuroshard import CostModels, InfeasibleError, MemoryUse, Simulator, Task, Topology, UserError, search
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.by_form import ComputeByForm
+from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
@@ -54,6 +55,11 @@ def _tiny_sequences(seed):
     return replace(_tiny(seed), tables=(replace(first, row_lookups=(1.0, 0.0)), *others))
 
 
+def _tiny_of_two_types(seed):
+    tables = (replace(table, bytes_per_element=4 if i else 2) for i, table in enumerate(_tiny(seed).tables))
+    return replace(_tiny(seed), tables=tuple(tables))
+
+
 def _layouts(task):
     """All that each table may be: rows, and if pooled copies and columns cut in any way, else equal columns."""
     devices = task.topology.num_devices
@@ -77,6 +83,7 @@ def _tiny_on_three(seed):
         (_tiny_on_three, range(3), {*Form}),
         pytest.param(_tiny_on_three, range(6), {*Form}, marks=pytest.mark.slow),
         (_tiny_sequences, range(11), {Form.COLUMNS, Form.ROWS}),
+        pytest.param(_tiny_of_two_types, range(8), {*Form}, marks=pytest.mark.slow),
     ],
 )
 def test_plans_of_tiny_tasks_are_the_best_of_all_forms(task_of, seeds, forms):
@@ -90,6 +97,16 @@ def test_plans_of_tiny_tasks_are_the_best_of_all_forms(task_of, seeds, forms):
     assert min(gains) >= 0
     assert max(gains) > 0.1
     assert seen == forms
+
+
+def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
+    tables = tuple(replace(hot_table(f"t{i}", 1000, 16, 1), bytes_per_element=4 - 2 * (i % 2)) for i in range(12))
+    task = Task(tables, Topology(2, 1 << 30), BATCH)
+    plan = found(ALONE, task)
+    for device in range(2):
+        assert len({tables[p.shard.table].bytes_per_element for p in plan.placements if p.device == device}) == 1
+    mixed = Plan(task, tuple(in_columns(task, [(i, 16, i // 2 % 2) for i in range(12)])))
+    assert ms_of(plan) < 0.8 * ms_of(mixed)
 
 
 @pytest.mark.parametrize("share", [0.52, pytest.param(0.7, marks=pytest.mark.slow)])

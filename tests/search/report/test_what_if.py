@@ -93,7 +93,7 @@ def test_changed_devices_cost_what_they_would_in_any_form(model):
         parts = [loads.take(np.array(here))]
         parts += [Loads.of([plan.task.tables[table].with_dim(dim)], plan.task.batch_size)] if dim else []
         calls = LoadSets.joined([LoadSets(part, np.array([len(part)])) for part in parts])
-        device_calls = LoadSets(calls.loads, np.array([len(calls.loads)])).by_call()
+        device_calls = LoadSets(calls.loads, np.array([len(calls.loads)])).by_kernel()[0]
         expected.append(model.predict(device_calls).sum())
     np.testing.assert_allclose(changed_compute_ms(plan, changes, model), expected, rtol=1e-4)
     opaque = what_if._of_sets(plan, changes, model)
