@@ -50,7 +50,7 @@ class Called(NamedTuple):
     ms: FloatArray
     spread_ms: FloatArray
     shards: IntArray
-    kernels: IntArray
+    kernels: FloatArray
     counts: FloatArray
 
     def beside(self, other: "Called") -> "Called":

@@ -12,7 +12,7 @@ from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.trust import Margin
-from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray, sums_of
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, sums_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS, Call, Forms
@@ -278,7 +278,7 @@ class PartModel(ABC):
         """
         return None
 
-    def shared_ms(self, task: Task, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict the ms, (B,), besides what `of_shards` says, of each of devices alike: searches choose forms by it.
 
         By default nothing.
@@ -296,7 +296,7 @@ class PartModel(ABC):
         return margin(ms, np.zeros_like(ms))
 
     def waited_ms(
-        self, task: Task, ready_ms: FloatArray, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray
+        self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
         """Predict the ms, (B,), of each of devices alike that are ready for it by then, (B,), as `shared_ms` has them.
 

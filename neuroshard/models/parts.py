@@ -12,7 +12,7 @@ from neuroshard.layouts import LAYOUTS, are, given_bytes
 from neuroshard.models.interface import CommModel, PartModel
 from neuroshard.models.stored import Stored
 from neuroshard.models.trust import Margin
-from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.schema import NonNegative
@@ -65,7 +65,7 @@ _POOLED = np.array([call.pooled for call in CALLS])
 _CUT = COUNTS.index("shards of cut tables")
 _OUTPUTS = [COUNTS.index(f"MB out of {name}") for name in ("columns", "rows", "copies")]
 _OF_COPIES = np.array([LAYOUTS[call.form].own_samples for call in CALLS])
-_POOLED_IN = np.array([[call.pooled and call.form is form for form in FORMS] for call in CALLS])  # (K, F)
+_POOLED_IN = np.array([[float(call.pooled and call.form is form) for form in FORMS] for call in CALLS])  # (K, F)
 Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that aren't there cost nothing
 
 
@@ -135,7 +135,7 @@ class InputExchange(PartModel):
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
-    def shared_ms(self, task: Task, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict what an even exchange takes, less what each load adds."""
         even_ms = self.model.even_ms(input_bytes[:, None], task.batch_size, task.topology) * (input_bytes > 0)
         return even_ms - input_bytes * self._ms_per_byte(task)
@@ -193,7 +193,7 @@ def terms_of(called: Called, part: str) -> FloatArray:
     return np.concatenate([of_plan.repeat(devices, axis=1), own, mean.repeat(devices, axis=1)], axis=-1)
 
 
-def _counts_own(part: str, kernels: IntArray) -> BoolArray:
+def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
     """Tell whether a part depends on devices' own counts, (B,), in plans of so many kernels of each call (B, K).
 
     What is exchanged is put in order, and what is in copies with it; where all tables are copied, nothing is.
@@ -202,7 +202,7 @@ def _counts_own(part: str, kernels: IntArray) -> BoolArray:
     return counts
 
 
-def _terms_of_plan(part: str, kernels: IntArray, counts: FloatArray, num_devices: int) -> FloatArray:
+def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
     """Compute a part's terms of whole plans, (B, ...), by their kernels (B, K) and their devices' mean counts (B, C).
 
     Pooled tables of all data types are exchanged together, sequence tables of each width by themselves. Devices sum up
@@ -217,7 +217,7 @@ def _terms_of_plan(part: str, kernels: IntArray, counts: FloatArray, num_devices
 
 
 def _of_devices_alike(
-    part: "FrameworkPart | HostWait", task: Task, kernels: IntArray, counts: FloatArray
+    part: "FrameworkPart | HostWait", task: Task, kernels: FloatArray, counts: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Compute what a part's terms of whole plans, of the mean device and of a device itself come to, (B,) ms each."""
     slopes, of_plan = part.slopes, _terms_of_plan(part.name, kernels, counts, task.topology.num_devices)
@@ -250,7 +250,7 @@ class FrameworkPart(PartModel):
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
-    def shared_ms(self, task: Task, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict what a step, its kernel calls and the devices' mean work take; less what doesn't count."""
         plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, kernels, counts)
         ms: FloatArray = plan_ms + np.where(
@@ -287,7 +287,7 @@ class HostWait(PartModel):
         return self._waited_ms(host_ms + margin(host_ms, np.zeros_like(host_ms)), ready_ms) - ms
 
     def waited_ms(
-        self, task: Task, ready_ms: FloatArray, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray
+        self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
         """Predict the ms, (B,), of each of devices alike that have done their work by then."""
         host_ms = np.sum(_of_devices_alike(self, task, kernels, counts), axis=0)

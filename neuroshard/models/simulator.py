@@ -22,7 +22,7 @@ from neuroshard.models.parts import (
 )
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning, versions_caveat
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
@@ -91,14 +91,14 @@ class Simulator:
         """Predict the kernel calls of B plans, from the loads of their devices, (B D) sets."""
         calls, of_kernels = device_loads.by_kernel()
         plans = len(device_loads) // num_devices, num_devices
-        shape, of_call = (*plans, len(of_kernels)), np.eye(len(CALLS), dtype=np.int64)[of_kernels]  # (G, K)
+        shape, of_call = (*plans, len(of_kernels)), np.eye(len(CALLS))[of_kernels]  # (G, K)
         ms, shards = self.models.compute.predict(calls).reshape(shape), calls.counts.reshape(shape)
         spread = np.zeros_like(ms)
         if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
         kernels, counts = (shards > 0).any(axis=1) @ of_call, self.counts_of(device_loads)
-        summed = ms @ of_call, spread @ of_call, shards @ of_call
-        return Called(*summed, kernels, counts.reshape(*plans, counts.shape[1]))
+        counts, shards = counts.reshape(*plans, counts.shape[1]), (shards @ of_call).astype(np.int64)
+        return Called(ms @ of_call, spread @ of_call, shards, kernels, counts)
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
         """Count what each of B sets of loads asks, (B, C); C = 0 where no part of a step depends on it."""
@@ -106,13 +106,13 @@ class Simulator:
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
-    def shared_ms(self, task: Task, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict the ms of parts on each of devices alike, (B,), besides `compute_for`'s of loads: `PartModel`."""
         parts = (part.shared_ms(task, kernels, counts, input_bytes) for part in self.models.parts if self._counts(part))
         return sum(parts, np.zeros(len(kernels)))
 
     def waited_ms(
-        self, task: Task, ready_ms: FloatArray, kernels: IntArray, counts: FloatArray, input_bytes: FloatArray
+        self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
         """Predict the ms that devices alike wait at a step's end, (B,), if they are ready by then: `PartModel`."""
         counted = (part for part in self.models.parts if self._counts(part))

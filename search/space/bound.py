@@ -73,7 +73,7 @@ def _with_other_parts(catalog: Catalog, least_ms: float) -> float:
     loads = base.task.loads.take(base.in_columns)
     alone = LoadSets.alone(loads)
     counts = simulator.counts_of(alone).sum(axis=0, keepdims=True) / base.task.topology.num_devices
-    work = np.bincount(alone.by_kernel()[1], minlength=len(CALLS))[None], counts, np.zeros(1)
+    work = np.bincount(alone.by_kernel()[1], minlength=len(CALLS))[None].astype(np.float64), counts, np.zeros(1)
     ready_ms = least_ms + simulator.shared_ms(base.task, *work)
     return float((ready_ms + simulator.waited_ms(base.task, ready_ms, *work))[0])
 

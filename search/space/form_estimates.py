@@ -32,7 +32,7 @@ _TOGETHER = 256  # estimates made at once in a thread, at most
 
 # What every device is asked for by B choices of forms, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) whether
 # it makes each kernel call, (B, C) counts of what it does, and (B,) bytes of indices and lengths that come to it.
-SharedWork = tuple[IntArray, FloatArray, FloatArray]
+SharedWork = tuple[FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +265,7 @@ class OtherParts(NamedTuple):
     called: FloatArray
     counts: FloatArray
     input_bytes: FloatArray
-    of_call: IntArray
+    of_call: FloatArray
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "OtherParts":
@@ -282,7 +282,7 @@ class OtherParts(NamedTuple):
             called[group.tables, group.form], calls[group.tables, group.form] = group.loads.kernel, group.loads.call
             input_bytes[group.tables, group.form] = group.given[group.tables, Collective.INPUT]
         kernels, first, which = np.unique(called, return_index=True, return_inverse=True)
-        of_call = np.eye(len(CALLS), dtype=np.int64)[calls.ravel()[first]]
+        of_call = np.eye(len(CALLS))[calls.ravel()[first]]
         return cls(np.eye(len(kernels))[which.reshape(called.shape)], counts, input_bytes, of_call)
 
     def work(self, simulator: Simulator, choices: Choices) -> SharedWork:
