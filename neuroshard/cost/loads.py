@@ -24,6 +24,11 @@ _CALL_NUMBERS: IntArray = np.array(
 _TYPES, _WIDTHS = 1 << 4, 1 << 20  # more than there are bytes of an element, and columns of a table
 
 
+def calls_of(kernels: IntArray) -> IntArray:
+    """Return the kernel call of each `Loads.kernel`, by its place in `CALLS`."""
+    return kernels // (_TYPES * _WIDTHS)
+
+
 @dataclass(frozen=True, eq=False)
 class Loads:
     """n loads, as arrays: what tables, or shards of them, ask of the device that holds them.
@@ -169,7 +174,7 @@ class LoadSets:
         kernels, which = np.unique(self.loads.kernel, return_inverse=True)
         kernels = kernels if len(kernels) else np.zeros(1, dtype=np.int64)
         places = self.owners * len(kernels) + which
-        return LoadSets.grouped(self.loads, places, len(self) * len(kernels)), kernels // (_TYPES * _WIDTHS)
+        return LoadSets.grouped(self.loads, places, len(self) * len(kernels)), calls_of(kernels)
 
     @property
     def owners(self) -> IntArray:

@@ -47,7 +47,7 @@ class StepProtocol:
         pipeline: none | sparse_dist: how batches follow each other; sparse_dist: TorchRec's TrainPipelineSparseDist,
             which sends a batch's indices while the batch before it trains.
         ballast: rows of a square matrix that the device multiplies by itself in the dense phase; 0: none. 8192 keep an
-            H100 busy for 23 ms, so that its host launches the next step meanwhile.
+            H100 busy for about 23 ms, so that its host launches the next step meanwhile.
     """
 
     builds: PositiveCount = 6

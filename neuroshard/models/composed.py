@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets, Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic, calls_of
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.interface import CommModel, ComputeModel, Coverage, ReluHead, SumModel
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
@@ -139,8 +139,8 @@ def columns_model(model: SumModel, tables: Loads) -> SumModel:
     `model` itself where all tables are pooled, of one data type and in device memory, or where every load counts as a
     call of its own.
     """
-    kernels, first = np.unique(tables.kernel, return_index=True)
-    calls = [CALLS[number] for number in tables.call[first].tolist()]
+    kernels = np.unique(tables.kernel)
+    calls = [CALLS[number] for number in calls_of(kernels).tolist()]
     if calls == [IN_COLUMNS] or isinstance(model, OneByOne):
         return model
     if len(calls) > 1:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.cost.cost import Cost
-from neuroshard.cost.loads import Loads, LoadSets, Traffic
+from neuroshard.cost.loads import Loads, LoadSets, Traffic, calls_of
 from neuroshard.layouts import COLUMNS, Layout, given_bytes
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.models.simulator import Simulator
@@ -57,11 +57,10 @@ def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArr
     """Add up all kernel calls after each change, (n,) ms; those that there is nothing for cost nothing."""
     loads, (rows, added), gone = plan.device_loads.loads, _added(plan, changes), _gone(plan, changes)
     cost = np.zeros(len(changes))
-    kernels = np.append(loads.kernel, added.kernel)
-    for kernel, first in zip(*np.unique(kernels, return_index=True), strict=True):
+    kernels = np.unique(np.append(loads.kernel, added.kernel))
+    for kernel, call in zip(kernels, calls_of(kernels), strict=True):
         its, new = np.flatnonzero(loads.kernel == kernel), np.flatnonzero(added.kernel == kernel)
-        its_model = model.of_call(CALLS[np.append(loads.call, added.call)[first]])
-        cost += _of_calls(plan, changes, its, gone, (rows[new], added.take(new)), its_model)
+        cost += _of_calls(plan, changes, its, gone, (rows[new], added.take(new)), model.of_call(CALLS[call]))
     return cost
 
 

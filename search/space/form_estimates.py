@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets, calls_of
 from neuroshard.layouts import LAYOUTS, Layout, given_bytes, placed_loads
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
@@ -30,8 +30,8 @@ from neuroshard.words.form import CALLS, FORMS, Call
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _TOGETHER = 256  # estimates made at once in a thread, at most
 
-# What every device is asked for by B choices of forms, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) whether
-# it makes each kernel call, (B, C) counts of what it does, and (B,) bytes of indices and lengths that come to it.
+# What every device is asked for by B choices of forms, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) kernels
+# of each call, (B, C) counts of what it does, and (B,) bytes of indices and lengths that come to it.
 SharedWork = tuple[FloatArray, FloatArray, FloatArray]
 
 
@@ -169,12 +169,12 @@ class FormEstimates:
         """
         compute, known = simulator.compute_for(task), known_calls(simulator.models)
         head = ReluHead.of_cost() if catalog is None else catalog.model.head
-        kernels, first = np.unique(task.loads.kernel, return_index=True)
-        in_columns = [(number, CALLS[task.loads.call[table]]) for number, table in zip(kernels, first, strict=True)]
+        kernels = np.unique(task.loads.kernel)
+        in_columns = [(kernel, CALLS[call]) for kernel, call in zip(kernels, calls_of(kernels), strict=True)]
         others = tuple(
-            Everywhere.of(task, compute, call, task.loads.kernel == number, allowed)
+            Everywhere.of(task, compute, call, task.loads.kernel == kernel, allowed)
             for call in CALLS
-            for number, its in in_columns
+            for kernel, its in in_columns
             if call in known and not LAYOUTS[call.form].free and call == replace(its, form=call.form)
         )
         cuts = Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog)
@@ -273,17 +273,16 @@ class OtherParts(NamedTuple):
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
         counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
-        called, input_bytes = np.repeat(task.loads.kernel[:, None], len(FORMS), axis=1), np.zeros(counts.shape[:2])
-        calls = np.repeat(task.loads.call[:, None], len(FORMS), axis=1)
+        kernel, input_bytes = np.repeat(task.loads.kernel[:, None], len(FORMS), axis=1), np.zeros(counts.shape[:2])
         counts[:, COLUMNS] = in_columns
         input_bytes[:, COLUMNS] = given_bytes(task.loads, devices)[:, Collective.INPUT] / devices
         for group in others:
             counts[group.tables, group.form] = simulator.counts_of(LoadSets.alone(group.loads))
-            called[group.tables, group.form], calls[group.tables, group.form] = group.loads.kernel, group.loads.call
+            kernel[group.tables, group.form] = group.loads.kernel
             input_bytes[group.tables, group.form] = group.given[group.tables, Collective.INPUT]
-        kernels, first, which = np.unique(called, return_index=True, return_inverse=True)
-        of_call = np.eye(len(CALLS))[calls.ravel()[first]]
-        return cls(np.eye(len(kernels))[which.reshape(called.shape)], counts, input_bytes, of_call)
+        kernels, which = np.unique(kernel, return_inverse=True)
+        called = np.eye(len(kernels))[which.reshape(kernel.shape)]
+        return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
     def work(self, simulator: Simulator, choices: Choices) -> SharedWork:
         """Count what B choices of forms ask of every device; zeros where no part of a step hangs on it."""
