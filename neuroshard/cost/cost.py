@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Name, NonNegative
 
@@ -42,22 +42,19 @@ class Called(NamedTuple):
     Attributes:
         ms: (B, D, K) of kernels.
         spread_ms: (B, D, K) by which the models' members disagree; zeros where nobody asks.
-        shards: (B, D, K) that each call looks up in.
-        kernels: (B, K) that it takes for each call: one for each data type, and each width of sequence tables.
+        kernels: (B, K) that each call takes: one for each data type, and each width of sequence tables.
         counts: (B, D, C) of `COUNTS`; C = 0 where no part of a step hangs on them.
     """
 
     ms: FloatArray
     spread_ms: FloatArray
-    shards: IntArray
     kernels: FloatArray
     counts: FloatArray
 
     def beside(self, other: "Called") -> "Called":
         """Add to these calls others that the same devices make besides."""
         ms, spread_ms = self.ms + other.ms, self.spread_ms + other.spread_ms
-        shards, kernels = self.shards + other.shards, self.kernels + other.kernels
-        return Called(ms, spread_ms, shards, kernels, self.counts + other.counts)
+        return Called(ms, spread_ms, self.kernels + other.kernels, self.counts + other.counts)
 
 
 class Part(NamedTuple):

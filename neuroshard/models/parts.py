@@ -253,9 +253,8 @@ class FrameworkPart(PartModel):
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict what a step, its kernel calls and the devices' mean work take; less what doesn't count."""
         plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, kernels, counts)
-        ms: FloatArray = plan_ms + np.where(
-            _counts_own(self.name, kernels), mean_ms, -own_ms
-        )  # `of_shards` counts those
+        own = _counts_own(self.name, kernels)
+        ms: FloatArray = plan_ms + np.where(own, mean_ms, -own_ms)  # `of_shards` counts those
         return ms
 
 

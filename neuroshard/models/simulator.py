@@ -90,15 +90,15 @@ class Simulator:
     def called(self, device_loads: LoadSets, num_devices: int) -> Called:
         """Predict the kernel calls of B plans, from the loads of their devices, (B D) sets."""
         calls, of_kernels = device_loads.by_kernel()
-        plans = len(device_loads) // num_devices, num_devices
-        shape, of_call = (*plans, len(of_kernels)), np.eye(len(CALLS))[of_kernels]  # (G, K)
-        ms, shards = self.models.compute.predict(calls).reshape(shape), calls.counts.reshape(shape)
+        counts, of_call = self.counts_of(device_loads), np.eye(len(CALLS))[of_kernels]  # (G, K)
+        devices = len(device_loads) // num_devices, num_devices
+        shape = *devices, len(of_kernels)
+        ms = self.models.compute.predict(calls).reshape(shape)
         spread = np.zeros_like(ms)
         if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
-        kernels, counts = (shards > 0).any(axis=1) @ of_call, self.counts_of(device_loads)
-        counts, shards = counts.reshape(*plans, counts.shape[1]), (shards @ of_call).astype(np.int64)
-        return Called(ms @ of_call, spread @ of_call, shards, kernels, counts)
+        used = (calls.counts.reshape(shape) > 0).any(axis=1)
+        return Called(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
         """Count what each of B sets of loads asks, (B, C); C = 0 where no part of a step depends on it."""

@@ -141,7 +141,7 @@ class Target:
         if rules == (TableRule("*"),):
             return task
         try:
-            return replace(task, constraints=task.constraints.with_rules(rules))
+            return task.with_rules(rules)
         except UserError as error:
             raise UserError(f"target={self.name}: {error}") from None
 

@@ -1,7 +1,7 @@
 """What a search is asked: tables, devices and a batch size, and constraints that fit them and each other."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name
 from neuroshard.plumbing.schema import MAX_BYTES, MAX_TABLES, BatchSize, as_fields, parse, readable_bytes
 from neuroshard.tables import Table, check_unique_names
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 from neuroshard.words.topology import Topology
@@ -116,6 +116,14 @@ class Task:
             f"({len(others)} of {len(self.tables)} tables, such as {others[0].name!r}): the rows that a batch touches "
             f"are estimated wrongly; make the tables with batch_size={self.batch_size}",
         )
+
+    def with_rules(self, rules: Iterable[TableRule]) -> "Task":
+        """Add rules behind those of its constraints.
+
+        Raises:
+            UserError: they contradict others.
+        """
+        return replace(self, constraints=self.constraints.with_rules(rules))
 
     def to_json(self) -> dict[str, Any]:
         """Convert the task to JSON-ready fields."""

@@ -24,7 +24,7 @@ from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearc
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.equal_parts import parts_that_cost_less, parts_that_fit, with_rules
+from neuroshard.stages.search.space.equal_parts import parts_that_cost_less, parts_that_fit
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms, known_calls, searched_forms
 from neuroshard.stages.search.space.homes import (
     HomeOptions,
@@ -140,13 +140,13 @@ class NeuroShard(Searcher):
             finer = []
             for rules in parts_that_fit(task):
                 with suppress(InfeasibleError):
-                    finer.append(self._in_memories(with_rules(task, rules), simulator))
+                    finer.append(self._in_memories(task.with_rules(rules), simulator))
             if not finer:
                 raise
             return self._cheapest(finer, simulator)
         plan, calls, spaces = settled(found.plan), known_calls(simulator.models, self.forms), []
         for rules in parts_that_cost_less(plan, simulator):
-            its, asked = (with_rules(one, rules) for one in (plan.task, task))
+            its, asked = (one.with_rules(rules) for one in (plan.task, task))
             spaces.append(FormChoices.of(its, simulator, _allowed(its, calls), self.quick, asked))
         tried = sorted(self._likely(spaces), key=_BOTH_MS)[:_LIKELY]
         return self._cheapest([found, *_searched(tried, self.column_search)], simulator)

@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.loads import LoadSets, Traffic
+from neuroshard.cost.loads import LoadSets, Traffic, calls_of
 from neuroshard.models import CommModel, ReluHead, SumModel
 from neuroshard.models.interface import Outline
 from neuroshard.plumbing.arrays import FloatArray, IntArray
@@ -71,9 +71,9 @@ def _with_other_parts(catalog: Catalog, least_ms: float) -> float:
     """Add what other parts of a step take on every device, ms, with whole tables: cuts only add to that."""
     base, simulator = catalog.items.base, catalog.simulator
     loads = base.task.loads.take(base.in_columns)
-    alone = LoadSets.alone(loads)
-    counts = simulator.counts_of(alone).sum(axis=0, keepdims=True) / base.task.topology.num_devices
-    work = np.bincount(alone.by_kernel()[1], minlength=len(CALLS))[None].astype(np.float64), counts, np.zeros(1)
+    counts = simulator.counts_of(LoadSets.alone(loads)).sum(axis=0, keepdims=True) / base.task.topology.num_devices
+    kernels = np.eye(len(CALLS))[calls_of(np.unique(loads.kernel))].sum(axis=0, keepdims=True)
+    work = kernels, counts, np.zeros(1)
     ready_ms = least_ms + simulator.shared_ms(base.task, *work)
     return float((ready_ms + simulator.waited_ms(base.task, ready_ms, *work))[0])
 

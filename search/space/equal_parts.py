@@ -6,7 +6,7 @@ exists or that none costs less, is known of that task.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from functools import cache
 from glob import escape
 
 import numpy as np
@@ -25,15 +25,11 @@ _Share = Callable[[Table], float]
 Rules = tuple[TableRule, ...]
 
 
-def with_rules(task: Task, rules: Rules) -> Task:
-    """Add rules to a task's own."""
-    return replace(task, constraints=task.constraints.with_rules(rules))
-
-
 def parts_that_fit(task: Task) -> Iterator[Rules]:
     """Yield rules for more parts that let no part take more than a share of the smallest device's memory."""
     free = max(min(task.shard_memory), 1)
 
+    @cache
     def share(table: Table) -> float:
         """Measure one table, whole."""
         return float(task.memory.device_bytes(Loads.of([table], task.batch_size))[0]) / free
@@ -53,6 +49,7 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
     column_ms = float(np.mean(cost.forward + cost.backward)) / columns if columns else 0.0
     mean_ms = max(float(np.mean(cost.forward + cost.backward + cost.compute)), 1e-9)
 
+    @cache
     def share(table: Table) -> float:
         """Measure one table, as a shard on its own."""
         alone = LoadSets.alone(Loads.of([table], plan.task.batch_size))

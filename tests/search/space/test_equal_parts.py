@@ -8,7 +8,6 @@ import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, PinnedShard, Simulator, TableRule
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.space.equal_parts import with_rules
 from neuroshard.targets.target import constrained
 from neuroshard.testing import linear_models, toy_task
 from tests.kit.searches import H100, ms_of
@@ -60,7 +59,7 @@ def test_a_tables_own_rules_hold(constraints, most):
 
 def _halved(task):
     """The task, whose tables may have two parts at most."""
-    return with_rules(task, (TableRule("*", max_shards=2),))
+    return task.with_rules([TableRule("*", max_shards=2)])
 
 
 @pytest.mark.slow
