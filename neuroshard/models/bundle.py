@@ -19,7 +19,7 @@ from neuroshard.cost.cost import INPUT
 from neuroshard.models.by_form import COMM_KINDS, COMPUTE_KINDS, CommByCollective, ComputeByForm, Described
 from neuroshard.models.composed import WithParts
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
-from neuroshard.models.parts import Framework, InputExchange
+from neuroshard.models.parts import Framework, FrameworkPart, InputExchange
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.stored import Stored, Tensors, tensors_of
 from neuroshard.models.trust import Card, Margins, Ranges
@@ -79,7 +79,7 @@ class ModelSet:
     @property
     def of_whole_steps(self) -> bool:
         """Whether costs count what TorchRec adds to kernels and exchanges."""
-        return any(part.by_counts for part in self.more)
+        return any(isinstance(part, FrameworkPart) for part in self.more)
 
     def in_torchrec(self) -> Self:
         """Return the models with what TorchRec adds to a step counted, and kernels taking what they do in a step.

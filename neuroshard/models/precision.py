@@ -1,21 +1,27 @@
 """Exchanges of pooled embeddings and gradients in fewer bits than fp32, as TorchRec's `QCommsConfig` asks for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from neuroshard.cost.cost import Called, When
-from neuroshard.cost.loads import Traffic
+from neuroshard.cost.loads import Loads, Traffic
+from neuroshard.layouts import given_bytes
 from neuroshard.models.bundle import ModelSet
 from neuroshard.models.interface import Chain, CommModel, Coverage, Outline, PartModel
-from neuroshard.models.parts import CONVERTED
+from neuroshard.models.parts import CONVERTED, COUNTS
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ADDED_UP, ELEMENT_BYTES, Collective, Precision
 from neuroshard.words.form import Forms
 
 _MB = 1e6
+_GIVEN = [
+    COUNTS.index(f"MB {of}") for of in ("out of columns", "of sequences out of columns", "of sequences out of rows")
+]
 _AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of copies stay in fp32, indices are integers
 
 Models = TypeVar("Models", bound=ModelSet)
@@ -55,12 +61,19 @@ def _ms_per_mb(models: ModelSet, to: Precision) -> float:
 
 def converted_mb(traffic: Traffic) -> FloatArray:
     """Count MB of fp32 that each device turns in one direction, (B, D): its own, and all that comes to its samples."""
-    total_mb = np.zeros(traffic.size_bytes.shape[:2])
-    for which in (one for one in traffic.held if one not in _AS_THEY_ARE):
-        given = traffic.given(which)
-        got = given / traffic.groups(which).shape[1] if which in ADDED_UP else given.mean(axis=1, keepdims=True)
-        total_mb += (given + got) / _MB
-    return total_mb
+    got = np.zeros((len(traffic), 1))
+    for which in (one for one in traffic.held if one not in (*_AS_THEY_ARE, *ADDED_UP)):
+        got += traffic.given(which).mean(axis=1, keepdims=True) / _MB
+    return got + _own_mb(traffic.size_bytes, traffic.num_devices, traffic.host_size)
+
+
+def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
+    """Count MB that a device turns of what it puts into collectives, (..., C): of what is added up, its share again."""
+    times = np.ones(len(Collective))
+    times[list(_AS_THEY_ARE)] = 0
+    times[list(ADDED_UP)] += 1 / np.array([devices, host_size or devices])
+    mb: FloatArray = size_bytes @ times[: size_bytes.shape[-1]] / _MB
+    return mb
 
 
 @dataclass(frozen=True)
@@ -120,10 +133,21 @@ class Conversion(PartModel):
     """
 
     name, when, about = "conversion", When.COMPUTE, "embeddings and gradients turned from fp32 and back"
+    by_counts = True
 
     ms_per_mb: float
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D), of all that each device turns."""
         ms: FloatArray = converted_mb(traffic) * self.ms_per_mb
+        return ms
+
+    def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
+        """Return a function of loads to what turning adds to the device that gives their outputs."""
+        devices, host_size = task.topology.num_devices, task.topology.fast_links
+        return lambda loads: _own_mb(given_bytes(loads, devices), devices, host_size) * self.ms_per_mb
+
+    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
+        """Predict what turning takes of outputs that come to each device's samples from others, added up by nobody."""
+        ms: FloatArray = counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

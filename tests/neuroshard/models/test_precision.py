@@ -8,10 +8,10 @@ from rich.console import Console
 
 from neuroshard import CostModels, Simulator, Task, Topology, UserError
 from neuroshard.app.listing import show_models
-from neuroshard.cost.loads import Traffic
+from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import Card, save_bundle
 from neuroshard.models.parts import CONVERTED, Framework
-from neuroshard.models.precision import converted_mb, narrowed
+from neuroshard.models.precision import Conversion, converted_mb, narrowed
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
@@ -81,6 +81,17 @@ def test_what_is_converted_is_what_a_device_gives_and_what_it_gets():
     np.testing.assert_allclose(converted_mb(rows.traffic), [[sum(outputs) * (1 + 1 / 4)] * 4])
     copies = laid_out(task, COPIES, COPIES)
     assert not converted_mb(copies.traffic).any()
+
+
+def test_searches_move_shards_by_what_is_converted():
+    simulator, plan = Simulator(replace(random_form_models(), more=(Conversion(0.25),))), mixed_plan(4)
+    sets = plan.device_loads
+    loads, called = sets.loads, simulator.called(sets, 4)
+    added = simulator.compute_for(plan.task).predict(LoadSets.alone(loads))
+    added -= simulator.models.compute.predict(LoadSets.alone(loads))
+    shared = simulator.shared_ms(plan.task, called.kernels, called.counts.mean(axis=1), np.zeros(1))
+    np.testing.assert_allclose(sets.totals(added) + shared, 0.25 * converted_mb(plan.traffic)[0], rtol=1e-4)
+    assert not simulator.models.of_whole_steps
 
 
 def test_models_that_did_not_learn_it_count_nothing():
