@@ -52,6 +52,7 @@ def _error(model):
     return np.abs(model.predict(LoadSets.of(calls, 256)) / [_cost_ms(its) for its in calls] - 1).mean()
 
 
+@pytest.mark.slow
 def test_what_a_kernel_saves_without_a_wide_table_is_learned():
     told, untold = _fitted((NARROW,)), _fitted()
     assert _error(told) < 0.3 * _error(untold)

@@ -47,7 +47,9 @@ def _plan(num_devices):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize(
+    "text", [*HOSTILE[::3], *(pytest.param(text, marks=pytest.mark.slow) for text in HOSTILE[1::3] + HOSTILE[2::3])]
+)
 def test_titles_are_no_formulas(text, figures):
     assert plan_png(*_plan(2), text).startswith(PNG)
     assert curves_png([("one", np.array([2.0, 1.0]))], {}, text).startswith(PNG)
