@@ -1,40 +1,27 @@
 """Costs across the bridge: our simulator inside TorchRec's planner."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torchrec.distributed.planner.planners import to_sharding_plan
 from torchrec.distributed.planner.types import (
     Perf,
     PerfModel,
     ShardEstimator,
     ShardingOption,
     Storage,
+    Topology,
 )
 
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import placed_loads
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import home_of
-from neuroshard.words.placement import Home, Placement
+from neuroshard.torchrec.sharding_plan import from_sharding_plan
+from neuroshard.words.placement import Placement
 from neuroshard.words.placement import Shard as PlanShard
-
-
-def options_plan(task: Task, options: Sequence[ShardingOption]) -> Plan:
-    """Build the plan of sharding options whose shards have ranks; options bear the names of the task's tables."""
-    index = {table.name: number for number, table in enumerate(task.tables)}
-    homes = {index[option.name]: _home(option) for option in options}
-    plan = assemble(
-        task, [(index[option.name], shard.size[1], shard.rank) for option in options for shard in option.shards]
-    )
-    return Plan(task, tuple(replace(placed, home=homes[placed.shard.table]) for placed in plan.placements))
-
-
-def _home(option: ShardingOption) -> Home:
-    return home_of(option.name, option.compute_kernel, option.cache_params)
 
 
 def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
@@ -43,7 +30,7 @@ def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
     placed = [
         Placement(PlanShard(number, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, home)
         for number, option in enumerate(options)
-        for home in [_home(option)]
+        for home in [home_of(option.name, option.compute_kernel, option.cache_params)]
         for device, shard in enumerate(option.shards)
     ]
     of_each = [tables[option.name] for option in options]
@@ -57,10 +44,13 @@ class SimulatorPerfModel(PerfModel):
         """Rate plans of `task`, whose tables bear the names of the module's."""
         self._task = task
         self._simulator = simulator
+        devices, host_size = task.topology.num_devices, task.topology.host_size
+        self._topology = Topology(devices, "cpu", local_world_size=host_size, created_by_factory=True)
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """Predict the plan's cost, ms, which TorchRec's planner minimises."""
-        return self._simulator.cost(self._task, options_plan(self._task, plan)).total_ms
+        ours = from_sharding_plan(self._task, to_sharding_plan(plan, self._topology))
+        return self._simulator.cost(self._task, ours).total_ms
 
 
 class SimulatorShardEstimator(ShardEstimator):

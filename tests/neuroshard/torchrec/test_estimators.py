@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
@@ -17,6 +18,8 @@ from neuroshard.plans.plan import assemble
 from neuroshard.testing import ONCE, linear_models, toy_task
 from neuroshard.torchrec import register_perf_config
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
+from neuroshard.words.form import Form
+from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100
 from tests.kit.torchrec_models import bags, sequences, topology
 
@@ -24,15 +27,23 @@ from tests.kit.torchrec_models import bags, sequences, topology
 def _options(task, plan):
     """The plan as TorchRec's proposals are."""
     options = []
-    for table, placements in zip(task.tables, plan.by_table, strict=True):
-        option = object.__new__(ShardingOption)
-        option.name, option.compute_kernel, option.cache_params = table.name, "fused", None
-        option.shards = [
+    for table, form, placements in zip(task.tables, plan.forms, plan.by_table, strict=True):
+        kernel = "dense" if form is Form.COPIES else "fused"
+        shards = [
             Shard([placed.shard.rows, placed.shard.dim], [placed.shard.row, placed.shard.column], rank=placed.device)
             for placed in placements
         ]
-        options.append(option)
+        weights = torch.empty(table.rows, table.dim, device="meta")
+        its, module = _TYPES[form][len(shards) > 1], ("pooled", torch.nn.Module())
+        options.append(ShardingOption(table.name, weights, module, [], task.batch_size, its, "", kernel, shards))
     return options
+
+
+_TYPES = {
+    Form.COLUMNS: ("table_wise", "column_wise"),
+    Form.ROWS: ("row_wise", "row_wise"),
+    Form.COPIES: ("data_parallel", "data_parallel"),
+}
 
 
 @pytest.fixture
@@ -45,6 +56,12 @@ def planned():
 def test_proposals_are_rated_by_their_plan_cost(planned):
     task, plan, simulator = planned
     assert SimulatorPerfModel(task, simulator).rate(_options(task, plan)) == simulator.cost(task, plan).total_ms
+
+
+def test_proposals_in_any_form_are_rated():
+    task = toy_task(3, num_devices=2)
+    for plan in (laid_out(task, range(2), 0, COPIES), laid_out(task, COPIES, range(2), 1)):
+        assert SimulatorPerfModel(task, H100).rate(_options(task, plan)) == H100.cost(task, plan).total_ms
 
 
 def test_shards_are_estimated_alone(planned):
