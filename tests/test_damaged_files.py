@@ -20,7 +20,6 @@ from rich.console import Console
 from neuroshard import CostModels, Found, Plan, Simulator, UserError, load_tables
 from neuroshard.app.arguments import as_overrides, split_flags
 from neuroshard.app.overrides import check_overrides
-from neuroshard.cost.cost import PARTS
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.plumbing.registry import build, instantiate_config
 from neuroshard.records import DataDirectory, Manifest
@@ -47,6 +46,7 @@ from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_shard
 from neuroshard.torchrec.kept import KeptPlan
 from neuroshard.words.fingerprint import Fingerprint
 from tests.kit.bundles import newer_models
+from tests.kit.costs import cost_of
 from tests.kit.damage import damaged
 from tests.kit.hydra_configs import compose_config
 from tests.kit.plans import whole
@@ -85,8 +85,8 @@ def good(tmp_path_factory):
     finalists = FinalistFiles(root / "runs" / "one", 0)
     finalists.begin(Searched(Found(plan), 1.0, (plan, plan)))
     for number in range(2):
-        measured = MeasuredOnce(dict.fromkeys(PARTS, (1.0, 2.0, 3.0, 4.0))), MeasuredOnce(error="MemoryError")
-        finalists.passes((plan, plan)).keep(number, Pass(measured))
+        cost = cost_of(*np.tile([1.0, 2.0, 3.0, 4.0], (3, 1)))
+        finalists.passes((plan, plan)).keep(number, Pass((MeasuredOnce.of(cost), MeasuredOnce(error="MemoryError"))))
     _data(root / "data")
     _trained(root)
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"

@@ -108,15 +108,8 @@ def _features_of(*tables: Table) -> list[str]:
     return [f"{table.name}_feature{number}" for table in tables for number in range(table.features)]
 
 
-def batches(
-    tables: Sequence[Table], batch_size: int, rank: int, size: int, seed: int, device: torch.device
-) -> list[Batch]:
-    """Draw some batches, of which this rank's samples; the seed fixes what all ranks draw."""
-    return [share_of(batch, rank, size) for batch in drawn_batches(tables, batch_size, seed, device)]
-
-
 def drawn_batches(tables: Sequence[Table], batch_size: int, seed: int, device: torch.device) -> list[Batch]:
-    """Draw some batches of all samples; the same rows are popular in all of them, as in training."""
+    """Draw some batches of all ranks, alike by one seed; the same rows are popular in all of them, as in training."""
     generator = torch.Generator(device).manual_seed(seed)
     popular = [PopularRows.of(table, batch_size, device) for table in tables]
     return [_batch(popular, generator) for _ in range(_BATCHES)]

@@ -39,7 +39,7 @@ from neuroshard.hardware.pipelines import (
 )
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
-from neuroshard.hardware.stand_in import Batch, StandIn, batches, modules_of, renamed
+from neuroshard.hardware.stand_in import Batch, StandIn, drawn_batches, modules_of, renamed, share_of
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.kernels import shards_of
@@ -64,7 +64,8 @@ class StepBench:
         They are of a step, of its phases, and of the lookups of a step in which one device after another looks up.
         """
         task, group = renamed(samples[0]).task, self._group
-        its = batches(task.tables, task.batch_size, group.rank, group.size, seeds[0], self._device.torch_device)
+        drawn = drawn_batches(task.tables, task.batch_size, seeds[0], self._device.torch_device)
+        its = [share_of(batch, group.rank, group.size) for batch in drawn]
         builds = [partial(self._build, plan, its, seeds[0]) for plan in samples]
         return self._group.combined(run_batch(builds, self._protocol.timing, np.random.default_rng(seeds), report))
 

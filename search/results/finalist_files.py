@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS, Cost, Part, When
+from neuroshard.cost.cost import PARTS, Cost, Part, When
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
@@ -23,8 +23,6 @@ from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.results.search_results import predicted_columns
 from neuroshard.stages.search.results.verdict import Verdict
 from neuroshard.tasks.task import Task
-
-_WHEN = {BACKWARD: When.BACKWARD, INPUT: When.INPUT, COMPUTE: When.COMPUTE, FORWARD: When.FORWARD}
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class MeasuredOnce:
     """What one plan cost in one pass: (D,) ms of each part, by its name, or ms of a training step; or what stopped it.
 
     Attributes:
-        when: the place of each part in the step; files that lack it have none but those of `_WHEN`.
+        when: the place of each part in the step.
     """
 
     parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -65,12 +63,7 @@ class MeasuredOnce:
         """The measured cost that `of` took the parts of, or the error."""
         if self.error is not None:
             return self.error
-        return Cost(tuple(Part(name, self.places[name], np.array(ms)) for name, ms in self.parts.items()))
-
-    @property
-    def places(self) -> dict[str, When]:
-        """The places of parts in the step, as far as they are known."""
-        return _WHEN | self.when
+        return Cost(tuple(Part(name, self.when[name], np.array(ms)) for name, ms in self.parts.items()))
 
     @property
     def total_ms(self) -> float:
@@ -81,7 +74,7 @@ class MeasuredOnce:
 
     def fits(self, devices: int) -> bool:
         """Tell whether the measurement may be of a plan for so many devices."""
-        known, in_parts = self.parts.keys() <= self.places.keys(), self.error is None and self.step_ms is None
+        known, in_parts = self.parts.keys() == self.when.keys(), self.error is None and self.step_ms is None
         sizes = {len(self.parts.get(name, ())) for name in (*PARTS, *self.parts)} if in_parts else {devices}
         return known and sizes == {devices}
 

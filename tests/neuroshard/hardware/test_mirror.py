@@ -16,7 +16,7 @@ from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.hardware.mirror_bench import MirrorBench
 from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.stand_in import batches, modules_of, renamed
+from neuroshard.hardware.stand_in import drawn_batches, modules_of, renamed, share_of
 from neuroshard.hardware.step_bench import Trained, placed_here
 from neuroshard.hardware.step_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
 from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol, Stretch, measured_ranks
@@ -41,7 +41,8 @@ def _steps_of_a_real_rank(rank, plan, protocol, folder):
     device = CpuDevice(pin=False)
     trail = PhaseClock(device)
     join_relay(rank, 2, folder / "meet", trail.meeting)
-    its = batches(renamed(plan).task.tables, plan.task.batch_size, rank, 2, SEED, device.torch_device)
+    drawn = drawn_batches(renamed(plan).task.tables, plan.task.batch_size, SEED, device.torch_device)
+    its = [share_of(batch, rank, 2) for batch in drawn]
     trained = Trained(plan, protocol, trail, device, its, EmbeddingSettings(), SEED)
     for _ in range(STEPS):
         trail.restart()

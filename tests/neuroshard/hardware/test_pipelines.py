@@ -8,7 +8,7 @@ import pytest
 from neuroshard.hardware import EmbeddingSettings
 from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.pipelines import PhaseClock
-from neuroshard.hardware.stand_in import batches, renamed
+from neuroshard.hardware.stand_in import drawn_batches, renamed, share_of
 from neuroshard.hardware.step_bench import Trained
 from neuroshard.hardware.step_samples import PHASES, PIPELINES, StepProtocol
 from tests.kit.processes import on_gloo
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.xdist_group("measures")
 def _trained(rank, plan, optimizer, folder):
     """Leave the losses, the weights and the ms of each phase of some steps, by pipeline."""
     device, found = CpuDevice(pin=False), {}
-    its = batches(renamed(plan).task.tables, plan.task.batch_size, rank, 2, SEED, device.torch_device)
+    drawn = drawn_batches(renamed(plan).task.tables, plan.task.batch_size, SEED, device.torch_device)
+    its = [share_of(batch, rank, 2) for batch in drawn]
     for pipeline in PIPELINES:
         protocol = StepProtocol(dense=(8,), pipeline=pipeline)
         trained = Trained(plan, protocol, PhaseClock(device), device, its, EmbeddingSettings(optimizer), SEED)

@@ -38,11 +38,8 @@ def test_parts_come_back_with_their_places(passes):
     assert passes.get(0).plans[0].total_ms == 8.0
 
 
-def test_files_that_say_no_places_are_read_as_long_as_they_are_known(passes):
+def test_parts_without_a_place_are_refused(passes):
     content = _kept(passes, PLACES)
-    del content["plans"][0]["when"]
-    passes.path(0).write_text(json.dumps(content))
-    assert _places(passes) == PLACES
     content["plans"][0]["parts"]["launch"] = [1.0, 2.0]
     passes.path(0).write_text(json.dumps(content))
     with pytest.raises(UserError, match="is not of 1 plans for 2 devices"):
