@@ -3,27 +3,28 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from sklearn.linear_model import LinearRegression
 from torch import nn
 
 from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute, ComputeEnsemble, RegressionCompute
 from neuroshard.models.features import DIM, FeatureSet
+from neuroshard.models.perceptron import Width, Widths
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import Dim, shown
+from neuroshard.plumbing.schema import Dim
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.fitting import ComputeFitter, HiddenLayers, OnEpoch, compute_tables
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.networks import (
     MonotoneNetwork,
     alternating,
-    checked_widths,
     linear_layers,
     segment_sums,
 )
@@ -36,7 +37,6 @@ _MOST_TABLES = 12
 _FIRST_SHARE = 0.9  # of a cost that a sum of amounts begins with; the network has the rest
 _LEAST_SHARE = 1e-4  # of an amount that the regression leaves out: it may be learned
 _NOTHING = 1e-12
-_MOST_MEMBERS = 64
 _LEAST_MS = 1e-6  # what takes no time at all would outweigh everything else
 
 
@@ -150,16 +150,14 @@ class Additive(HiddenLayers, ComputeFitter):
 
     goes_on_from: ClassVar[Any] = AdditiveCompute
 
-    hidden: tuple[int, ...] = (128, 64)
+    hidden: Widths = (128, 64)
     training: TrainingSettings = RELATIVE
     features: str = "physical_reuse"
-    corrections: int = 16
+    corrections: Width = 16
     kernel_widths: tuple[Dim, ...] = ()
     training_further: TrainingSettings = FURTHER
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        checked_widths("corrections", [self.corrections])
         known = FeatureSet(self.features).columns
         if self.kernel_widths and (DIM not in known or sorted({*self.kernel_widths}) != [*self.kernel_widths]):
             raise UserError(
@@ -199,6 +197,7 @@ class Additive(HiddenLayers, ComputeFitter):
 
 
 @dataclass(frozen=True)
+@checked
 class Ensemble(ComputeFitter):
     """Several additive models, from different initial weights and orders of samples.
 
@@ -210,11 +209,7 @@ class Ensemble(ComputeFitter):
     goes_on_from: ClassVar[Any] = ComputeEnsemble
 
     member: Additive = field(default_factory=Additive)
-    members: int = 4
-
-    def __post_init__(self) -> None:
-        if type(self.members) is not int or not 2 <= self.members <= _MOST_MEMBERS:
-            raise UserError(f"ensemble: members={shown(self.members)} must be a whole number from 2 to {_MOST_MEMBERS}")
+    members: Annotated[int, Meta(ge=2, le=64)] = 4
 
     @property
     def epochs(self) -> int:

@@ -10,6 +10,7 @@ from torch import nn
 
 from neuroshard.models.comm_models import FEATURE_SIGNS, HOST_SIGNS, SetComm, host_features, set_features
 from neuroshard.models.interface import NUM_WAITS, device_waits, waits
+from neuroshard.models.perceptron import Width, Widths
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.sample_loads import starts_of, traffic_of
@@ -17,7 +18,7 @@ from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.examples import Examples, in_multiples
 from neuroshard.stages.pretrain.fitting import CommFitter, HiddenLayers, OnEpoch
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
-from neuroshard.stages.pretrain.networks import MonotoneNetwork, checked_widths
+from neuroshard.stages.pretrain.networks import MonotoneNetwork
 from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
 _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
@@ -94,14 +95,10 @@ class SetCommunication(HiddenLayers, CommFitter):
 
     goes_on_from: ClassVar[Any] = SetComm
 
-    hidden: tuple[int, ...] = (64, 32)
+    hidden: Widths = (64, 32)
     training: TrainingSettings = RELATIVE
-    parts: int = 8
+    parts: Width = 8
     training_further: TrainingSettings = FURTHER
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checked_widths("parts", [self.parts])
 
     @property
     def further(self) -> "SetCommunication":

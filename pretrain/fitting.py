@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Self
 
 from neuroshard.models import CommModel, SumModel
 from neuroshard.models.features import FeatureSet
+from neuroshard.models.perceptron import Widths
+from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
-from neuroshard.stages.pretrain.networks import checked_widths
 from neuroshard.stages.pretrain.training import TrainingSettings
 
 OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on the validation set
@@ -53,6 +54,7 @@ class CommFitter(Fitter):
 
 
 @dataclass(frozen=True)
+@checked
 class HiddenLayers(Fitter):
     """What fitters of one network have in common.
 
@@ -61,11 +63,8 @@ class HiddenLayers(Fitter):
         training: how it is fitted.
     """
 
-    hidden: tuple[int, ...]
+    hidden: Widths
     training: TrainingSettings = field(default_factory=TrainingSettings)
-
-    def __post_init__(self) -> None:
-        checked_widths("hidden", self.hidden)
 
     @property
     def epochs(self) -> int:

@@ -9,15 +9,6 @@ from torch import nn
 from neuroshard.models.perceptron import perceptron
 from neuroshard.models.stored import Mlp
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import shown
-
-_MOST_UNITS = 4096
-
-
-def checked_widths(name: str, widths: Sequence[int]) -> None:
-    """Raise UserError unless the widths of layers are whole numbers from 1 to 4,096."""
-    if not widths or any(type(width) is not int or not 1 <= width <= _MOST_UNITS for width in widths):
-        raise UserError(f"network: {name}={shown(list(widths))} must be whole numbers from 1 to {_MOST_UNITS}")
 
 
 class ComputeNetwork(nn.Module):

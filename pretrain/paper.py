@@ -9,8 +9,9 @@ import torch
 from neuroshard.models.comm_models import NeuralComm
 from neuroshard.models.compute_models import NeuralCompute
 from neuroshard.models.features import FeatureSet
-from neuroshard.models.perceptron import perceptron
+from neuroshard.models.perceptron import Width, Widths, perceptron
 from neuroshard.models.stored import Normaliser
+from neuroshard.plumbing.checked import checked
 from neuroshard.stages.pretrain.examples import CommTable
 from neuroshard.stages.pretrain.fitting import (
     CommFitter,
@@ -21,11 +22,12 @@ from neuroshard.stages.pretrain.fitting import (
     only_value,
 )
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
-from neuroshard.stages.pretrain.networks import ComputeNetwork, checked_widths, to_mlp
+from neuroshard.stages.pretrain.networks import ComputeNetwork, to_mlp
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 
 
 @dataclass(frozen=True)
+@checked
 class PaperCompute(ComputeFitter):
     """A table network, a sum, a head with one hidden layer.
 
@@ -37,13 +39,11 @@ class PaperCompute(ComputeFitter):
     """
 
     features: str = "paper"
-    table: tuple[int, ...] = (128, 32)
-    head: int = 64
+    table: Widths = (128, 32)
+    head: Width = 64
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def __post_init__(self) -> None:
-        checked_widths("table", self.table)
-        checked_widths("head", [self.head])
         FeatureSet(self.features)
 
     @property
@@ -75,7 +75,7 @@ class PaperComm(HiddenLayers, CommFitter):
         hidden: widths of the network's layers.
     """
 
-    hidden: tuple[int, ...] = (128, 64, 32, 16)
+    hidden: Widths = (128, 64, 32, 16)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
         """Fit a model from nothing.
