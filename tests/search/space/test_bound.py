@@ -76,7 +76,7 @@ def _tiny_tasks(seeds):
             yield seed, tiny.task(), plans
 
 
-@pytest.mark.parametrize("tasks", [8, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tasks", [15, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_no_plan_costs_less_than_the_bound(name, tasks):
     tried = 0
