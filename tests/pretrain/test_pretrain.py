@@ -363,6 +363,24 @@ def test_impossible_training_is_refused(setting):
         TrainingSettings(**setting)
 
 
+@pytest.mark.parametrize(
+    ("fitter", "setting"),
+    [
+        (SetCommunication, {"parts": 0}),
+        (SetCommunication, {"hidden": ()}),
+        (Additive, {"corrections": 4097}),
+        (Additive, {"hidden": (0,)}),
+        (Ensemble, {"members": 1}),
+        (PaperCompute, {"head": 0}),
+        (PaperCompute, {"table": (32, "a")}),
+        (PaperComm, {"hidden": (4097,)}),
+    ],
+)
+def test_impossible_widths_are_refused(fitter, setting):
+    with pytest.raises(UserError, match=str(next(iter(setting)))):
+        fitter(**setting)
+
+
 @SETS_GROUP
 def test_a_start_of_another_form_is_refused_before_anything_is_fitted(data, by_sets, monkeypatch):
     """The communication model's too."""
