@@ -16,7 +16,7 @@ from neuroshard.stages.search.kernels.estimates import (
     on_device,
     ready_all,
     relisted,
-    score_with,
+    rescore,
 )
 from neuroshard.stages.search.kernels.steps import Bounds, Steps, best_steps, may_move, moved_by
 from neuroshard.stages.search.space.compiled import kernel
@@ -167,16 +167,14 @@ def _apply(
     if back >= 0:
         _put(plan, all_shards, back, target, -back_units)
         _put(plan, all_shards, back, source, back_units)
+    plan = _relisted(plan, step)
     for device in (source, target):
         touched.devices[device] = True
-        nothing = all_shards.vectors[all_shards.first[out]]
-        plan.score[device] = score_with(plan.sums[device], nothing, nothing, costs.weight)
-        if plan.units[device] == 0:
-            plan.score[device] = 0.0
+        rescore(plan, device, all_shards, costs)
     for item in (out, back):
         if item >= 0:
             touched.items[item] = True
-    return _relisted(plan, step), int(back_units)
+    return plan, int(back_units)
 
 
 @kernel

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
+from neuroshard.stages.search.space.compiled import fast_leaf, inlined, kernel
 from neuroshard.stages.search.space.items import Limits
 
 
@@ -15,16 +15,18 @@ class Lists(NamedTuple):
     Attributes:
         shards: (I,) devices that hold each item.
         start, items: (D + 1,) and (n,); items[start[d] : start[d + 1]] are what device d holds, ascending.
+        without: (n,) score of each one's device if it weren't there.
     """
 
     shards: IntArray
     start: IntArray
     items: IntArray
+    without: FloatArray
 
 
 @kernel
 def listed(held: IntArray) -> Lists:
-    """List what lies where, from units of each item on each device (I, D)."""
+    """List what lies where, from units of each item on each device (I, D); scores are left to `rescore`."""
     num_items, num_devices = held.shape
     shards = np.zeros(num_items, np.int64)
     start = np.zeros(num_devices + 1, np.int64)
@@ -42,7 +44,7 @@ def listed(held: IntArray) -> Lists:
                 if held[i, d] > 0:
                     items[filled[d]] = i
                     filled[d] += 1
-    return Lists(shards, start, items)
+    return Lists(shards, start, items, np.empty(len(items)))
 
 
 @kernel
@@ -54,13 +56,13 @@ def on_device(lists: Lists, device: int) -> IntArray:
 @kernel
 def copied(lists: Lists) -> Lists:
     """Copy what `relisted` writes to."""
-    return Lists(lists.shards.copy(), lists.start.copy(), lists.items)
+    return Lists(lists.shards.copy(), lists.start.copy(), lists.items, lists.without.copy())
 
 
 @kernel
 def relisted(lists: Lists, held: IntArray, item: int, device: int) -> Lists:
-    """List anew after `held[item, device]` has changed; numbers are changed in place."""
-    shards, start, items = lists
+    """List anew after `held[item, device]` has changed; numbers are changed in place, scores left to `rescore`."""
+    shards, start, items, without = lists
     place = start[device] + np.searchsorted(on_device(lists, device), item)
     listed_there = place < start[device + 1] and items[place] == item
     if listed_there == (held[item, device] > 0):
@@ -68,14 +70,14 @@ def relisted(lists: Lists, held: IntArray, item: int, device: int) -> Lists:
     more = -1 if listed_there else 1
     shards[item] += more
     start[device + 1 :] += more
-    after = np.empty(len(items) + more, np.int64)
-    after[:place] = items[:place]
+    after, scores = np.empty(len(items) + more, np.int64), np.empty(len(items) + more)
+    after[:place], scores[:place] = items[:place], without[:place]
     if listed_there:
-        after[place:] = items[place + 1 :]
+        after[place:], scores[place:] = items[place + 1 :], without[place + 1 :]
     else:
         after[place] = item
-        after[place + 1 :] = items[place:]
-    return Lists(shards, start, after)
+        after[place + 1 :], scores[place + 1 :] = items[place:], without[place:]
+    return Lists(shards, start, after, scores)
 
 
 class AllShards(NamedTuple):
@@ -139,7 +141,7 @@ class Exchanges(NamedTuple):
     lead: FloatArray
 
 
-@leaf
+@inlined
 def _cell(position: float, count: int) -> tuple[int, float]:
     """Return the whole number below a position, clipped to 0 ... count - 1, and how far beyond it that lies."""
     within = min(max(position, 0.0), count - 1.0)
@@ -147,7 +149,7 @@ def _cell(position: float, count: int) -> tuple[int, float]:
     return low, within - low
 
 
-@leaf
+@inlined
 def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
     """Interpolate the ms of a device's backward communication, from its own units and the widest device's."""
     table = exchanges.backward
@@ -158,7 +160,7 @@ def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
     return float(low * (1 - y) + high * y)
 
 
-@leaf
+@inlined
 def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
@@ -182,9 +184,10 @@ def transfer_ms(
 @kernel
 def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float:
     """Estimate the ms of a step of D devices with so many units (D,), each ready at so many ms (D,)."""
-    order = np.argsort(ready)
-    last = ready[order[-1]]
-    next_wait = last - ready[order[-2]] if len(ready) > 1 else 0.0
+    last, before = -np.inf, -np.inf
+    for one in ready:
+        last, before = max(last, one), max(before, min(last, one))
+    next_wait = last - before if len(ready) > 1 else 0.0
     mean_wait, most_wait = last - ready.mean(), last - ready.min()
     longest, widest = 0.0, units.max()
     for d in range(len(ready)):
@@ -223,16 +226,26 @@ def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weig
 @kernel
 def fill(contents: Contents, device: int, all_shards: AllShards, costs: Costs) -> None:
     """Add up a device's sums, bytes, units and score from what it holds."""
-    held, lists, sums, size, units, score = contents
-    sums[device], size[device], units[device], score[device] = costs.bias, 0, 0.0, 0.0
+    held, lists, sums, size, units, _ = contents
+    sums[device], size[device], units[device] = costs.bias, 0, 0.0
     for item in on_device(lists, device):
         shard = all_shards.first[item] + held[item, device]
         sums[device] += all_shards.vectors[shard]
         size[device] += all_shards.size_bytes[shard]
         units[device] += all_shards.given[shard]
-    if units[device] > 0:
-        nothing = np.zeros(len(costs.weight), np.float32)
-        score[device] = score_with(sums[device], nothing, nothing, costs.weight)
+    rescore(contents, device, all_shards, costs)
+
+
+@kernel
+def rescore(contents: Contents, device: int, all_shards: AllShards, costs: Costs) -> None:
+    """Compute a device's score from its sums, and what it would be without each of its shards."""
+    held, (_, start, items, without), sums, _, units, score = contents
+    nothing = np.zeros(len(costs.weight), np.float32)
+    score[device] = score_with(sums[device], nothing, nothing, costs.weight) if units[device] > 0 else 0.0
+    for p in range(start[device], start[device + 1]):
+        empty = all_shards.first[items[p]]
+        shard = empty + held[items[p], device]
+        without[p] = score_with(sums[device], all_shards.vectors[empty], all_shards.vectors[shard], costs.weight)
 
 
 @kernel
@@ -246,7 +259,7 @@ def contents_of(held: IntArray, all_shards: AllShards, costs: Costs) -> Contents
     return contents
 
 
-@leaf
+@inlined
 def ready_ms(costs: Costs, device: int, score: float, units: float, widest: float) -> float:
     """Compute when a device's backward communication and compute have ended, ms."""
     compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
@@ -256,9 +269,10 @@ def ready_ms(costs: Costs, device: int, score: float, units: float, widest: floa
 @kernel
 def ready_all(contents: Contents, costs: Costs) -> FloatArray:
     """Compute (D,) ms at which each device has ended backward communication and compute."""
-    ready, widest = np.empty(len(contents.units)), contents.units.max()
+    score, units = contents.score, contents.units
+    ready, widest = np.empty(len(units)), units.max()
     for d in range(len(ready)):
-        ready[d] = ready_ms(costs, d, contents.score[d], contents.units[d], widest)
+        ready[d] = ready_ms(costs, d, score[d], units[d], widest)
     return ready
 
 
@@ -294,7 +308,7 @@ def others_of(ready: FloatArray, units: FloatArray, source: int, target: int) ->
     return Others(last, before, first, total, widest)
 
 
-@kernel
+@inlined
 def after_ms(
     costs: Costs,
     others: Others,

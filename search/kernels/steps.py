@@ -9,6 +9,7 @@ from neuroshard.stages.search.kernels.estimates import (
     AllShards,
     Contents,
     Costs,
+    Others,
     after_ms,
     others_of,
     ready_all,
@@ -16,7 +17,7 @@ from neuroshard.stages.search.kernels.estimates import (
     score_with,
     step_ms,
 )
-from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
+from neuroshard.stages.search.space.compiled import fast_leaf, inlined, kernel
 from neuroshard.stages.search.space.items import Limits, may_lie
 
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
@@ -44,7 +45,7 @@ class Steps(NamedTuple):
     estimate: FloatArray
 
 
-@leaf
+@inlined
 def may_move(
     limits: Limits, held: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
@@ -63,7 +64,7 @@ def may_move(
     return bool(may_lie(limits, held, item, target, leaving))
 
 
-@leaf
+@inlined
 def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int) -> int:
     """Count the bytes more to be moved to a device where `now` units of an item become `then`; once there `was`."""
     first, state_bytes = all_shards.first[item], all_shards.state_bytes
@@ -71,7 +72,7 @@ def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int)
     return int(max(state_bytes[first + then] - there, 0) - max(state_bytes[first + now] - there, 0))
 
 
-@kernel
+@inlined
 def moved_by(
     all_shards: AllShards, held: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
@@ -83,7 +84,7 @@ def moved_by(
     return int(less + more)
 
 
-@kernel
+@inlined
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
     """Write a step down, in place of the worst if there is no room; return how many there are then."""
     place = count
@@ -95,12 +96,21 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
     return min(count + 1, len(best.estimate))
 
 
-@leaf
+@inlined
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
     """Tell whether a step is no better than `worth` because a device with such score and units is ready late."""
     return bool(ready_ms(costs, device, score, units, widest) + left_ms >= worth)
+
+
+@inlined
+def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> float:
+    """Find when the last of all devices but two is ready, ms, from (D,) when each is, and their order by that."""
+    for place in range(len(order) - 1, -1, -1):
+        if order[place] not in (source, target):
+            return float(ready[order[place]])
+    return -np.inf
 
 
 @kernel
@@ -125,27 +135,20 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     Returns:
         how many there are, in no order, and how many were looked at.
     """
-    held, (num_shards, start, items), sums, size, units, score = contents
+    held, (num_shards, start, items, without), sums, size, units, score = contents
     limits, first, size_bytes, _, given, vectors, least = all_shards
     weight, num_devices = costs.weight, held.shape[1]
     ready = ready_all(contents, costs)
+    order = np.argsort(ready)
     now = (units.max(), float(int(units.mean())))
     widest, left_ms = now[0], step_ms(costs.exchanges, ready, units) - ready.max()  # T
-    without = np.empty(len(items))  # S(d - x) of each shard x, on its own device d
-    gives = np.empty(len(items))  # g(x)
     joining = np.full(len(items), np.nan)  # S(s + x) - S(s); NaN until it is asked for
-    for d in range(num_devices):
-        for p in range(start[d], start[d + 1]):
-            empty = first[items[p]]
-            shard = empty + held[items[p], d]
-            without[p] = score_with(sums[d], vectors[empty], vectors[shard], weight)
-            gives[p] = given[shard]
     rest, count, looked = np.empty_like(sums[source]), 0, 0
-    for target in np.argsort(ready):  # from the most promising on: the better a step is, the more it rules out
+    for target in order:  # from the most promising on: the better a step is, the more it rules out
         if target == source:
             continue
-        others = others_of(ready, units, source, target)
-        floor = others.last + left_ms
+        others, summed = Others(0.0, 0.0, 0.0, 0.0, 0.0), False  # until they are asked for
+        floor = _last_but(order, ready, source, target) + left_ms
         for p_item in range(start[source], start[source + 1]):
             item = items[p_item]
             portion = held[item, source]
@@ -173,7 +176,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                     back = items[p_back] if p_back >= start[target] else -1
                     looked += 1
                     back_units = held[back, target] if back >= 0 else 0
-                    returning = gives[p_back] if back >= 0 else 0.0
+                    returning = given[first[back] + back_units] if back >= 0 else 0.0
                     target_score = score[target] if back < 0 else without[p_back]
                     target_units = units[target] + gone - returning
                     if back == item:
@@ -214,6 +217,8 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         sums[target], vectors[target_new], vectors[target_old], vectors[back_left], weight
                     )
                     ends = (source_after, source_units + returning), (target_after, target_units)
+                    if not summed:
+                        others, summed = others_of(ready, units, source, target), True
                     value = after_ms(costs, others, num_devices, (source, target), ends, now)
                     if value < worth:
                         count = _keep(best, count, (source, target, item, portion, back), value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import log10
 from typing import NamedTuple
 
@@ -67,6 +68,7 @@ class Greedy(Searcher):
         """
         items, load = sizes.items, np.zeros(sizes.items.task.topology.num_devices)
 
+        @cache
         def score(shard: _Shard) -> float:
             """Score the columns of the shard's tables."""
             return sum(SCORES[self.score](table) for table in items.tables(shard.item, shard.width))

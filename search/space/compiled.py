@@ -35,6 +35,14 @@ def leaf(function: _Function) -> _Function:
     return cast(_Function, _kept(njit(cache=True, nogil=True, forceinline=True)(function)))
 
 
+def inlined(function: _Function) -> _Function:
+    """Copy a function into its callers before they are compiled, where a leaf that calls leaves would count all along.
+
+    It takes longer to compile, and functions that return early in loops may become slower so: measure.
+    """
+    return cast(_Function, _kept(njit(cache=True, nogil=True, inline="always")(function)))
+
+
 def fast_leaf(function: _Function) -> _Function:
     """Compile a leaf whose sums may be taken in any order."""
     return cast(_Function, _kept(njit(cache=True, nogil=True, forceinline=True, fastmath=_ANY_ORDER)(function)))
