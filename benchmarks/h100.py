@@ -19,7 +19,7 @@ from typing import Any
 import gpu_steps
 import numpy as np
 import pandas as pd
-from fit_kernels import errors as errors_of
+from kernel_errors import errors as errors_of
 from scipy.stats import kendalltau
 from shared import Made, found, markdown, of_drawn_dims, papers_tasks, simulator_of, total_ms, with_tables
 

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 import pictures
 from choices import gains_by_size, judged_rules
-from form_gains import form_gains
 from h100 import memory_shares
 from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
@@ -197,7 +196,6 @@ MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "hardware": hardware,
     "choices": judged_rules,
     "gains": gains_by_size,
-    "form_gains": form_gains,
     "mirrored": beside_mirrors,
     "steps": beside_torchrec,
 }

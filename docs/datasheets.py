@@ -30,7 +30,7 @@ def with_tables(page: str) -> str:
 
 
 def _measured() -> list[str]:
-    from fit_kernels import errors
+    from kernel_errors import errors
 
     rows = [
         f"| {call} | {its.calls} | {its.error:.1%} | {its.tau:.2f} |"

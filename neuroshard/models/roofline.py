@@ -74,7 +74,7 @@ _COLLECTIVES = {
 class Kernels:
     """What FBGEMM's kernels take besides moving bytes: time of threads, taken to be the same on all GPUs.
 
-    Fitted to 2,030 calls of pooled columns that one H100 ran (`benchmarks/fit_kernels.py`).
+    Fitted to 2,030 calls of pooled columns that one H100 ran.
 
     Attributes:
         forward_call_ms: of a call forward: FBGEMM PR #5749, B200, 640 lookups.

@@ -1,0 +1,47 @@
+"""How near a model's kernels come to calls that one H100 ran, which nothing was fitted to: tables of two pages."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import kendalltau
+
+from neuroshard.models.roofline import RooflineCompute
+from neuroshard.records import DataDirectory
+from neuroshard.records.sample_loads import loads_of
+from neuroshard.records.samples import ComputeSample, Measurement
+
+DATA = Path(__file__).resolve().parent / "data"
+FITTED = ("h100", "h100_wide", "h100_hot", "h100_large", "h100_many", "h100_features")
+KINDS = {"": FITTED, ", fp16": ("h100_fp16",)}  # of calls to test, and the data that has them
+
+
+class Errors(NamedTuple):
+    """How near a model comes to calls: how many there are, the mean error, and Kendall's tau."""
+
+    calls: int
+    error: float
+    tau: float
+
+
+def errors(
+    model: RooflineCompute, kinds: Mapping[str, Sequence[str]] = KINDS, splits: Sequence[str] = ("test",)
+) -> dict[str, Errors]:
+    """Compute the errors of calls of each kind, from the data of each of these names; of fp16 apart."""
+    found = {}
+    for kind, names in kinds.items():
+        test = [one for split in splits for one in _measured(names, split)]
+        for call in sorted({one.sample.call.name for one in test}):
+            its = [one for one in test if one.sample.call.name == call]
+            took_ms = np.array([one.typical_ms for one in its])
+            predicted = model.predict(loads_of([one.sample for one in its]))
+            off, tau = np.abs(predicted / took_ms - 1), kendalltau(predicted, took_ms).statistic
+            found[f"{call}{kind}"] = Errors(len(its), float(off.mean()), float(tau))
+    return found
+
+
+def _measured(names: Sequence[str], split: str) -> list[Measurement[ComputeSample]]:
+    """Read the measurements of a split, from several directories of data."""
+    every = (one for name in names for one in DataDirectory(DATA / name).compute().read())
+    return [one for one in every if one.split == split and one.error is None and not one.second_pass]
