@@ -176,7 +176,7 @@ class ComputeAugmentation:
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
         """Select the tables that can lie so, with a row for each of so many blocks."""
         small = (its for its in group if not layout.dense or self._narrowest(its).size_bytes <= self.max_copy_bytes)
-        return tuple(table for table in small if has_row_blocks(table, blocks))
+        return tuple(table for table in small if has_row_blocks(table.rows, blocks))
 
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator

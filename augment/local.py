@@ -125,4 +125,4 @@ class PlanAugmentation:
         if layout.host_exchanges and table.pooled and task.topology.host_size < size and rng.random() < 0.5:
             size = task.topology.host_size
         first = size * int(rng.integers(task.topology.num_devices // size))
-        return [*range(first, first + size)] if layout.fits(table, size) else []
+        return [*range(first, first + size)] if layout.fits(table.rows, size) else []

@@ -78,8 +78,8 @@ class Layout(ABC):
         A table that isn't placed has none: then only columns say so.
         """
 
-    def fits(self, table: Table, count: int) -> bool:
-        """Tell whether a table is large enough to lie so on `count` devices."""
+    def fits(self, rows: int, count: int) -> bool:
+        """Tell whether a table has rows enough to lie so on `count` devices."""
         return True
 
     @abstractmethod

@@ -40,9 +40,9 @@ class Rows(Layout):
         """Tell whether a shard lacks rows."""
         return any(shard.rows < table.rows for shard in shards)
 
-    def fits(self, table: Table, count: int) -> bool:
-        """Tell whether a table has rows for so many blocks."""
-        return has_row_blocks(table, count)
+    def fits(self, rows: int, count: int) -> bool:
+        """Tell whether there are rows for so many blocks."""
+        return has_row_blocks(rows, count)
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
         """Place a block of a table on each device of the group."""
@@ -144,7 +144,7 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
         UserError: a block would be empty.
     """
     size = block_rows(table.rows, count)
-    if not has_row_blocks(table, count):
+    if not has_row_blocks(table.rows, count):
         raise UserError(
             f"table {table.name!r} has {table.rows} rows: in {count} blocks of {size} the last would be empty; "
             "give each device columns of it, or a copy"
@@ -152,9 +152,9 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
     return tuple((first, min(size, table.rows - first)) for first in range(0, table.rows, size))
 
 
-def has_row_blocks(table: Table, count: int) -> bool:
-    """Tell whether a table has rows for `count` blocks, none of them empty."""
-    return block_rows(table.rows, count) * (count - 1) < table.rows
+def has_row_blocks(rows: int, count: int) -> bool:
+    """Tell whether there are rows for `count` blocks, none of them empty."""
+    return block_rows(rows, count) * (count - 1) < rows
 
 
 def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:

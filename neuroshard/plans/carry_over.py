@@ -7,6 +7,7 @@ from glob import escape
 
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts import Layout, in_columns, layout_of
+from neuroshard.plans.moves import known_as
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import PinnedShard, TableRule
@@ -104,7 +105,7 @@ def carried_over(before: Plan, task: Task) -> Carried:
     for number, placements in enumerate(before.by_table):
         table, layout = before.task.tables[number], before.layouts[number]
         new = index.get(table.name)
-        if new is None or _shape(task.tables[new]) != _shape(table) or not _allowed(task, new, layout, placements):
+        if new is None or known_as(task.tables[new]) != known_as(table) or not _allowed(task, new, layout, placements):
             continue
         if before.homes[number] != ON_DEVICE and (layout.free or same_devices):
             homes[new] = before.homes[number]
@@ -129,10 +130,6 @@ def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
     devices = tuple(sorted(placed.device for placed in placements))
     layout = layout_of(table, [placed.shard for placed in placements])
     return TableRule(escape(table.name), devices=devices, forms=(layout.form,))
-
-
-def _shape(table: Table) -> tuple[int, int, int]:
-    return table.rows, table.dim, table.bytes_per_element
 
 
 def _devices(task: Task) -> tuple[int, int, int]:

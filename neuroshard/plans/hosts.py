@@ -103,7 +103,7 @@ class _Piece:
         units = its.dim // DIM_MULTIPLE
         size_bytes = int(task.memory.host_bytes(task.loads.take(np.array([table])))[0])
         equal = limits.equal_widths or not its.pooled
-        whole = limits.min_shards > 1 and equal  # as many shards as it must have, all on one host
+        whole = limits.min_shards > 2 and equal  # as many shards as it must have, all on one host
         return cls(
             (its.name,),
             units,

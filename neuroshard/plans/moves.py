@@ -9,6 +9,7 @@ from neuroshard.layouts import COLUMNS, Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.tables import Table
 from neuroshard.words.placement import Shard
 
 Places = tuple[tuple[int, int], ...]
@@ -55,32 +56,32 @@ def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
     old, new = _lying(before), _lying(after)
     arriving = dict(zip(new, moved_between(before, after).tolist(), strict=True))
     changed = []
-    for name in {**new, **old}:
-        (was, layout_before), (now, layout_after) = old.get(name, _NOWHERE), new.get(name, _NOWHERE)
+    for known in {**new, **old}:
+        (was, layout_before), (now, layout_after) = old.get(known, _NOWHERE), new.get(known, _NOWHERE)
         if (was, layout_before) != (now, layout_after):
-            changed.append(TableChange(name, was, now, arriving.get(name, 0), layout_before, layout_after))
+            changed.append(TableChange(known[0], was, now, arriving.get(known, 0), layout_before, layout_after))
     return tuple(sorted(changed, key=lambda change: (-change.size_bytes, change.table)))
 
 
 def moved_bytes(before: Plan, after: Plan) -> int:
     """Count the bytes of weights and optimizer state of tables of both plans that arrive on any device."""
-    known = {table.name for table in before.task.tables}
+    known = set(map(known_as, before.task.tables))
     arriving = zip(after.task.tables, moved_between(before, after).tolist(), strict=True)
-    return sum(size for table, size in arriving if table.name in known)
+    return sum(size for table, size in arriving if known_as(table) in known)
 
 
 def moved_between(before: Plan, after: Plan) -> IntArray:
     """Count (T,) bytes of weights and optimizer state of each table of `after` that arrive on any device.
 
-    Tables are known by their names, and devices by their numbers; either may be others. Of a table that is new all
-    bytes arrive; optimizer state is what the task of `after` counts. A device keeps of its rows those that it has in
-    both plans, in as many columns as it has in both.
+    Tables are known by name, rows, columns and data type, and devices by their numbers; either may be others. Of a
+    table that is new all bytes arrive; optimizer state is what the task of `after` counts. A device keeps of its rows
+    those that it has in both plans, in as many columns as it has in both.
     """
     loads, kept = after.device_loads.loads, np.zeros((2, len(after.placements)))
     held = _held(before)
     for number, placement in enumerate(after.by_device):
         shard = placement.shard
-        old = held.get((after.task.tables[shard.table].name, placement.device))
+        old = held.get((known_as(after.task.tables[shard.table]), placement.device))
         if old is not None:
             rows = min(shard.row_end, old.row_end) - max(shard.row, old.row)
             kept[:, number] = max(rows, 0), min(shard.dim, old.dim)
@@ -91,16 +92,24 @@ def moved_between(before: Plan, after: Plan) -> IntArray:
     return moved
 
 
-def _held(plan: Plan) -> Mapping[tuple[str, int], Shard]:
+_Known = tuple[str, int, int, int]
+
+
+def known_as(table: Table) -> _Known:
+    """Return what a table has in two plans, if it is the same: its name, rows, columns and bytes per element."""
+    return table.name, table.rows, table.dim, table.bytes_per_element
+
+
+def _held(plan: Plan) -> Mapping[tuple[_Known, int], Shard]:
     """Index shards by table and device."""
     tables = plan.task.tables
-    return {(tables[placed.shard.table].name, placed.device): placed.shard for placed in plan.placements}
+    return {(known_as(tables[placed.shard.table]), placed.device): placed.shard for placed in plan.placements}
 
 
-def _lying(plan: Plan) -> dict[str, tuple[Places, Layout]]:
-    """Find the places of every table and its layout, by name."""
+def _lying(plan: Plan) -> dict[_Known, tuple[Places, Layout]]:
+    """Find the places of every table and its layout."""
     return {
-        table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in its)), layout)
+        known_as(table): (tuple(sorted((placed.device, placed.shard.dim) for placed in its)), layout)
         for table, its, layout in zip(plan.task.tables, plan.by_table, plan.layouts, strict=True)
     }
 

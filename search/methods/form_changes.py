@@ -183,7 +183,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
         and len(blocks) == devices
         and table.name not in bound
         and known.issuperset(layout.host_exchanges)
-        and layout.fits(table, host)
+        and layout.fits(table.rows, host)
         and task.limits[index].min_blocks <= host
     ]
 

@@ -25,7 +25,14 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.equal_parts import parts_that_cost_less, parts_that_fit
-from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms, known_calls, searched_forms
+from neuroshard.stages.search.space.forms import (
+    COLUMNS,
+    OTHERS,
+    allowed_forms,
+    check_some_form,
+    known_calls,
+    searched_forms,
+)
 from neuroshard.stages.search.space.homes import (
     HomeOptions,
     caches_grown,
@@ -316,8 +323,9 @@ def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
 def _allowed(task: Task, calls: Collection[Call]) -> BoolArray:
     """Tell which forms each table may lie in, (T, F); other forms than columns need memory on all devices."""
     allowed = allowed_forms(task, calls)
+    check_some_form(task, allowed)
     if int(device_memory(task).min()) <= 0:
-        allowed[:, OTHERS] = False
+        allowed[:, OTHERS] &= ~allowed[:, [COLUMNS]]
     return allowed
 
 

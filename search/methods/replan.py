@@ -7,7 +7,7 @@ from pathlib import Path
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.carry_over import Carried, carried_over
 from neuroshard.plans.hosts import kept_on_hosts
-from neuroshard.plans.moves import moved_between, moved_bytes
+from neuroshard.plans.moves import known_as, moved_between, moved_bytes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
@@ -21,7 +21,6 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
-from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, forms_named
 
@@ -101,7 +100,7 @@ class Replan(Searcher):
         """
         if (plan := _stayed(before, task)) is not None:
             return Found(plan)
-        if not {_key(table) for table in before.task.tables}.intersection(map(_key, task.tables)):
+        if not {known_as(table) for table in before.task.tables}.intersection(map(known_as, task.tables)):
             first = task.tables[0]
             raise UserError(
                 f"the starting plan is for other tables: none of its {len(before.task.tables)} has the name, rows and "
@@ -175,14 +174,12 @@ class Replan(Searcher):
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
     """Carry the plan over, shard by shard as it is; None if something has no place in `task`, or limits are broken."""
-    if list(map(_key, before.task.tables)) == list(map(_key, task.tables)) and _devices(before.task) == _devices(task):
+    if list(map(known_as, before.task.tables)) == list(map(known_as, task.tables)) and _devices(
+        before.task
+    ) == _devices(task):
         plan = Plan(task, before.placements)
         return None if plan.violations else plan
     return carried_over(before, task).plan
-
-
-def _key(table: Table) -> tuple[str, int, int, int]:
-    return table.name, table.rows, table.dim, table.bytes_per_element
 
 
 def _devices(task: Task) -> tuple[int, int, int]:
@@ -216,7 +213,7 @@ def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
 
 def _came_and_went(before: Task, after: Task) -> Iterator[str]:
     """Tell in a few words which tables and devices came or went; nothing where all are as before."""
-    old, new = ({_key(table) for table in task.tables} for task in (before, after))
+    old, new = ({known_as(table) for table in task.tables} for task in (before, after))
     for tables, what in ((new - old, "new or of another shape"), (old - new, "gone")):
         if tables:
             yield f"{len(tables):,} table(s) {what}"

@@ -12,7 +12,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, known_calls, searched_forms
+from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, check_some_form, known_calls, searched_forms
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes
@@ -95,6 +95,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
     renamed = replace(task, tables=tables, constraints=Constraints())
     allowed = allowed_forms(task, known_calls(simulator.models, settings.forms))
+    check_some_form(task, allowed)
     if len(set(task.shard_memory)) > 1:
         allowed[:, BLOCKS] = False  # they would be as unequal as the memory, which it misreads
     shares = settings.cached if task.topology.host_bytes else settings.cached[:1]

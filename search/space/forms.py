@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.layouts import LAYOUTS
+from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.models.bundle import ModelSet
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
@@ -62,6 +62,34 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     return allowed
 
 
+def check_some_form(task: Task, allowed: BoolArray) -> None:
+    """Check that every table may lie in some form, by forms `allowed` (T, F).
+
+    Raises:
+        UserError: one may not; it names the table and what hinders each form that its constraints let it have.
+    """
+    for index in np.flatnonzero(~allowed.any(axis=1)).tolist():
+        table, limits = task.tables[index], task.limits[index]
+        forms = [layout for form, layout in LAYOUTS.items() if form in limits.forms]
+        why = "; ".join(f"{layout}: {_hindrance(task, index, layout)}" for layout in forms)
+        raise UserError(
+            f"constraints: table {table.name!r} may lie in {' or '.join(map(str, forms))} only, and can't "
+            f"({why}); allow it other forms, or change that"
+        )
+
+
+def _hindrance(task: Task, index: int, layout: Layout) -> str:
+    """Say what hinders a table, by its index, to lie so."""
+    table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
+    if devices == 1:
+        return "one device has columns only"
+    if len(limits.devices) < devices and not layout.free:
+        return f"it is allowed on {len(limits.devices)} devices of {devices}, and would lie on all"
+    if not layout.free and not layout.fits(table.rows, devices):
+        return f"{table.rows} rows are too few for {devices} devices"
+    return "it is pinned, kept with tables or apart from some that mustn't, or limited in shards, or no model knows it"
+
+
 def leaders(task: Task) -> IntArray:
     """Find the first of the tables that each one is kept together with, (T,); itself where there are none."""
     number = {table.name: index for index, table in enumerate(task.tables)}
@@ -88,7 +116,7 @@ def _allowed(task: Task, index: int, forms: Collection[str], bound: bool) -> lis
     return [
         form in forms
         and form in limits.forms
-        and (layout.free or (everywhere and limits.may_count(layout, devices) and layout.fits(table, devices)))
+        and (layout.free or (everywhere and limits.may_count(layout, devices) and layout.fits(table.rows, devices)))
         for form, layout in LAYOUTS.items()
     ]
 

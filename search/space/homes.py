@@ -75,10 +75,24 @@ class HomeOptions:
             if choice is not None and self._on_hosts(choice) <= host_bytes:
                 best, high = choice, price
             elif best is None:
-                return None
+                return self._largest_first(device_bytes, host_bytes)
             else:
                 low = price
         return best
+
+    def _largest_first(self, device_bytes: float, host_bytes: float) -> IntArray | None:
+        """Choose memories, (T,), with the tables that take most of hosts on devices first; None where that won't fit.
+
+        A small table gains more for each of its bytes, and may leave too few for a large one that hosts can't hold.
+        """
+        may, rows, none = np.isfinite(self.cost_ms), np.arange(len(self.cost_ms)), np.iinfo(np.int64).max
+        chosen, roomy = (np.where(may, size, none).argmin(axis=1) for size in (self.device_bytes, self.host_bytes))
+        more, saved = (size[rows, roomy] - size[rows, chosen] for size in (self.device_bytes, self.host_bytes))
+        left = device_bytes - int(self.device_bytes[rows, chosen].sum())
+        for table in np.argsort(saved, kind="stable").tolist():
+            if saved[table] < 0 and more[table] <= left:
+                chosen[table], left = roomy[table], left - int(more[table])
+        return chosen if left >= 0 and self._on_hosts(chosen) <= host_bytes else None
 
     def choices(self, task: Task) -> list[IntArray]:
         """List the cheapest choices (T,) within several shares of device memory, each once, the roomiest first."""
@@ -105,10 +119,11 @@ class HomeOptions:
                 f"host memory is short: tables that must lie there take {readable_bytes(least_host)}; {has}; raise "
                 "topology.host_memory_bytes"
             )
-        total = readable_bytes(task.total_bytes)
+        total, both = readable_bytes(task.total_bytes), self.device_bytes + self.host_bytes
+        short = int(np.where(may, both, np.iinfo(np.int64).max).min(axis=1).sum()) > memory + hosts
+        what = "device and host memory are both short" if short else "no memory for every table was found"
         return InfeasibleError(
-            f"device and host memory are both short: the tables take {total}; {has}; raise topology.memory_bytes or "
-            "topology.host_memory_bytes"
+            f"{what}: the tables take {total}; {has}; raise topology.memory_bytes or topology.host_memory_bytes"
         )
 
     def _on_hosts(self, chosen: IntArray) -> int:

@@ -38,8 +38,8 @@ class HostCopies(Layout):
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
         return len(set(shards)) < len(shards) and shards[0].rows < table.rows
 
-    def fits(self, table: Table, count: int) -> bool:
-        return count % _HOSTS == 0 and count > _HOSTS and table.rows % (count // _HOSTS) == 0
+    def fits(self, rows: int, count: int) -> bool:
+        return count % _HOSTS == 0 and count > _HOSTS and rows % (count // _HOSTS) == 0
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
         host = whole.topology.num_devices // _HOSTS

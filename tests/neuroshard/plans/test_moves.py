@@ -140,3 +140,15 @@ def test_columns_are_alike_and_rows_are_not():
     in_order = layout_key(blocks[0]) == layout_key(blocks[1])
     assert in_order == (blocks[0] == blocks[1])  # the block beside the others is another one
     assert layout_key(blocks[0]) != layout_key(one)
+
+
+@pytest.mark.parametrize("other", [{"rows": 20}, {"dim": 16}, {"bytes_per_element": 2}])
+def test_a_table_of_another_shape_is_another_table(other):
+    before, after = whole(_task("ab")), whole(_task("ab"))
+    changed = replace(after.task, tables=(after.task.tables[0], replace(after.task.tables[1], **other)))
+    after = whole(changed)
+    assert moved_bytes(before, after) == 0
+    assert [(its.table, its.is_new, bool(its.after)) for its in table_changes(before, after)] == [
+        ("b", True, True),
+        ("b", False, False),
+    ]

@@ -23,7 +23,7 @@ from neuroshard.testing import constrained_task, linear_models, random_form_mode
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
-from tests.kit.tasks import hot_table
+from tests.kit.tasks import hot_table, plain_task
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
 BATCH = 65536
@@ -403,3 +403,20 @@ def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
         assert {form for form, table in zip(plan.forms, plan.task.tables, strict=True) if not table.pooled} == {
             Form.COLUMNS
         }
+
+
+@pytest.mark.parametrize("searcher", ["neuroshard", "torchrec_all_forms"])
+@pytest.mark.parametrize(
+    ("rows", "devices", "rule", "why"),
+    [
+        (5, 4, {}, "rows: 5 rows are too few for 4 devices"),
+        (900, 4, {"devices": (0, 1)}, "rows: it is allowed on 2 devices of 4, and would lie on all"),
+        (900, 1, {}, "rows: one device has columns only"),
+        (900, 4, {"min_blocks": 9}, "rows: it is pinned, kept with tables or apart from some that mustn't, or limited"),
+    ],
+)
+def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(searcher, rows, devices, rule, why):
+    rules = Constraints((TableRule("t0", forms=("rows",), **rule),))
+    task = plain_task([32, 64], [rows, 100], devices=devices, constraints=rules)
+    with pytest.raises(UserError, match=rf"^constraints: table 't0' may lie in rows only, and can't \({why}"):
+        search(task, H100, searcher)

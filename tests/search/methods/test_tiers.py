@@ -25,7 +25,7 @@ from neuroshard.testing import linear_models
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 from tests.kit.plans import laid_out, whole
 from tests.kit.searches import H100, found, ms_of
-from tests.kit.tasks import plain_tables
+from tests.kit.tasks import hot_table, plain_tables
 
 BATCH = 4096
 QUICKLY = NeuroShard(improvement=Improvement(shakes=10))
@@ -272,3 +272,25 @@ def test_running_jobs_keep_within_hosts():
     turned = tuple(replace(p, device=p.device // 4 * 4 + 3 - p.device % 4) for p in start.placements)
     for most in (None, 10 * GIB):
         found(Replan(replace(start, placements=turned), max_moved_bytes=most, improvement=FEW_STEPS), task)
+
+
+def test_a_large_table_goes_before_small_ones_that_gain_more_where_hosts_cannot_hold_it():
+    shapes = ("big", 200_000, 64), ("small", 30_000, 8)
+    tables = tuple(hot_table(*shape, 1.0, 64, bytes_per_element=2) for shape in shapes)
+    topology = Topology(2, 64_500_000, host_memory_bytes=2_500_000)
+    plan = found(QUICKLY, Task(tables, topology, 64, ns.MemoryUse("adam")), H100)
+    assert plan.homes == (ON_DEVICE, Home(Tier.HOST))
+    assert plan.violations == ()
+    with pytest.raises(InfeasibleError, match="both short"):
+        found(QUICKLY, Task(tables, replace(topology, memory_bytes=10_000_000), 64), H100)
+
+
+@EVERY
+@pytest.mark.parametrize("pooled", [True, False])
+def test_two_equal_parts_may_lie_on_two_hosts(searcher, pooled):
+    tables = tuple(replace(its, pooled=pooled) for its in plain_tables([64], 100_000))
+    rule = TableRule("t0", tiers=("host",), forms=("columns",), min_shards=2, equal_widths=True)
+    topology = Topology(4, GIB, devices_per_host=2, host_memory_bytes=tables[0].size_bytes // 2)
+    plan = searcher.find(Task(tables, topology, 1024, constraints=Constraints((rule,))), H100).plan
+    assert plan.violations == ()
+    assert sorted(placed.device // 2 for placed in plan.placements)[:: len(plan.placements) - 1] == [0, 1]
