@@ -16,7 +16,7 @@ from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
-from neuroshard.plumbing.files import write_atomically, write_json
+from neuroshard.plumbing.files import check_directory, read_json, write_atomically, write_json
 from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import MAX_DIM, PathName
 from neuroshard.tables import Table
@@ -284,16 +284,32 @@ class Export:
         """Read the plan, and write it in the target's words.
 
         Raises:
-            UserError: there is no such target, the file is no plan, the target can't express it, or `out` is the plan
-                itself or can't be written.
+            UserError: there is no such target, the file is no plan or breaks its task, the target can't express it, or
+                `out` holds something else than an earlier export or can't be written.
         """
         target = target_named(self.to, self.module)
         plan = Plan.load(self.plan)
+        if plan.violations:
+            raise UserError(f"{self.plan}: doesn't fit its task: {plan.violations[0]}; search again, or mend the task")
         exported = target.export(plan)
-        for path in exported.paths(self.out):
-            if path.exists() and path.samefile(self.plan):
+        paths = exported.paths(self.out)
+        there = [path for path in paths if path.exists()]
+        for path in there:
+            if path.samefile(self.plan):
                 raise UserError(f"{path} is the plan that is exported; give another out=FILE{exported.suffix}")
+        if there and not _has_format(paths[-1], exported.content["format"]):
+            raise UserError(f"{there[0]} is no earlier export; give another out=FILE{exported.suffix}")
+        check_directory(paths[0].parent)
         return ExportResult(target, plan, exported.save(self.out), exported.remarks)
+
+
+def _has_format(path: Path, name: object) -> bool:
+    """Tell whether a file is there and says that it has this format."""
+    try:
+        content = read_json(path, "export")
+    except UserError:
+        return False
+    return isinstance(content, dict) and content.get("format") == name
 
 
 @dataclass(frozen=True)

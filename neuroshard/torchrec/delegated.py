@@ -56,6 +56,10 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         _check_offered(parameter, left.compute_device)
     if not parameters:
         return ShardingPlan({})
+    agreeing, others = _of_one_limit_each_name(parameters)
+    if others:  # TorchRec knows constraints by name alone
+        theirs = delegate(agreeing, module, left, asked)
+        return joined(theirs, delegate(others, module, without(left, theirs, agreeing, asked), asked))
     planner = EmbeddingShardingPlanner(
         topology=left,
         batch_size=asked.batch_size,
@@ -72,6 +76,14 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         raise InfeasibleError(f"{_whose(parameters)}: {str(error).splitlines()[0]}") from error
     except (RuntimeError, ValueError, AssertionError) as error:
         raise UserError(f"{_whose(parameters)}: {error}") from error
+
+
+def _of_one_limit_each_name(parameters: Sequence[Parameter]) -> tuple[list[Parameter], list[Parameter]]:
+    """Part parameters into those that are limited as the first of their name is, and the others."""
+    first = {it.name: it.constraints for it in reversed(parameters)}
+    agree = [it.constraints == first[it.name] for it in parameters]
+    pairs = list(zip(parameters, agree, strict=True))
+    return [it for it, alike in pairs if alike], [it for it, alike in pairs if not alike]
 
 
 def _as_served(parameter: Parameter, device: str) -> Parameter:

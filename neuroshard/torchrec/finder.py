@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.layouts import LAYOUTS
@@ -68,12 +69,12 @@ class Finder:
     simulator: Simulator
     verifier: Verifier | None = None
 
-    def served(self, compute_device: str) -> Served:
+    def served(self, topology: TorchRecTopology) -> Served:
         """Say what this search with its models can place on such devices; in host memory tables lie in columns."""
-        forms, tiers = self.searcher.takes_forms, TIERS[:1] if compute_device == "cpu" else TIERS
+        forms, tiers = self.searcher.takes_forms, TIERS[:1] if topology.compute_device == "cpu" else TIERS
         known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
         calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
-        return Served(frozenset(calls), self._no_sequences)
+        return Served(frozenset(calls), self._no_sequences, int(topology.world_size))
 
     @property
     def _no_sequences(self) -> str | None:

@@ -43,9 +43,10 @@ class Groups:
         if self.sync_steps < 1:
             raise UserError(f"sync_steps={self.sync_steps} must be at least 1")
         if not self.whole:
+            what = "ranks in a group" if self.use_inter_host_allreduce else "groups"
             raise UserError(
                 f"num_groups={self.num_groups}: hosts of {self.job.local_world_size} devices would have unequal parts "
-                "of a group; take a number that divides that, or is a multiple of it"
+                f"of a group; the number of {what} must divide that, or be a multiple of it"
             )
 
     @property
@@ -156,7 +157,9 @@ def groups_of(
     Raises:
         UserError: the number doesn't divide the ranks, or hosts would have unequal shares.
     """
-    if not isinstance(num_groups, str):
+    if num_groups != "auto":
+        if not isinstance(num_groups, int) or isinstance(num_groups, bool):
+            raise UserError(f"num_groups={num_groups!r} must be a whole number or 'auto'")
         return (Groups(job, num_groups, sync_steps, use_inter_host_allreduce),)
     groups = []
     for number in range(1, job.world_size + 1):

@@ -11,14 +11,14 @@ from torchrec.distributed.planner.planners import extract_plan
 from torchrec.distributed.planner.planners import to_sharding_plan as plan_of_options
 from torchrec.distributed.planner.types import PlanLoader, PlannerError, ShardingOption, hash_planner_context_inputs_str
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
-from neuroshard.torchrec.kernels import SPLIT, WHOLE
+from neuroshard.torchrec.kernels import SPLIT, WHOLE, shards_of
 from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
@@ -26,6 +26,7 @@ from neuroshard.torchrec.parameters import Parameter, named
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
 _log = logging.getLogger(__name__)
+_ON_ALL = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,20 @@ class Model:
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
+            UserError: the given plan isn't for so many ranks.
         """
         division = divide(module, sharders, asked.constraints, asked.fixed, served)
+        _check_given(division.fixed, asked)
         left = asked.left(module, sharders)
         division.warn()
-        for path in sorted(set(asked.fixed.plan) - {parameter.path for parameter in division.fixed}):
-            _log.warning("the given plan holds module %r, none that is sharded here: its memory isn't counted", path)
+        for path in sorted(asked.fixed.plan):
+            given, its = asked.fixed.plan[path], {one.name for one in division.parameters if one.path == path}
+            if not its:
+                _log.warning(
+                    "the given plan holds module %r, none that is sharded here: its memory isn't counted", path
+                )
+            elif isinstance(given, dict) and (unknown := sorted(set(given) - its)):
+                _log.warning("the given plan holds tables that module %r lacks: %s", path, listed(unknown))
         division.warn_of_unknown(asked.constraints)
         tables = named(division.planned)
         warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, asked.known)
@@ -129,6 +138,28 @@ class Model:
         return options
 
 
+def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
+    """Check that a given plan lays its parameters on ranks of this job, and on all where they must.
+
+    Raises:
+        UserError: it doesn't.
+    """
+    size = int(asked.topology.world_size)
+    for parameter in fixed:
+        sharding = parameter.sharding_in(asked.fixed)
+        ranks = list(range(size)) if sharding.ranks is None else list(sharding.ranks)
+        what = f"given: table {parameter.qualified_name!r} lies on"
+        if any(not 0 <= rank < size for rank in ranks):
+            raise UserError(f"{what} rank {max(ranks)}, and the job has {size} (0 to {size - 1}); plan it for this job")
+        if sharding.sharding_spec is not None and len(shards_of(sharding)) != len(ranks):
+            raise UserError(f"{what} {len(ranks)} ranks in {len(shards_of(sharding))} shards; plan it for this job")
+        if sharding.sharding_type in _ON_ALL and len(set(ranks)) < size:
+            raise UserError(
+                f"{what} {len(set(ranks))} of the job's {size} ranks, and {sharding.sharding_type!r} takes all; "
+                "plan it for this job"
+            )
+
+
 def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> None:
     """Add to how a plan shards the parameters what their constraints say besides; caches keep the size that it has."""
     for parameter in parameters:
@@ -172,7 +203,7 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
             raise UserError("there is none")
         loaded = plan_of_options(extract_plan(space, options), asked.topology)
         return _checked(joined(loaded, asked.fixed), model, models)
-    except (PlannerError, AssertionError) as error:  # the latter: a reservation that keeps no topology
+    except (PlannerError, AssertionError, OSError) as error:  # a reservation that keeps no topology; a missing file
         raise UserError(str(error).strip().splitlines()[0]) from error
 
 

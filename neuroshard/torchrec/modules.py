@@ -9,6 +9,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.torchrec.kernels import SPLIT, WHOLE
 from neuroshard.torchrec.parameters import ANY_DEVICE, ELEMENT_BYTES, Parameter, parameters_of
@@ -25,10 +26,21 @@ class Served:
     Attributes:
         calls: kernel calls that tables may be asked to lie for.
         no_sequences: why no sequence table is planned here; None where they are.
+        num_devices: what isn't in columns lies on all of them; None stands for any number.
     """
 
     calls: frozenset[Call]
     no_sequences: str | None = None
+    num_devices: int | None = None
+
+    def calls_of(self, parameter: Parameter) -> frozenset[Call]:
+        """Find the kernel calls that a parameter may be placed for, of those that serve what is asked of it."""
+        devices, rows = self.num_devices, int(parameter.config.num_embeddings)
+        known = ((call, LAYOUTS[call.form]) for call in self.calls.intersection(parameter.calls))
+        fitting = (
+            call for call, its in known if its.free or devices is None or (devices > 1 and its.fits(rows, devices))
+        )
+        return frozenset(fitting)
 
 
 EVERYTHING = Served(frozenset(CALLS))
@@ -153,12 +165,14 @@ def _why_not_costed(parameter: Parameter) -> str | None:
 
 def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
     """Say what is asked for that our plans can't say, or this search or these models don't know; None if nothing."""
-    if served.calls.intersection(parameter.calls):
+    if served.calls_of(parameter):
         return None
     said = parameter.said
     types = [f"sharding_types={said.sharding_types}"] if said.sharding_types else []
     kernels = [f"compute_kernels={said.compute_kernels}"] if said.compute_kernels else []
     unknown = ", unknown to this search or these models" if parameter.calls else ""
+    if served.calls.intersection(parameter.calls):
+        unknown = f", which can't have its rows on each of {served.num_devices} device(s)"
     return f"{', '.join(types + kernels)}{unknown}"
 
 

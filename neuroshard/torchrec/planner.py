@@ -383,7 +383,7 @@ class NeuroShardPlanner(ShardingPlanner):
         """List the model on each of the groups that there may be."""
         sharders = sharders or get_default_sharders()
         first = self._asked[0]
-        model = Model.read(module, sharders, first, self._finder.served(first.topology.compute_device))
+        model = Model.read(module, sharders, first, self._finder.served(first.topology))
         if remark := precision_remark(model, self._finder.simulator.models):
             _log.warning(remark)
         return [model, *(model.on(asked) for asked in self._asked[1:])]

@@ -157,6 +157,11 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
         for known_as in {sharded.name, sharded.qualified_name}:
             paths.setdefault(known_as, []).append((sharded.path, sharded.name))
     placed = {path: dict(tables) for path, tables in modules.items() if path}
+    known = {path for places in paths.values() for path, _ in places}
+    if unknown := sorted(set(placed) - known):
+        raise UserError(
+            f"{where}: the model has no collection {unknown[0]!r}; it has {', '.join(map(repr, sorted(known)))}"
+        )
     for table, parameter in modules.get("", {}).items():
         places = paths.get(table, [])
         if len(places) != 1:

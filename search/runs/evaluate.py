@@ -55,7 +55,7 @@ class Evaluate:
         entries = self._entries()
         if not any(entry.runnable for entry in entries):
             why = next((f" ({entry.error})" for entry in entries if entry.error is not None), "")
-            raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory{why}")
+            raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits its task{why}")
         self.hardware.check()
         self.through.check((), [*map(plans_of, runnable_by_task(entries).values())], self.hardware)
         if is_follower():

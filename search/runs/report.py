@@ -9,6 +9,7 @@ from rich.console import Console
 from neuroshard.plans.picture import save_png
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import check_directory
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import check_nothing_else
 from neuroshard.stages.search.report.gather import find_runs, gather
@@ -74,6 +75,7 @@ class Report:
 
 def _check_out(out: Path, runs: Sequence[Path]) -> None:
     """Raise UserError if the report would be written into a run that it reads, or where something else is."""
+    check_directory(out.parent)
     if not out.exists():
         return
     if not out.is_dir():

@@ -19,6 +19,9 @@ def here(tmp_path, monkeypatch):
     task = toy_task(4, num_devices=2)
     whole(task).save("plan.json")
     laid_out(task, *[COPIES] * 4).save("copies.json")
+    full = toy_task(4, num_devices=2, memory_bytes=1000)
+    whole(full).save("full.json")
+    Path("train.py").write_text("mine")
     Path("tables.csv").write_text("name,rows,dim,pooling_factor\na,100,16,2\nb,50,8,1\nc,70,32,3\n")
     return tmp_path
 
@@ -88,6 +91,10 @@ def test_copies_for_torchrec_are_said_where_they_are_found(here, capsys):
         ),
         (["plan=plan.json", "to=json", "out=plan.json"], "plan.json is the plan that is exported"),
         (["plan=plan.json", "to=sok", "out=folder.py"], "folder.py is a directory"),
+        (["plan=plan.json", "to=sok", "out=train.py"], "train.py is no earlier export; give another out=FILE.py"),
+        (["plan=plan.json", "to=json", "out=copies.json"], "copies.json is no earlier export; give another"),
+        (["plan=plan.json", "to=json", "out=/proc/1/x.json"], "/proc/1 can't be written to; give another out="),
+        (["plan=full.json", "to=json", "out=x.json"], "full.json: doesn't fit its task: device 0 needs"),
         (["plan=plan.json", "to=sok", "out=x.py", "module=a"], "module='a' goes with torchrec only"),
         (["plan=copies.json", "to=sok", "out=x.py"], "table 'toy0' lies in copies, and SOK has columns and rows only"),
         (["plan=nowhere.json", "to=sok", "out=x.py"], "no plan at nowhere.json"),

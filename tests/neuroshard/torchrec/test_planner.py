@@ -1,5 +1,6 @@
 """The drop-in planner, in one process."""
 
+import re
 import subprocess
 import sys
 
@@ -252,3 +253,48 @@ for use in (lambda: __import__("neuroshard.torchrec"), lambda: ns.search(task, s
     assert len(shown.splitlines()) == 2
     assert all("pip install --no-deps torchrec==" in line for line in shown.splitlines())
     assert issubclass(MissingPackageError, UserError)
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
+def test_forms_that_want_several_devices_are_left_to_torchrec_on_one(kind, caplog):
+    said = {"t": ParameterConstraints(sharding_types=[kind])}
+    ours = planner(1, "cuda", models="roofline:h100", batch_size=64, constraints=said)
+    assert ours.plan(bags("t", rows=1000, dim=64)).plan[""]["t"].sharding_type == kind
+    assert "which can't have its rows on each of 1 device(s)" in caplog.text
+
+
+def test_tables_with_too_few_rows_for_blocks_are_left_to_torchrec():
+    few = ParameterConstraints(sharding_types=["row_wise"])
+    ours = planner(8, "cuda", batch_size=64, constraints={"few": few})
+    plan = ours.plan(shaped_bags({"few": (9, 16), "many": (1000, 16)})).plan[""]
+    assert plan["few"].sharding_type == "row_wise"
+    assert [table.name for table in ours.last_plan.task.tables] == ["many"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "why"),
+    [
+        (2, "given: table 't' lies on rank 3, and the job has 2 (0 to 1); plan it for this job"),
+        (8, "given: table 't' lies on 4 of the job's 8 ranks, and 'row_wise' takes all; plan it for this job"),
+    ],
+)
+def test_given_plans_are_for_as_many_ranks(devices, why):
+    model, said = bags("t", rows=1000, dim=64), {"t": ParameterConstraints(sharding_types=["row_wise"])}
+    given = planner(4, "cuda", batch_size=64, constraints=said).plan(model)
+    assert places(planner(4, "cuda", batch_size=64, given=given).plan(model)) == places(given)
+    with pytest.raises(UserError, match=re.escape(why)):
+        planner(devices, "cuda", batch_size=64, given=given).plan(model)
+
+
+def test_limits_of_a_table_are_not_those_of_another_of_its_name():
+    """Ten columns are copied, and weights of eight bits are left to TorchRec: copied, they would have no room."""
+    odd, large = bags("t", rows=1000, dim=10), bags("t", rows=200_000, dim=16, data_type=DataType.INT8)
+    plan = planner(2, "cuda", batch_size=64, cap=4 << 20).plan(nn.ModuleDict({"odd": odd, "large": large}))
+    types = {path: its["t"].sharding_type for path, its in plan.plan.items()}
+    assert types == {"odd": "data_parallel", "large": "row_wise"}
+
+
+@pytest.mark.parametrize("number", ["2", "foo", 2.0, None, True])
+def test_numbers_of_groups_are_whole_numbers(number):
+    with pytest.raises(UserError, match=f"num_groups={number!r} must be a whole number or 'auto'"):
+        planner(2, num_groups=number)

@@ -67,8 +67,10 @@ def test_a_file_without_a_module_finds_its_tables_in_the_model(path):
     read = _saved(to_sharding_plan(PLAN), path, model)
     assert {module: list(plan) for module, plan in read.plan.items()} == {"x": ["a"], "b": ["c"]}
     assert from_sharding_plan(TASK, read) == PLAN
-    named = to_sharding_plan(PLAN, {"a": "elsewhere", "b.c": "b"})
-    assert list(_saved(named, path, model).plan) == ["elsewhere", "b"]  # what names its module keeps it
+    named = to_sharding_plan(PLAN, {"a": "x", "b.c": "b"})
+    assert list(_saved(named, path, model).plan) == ["x", "b"]
+    with pytest.raises(UserError, match=r"plan\.json: the model has no collection 'elsewhere'; it has 'b', 'x'$"):
+        _saved(to_sharding_plan(PLAN, {"a": "elsewhere", "b.c": "b"}), path, model)
     assert list(_saved(_with_table("c"), path, model["x"]).plan) == [""]
     for name, count in (("c", 2), ("d", 0)):
         with pytest.raises(
