@@ -118,10 +118,30 @@ def _is_path(text: str) -> bool:
 
 
 def with_reader(text: str) -> list[str]:
-    """Turn `tables=FILE.csv` into tables=user_file and its path; leave anything else as it was."""
+    """Turn `tables=FILE.csv` into tables=user_file and its path, or paths of a sweep; leave anything else as it was.
+
+    Raises:
+        UserError: it lists files that different choices read.
+    """
     group, _, value = text.partition("=")
-    reader = _READERS.get(group, {}).get(Path(value).suffix.lower())
-    return [text] if reader is None else [f"{group}={reader}", f"{group}.path={quoted(value)}"]
+    readers = _READERS.get(group, {})
+    files = value.split(",") if "," in value and not value.startswith("'") and not Path(value).exists() else [value]
+    read_by = {readers.get(Path(file).suffix.lower()) for file in files}
+    if read_by == {None}:
+        return [text]
+    if len(read_by) > 1:
+        raise UserError(
+            f"{text} lists what isn't read alike; sweep {group}.path={','.join(files)} for files of one kind"
+        )
+    return [f"{group}={read_by.pop()}", f"{group}.path={','.join(map(quoted, files))}"]
+
+
+def file_remark(group: str, value: str) -> str | None:
+    """Say which files a group's choices read, where it is set to some other file; None where there is no such file."""
+    readers = _READERS.get(group, {})
+    if not readers or not Path(value).exists():
+        return None
+    return f"{group}={value} is not one of its choices, nor a file that ends in {' or '.join(readers)}"
 
 
 def quoted(text: str) -> str:

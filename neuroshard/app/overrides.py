@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from neuroshard.app.arguments import MOST_JOBS, Override, asked_by
+from neuroshard.app.arguments import MOST_JOBS, Override, asked_by, file_remark
 from neuroshard.app.settings import joins, needed, said_of
 from neuroshard.bundles import ROOFLINE
 from neuroshard.plumbing.configs import (
@@ -77,7 +77,8 @@ def _check_choices(command: str, overrides: Sequence[Override]) -> None:
             raise unknown_name(f"setting of neuroshard {command}", group, names)
         for value in map(str, override.values) if is_group(group) else ():
             if value not in choices(group) and (group, value) != (EXPERIMENT, "None"):
-                raise unknown_name(group, value, choices(group))
+                remark = file_remark(group, value)
+                raise UserError(remark) if remark else unknown_name(group, value, choices(group))
 
 
 def _check_applies(command: str, asked: Mapping[str, Any], group: str, name: str) -> None:

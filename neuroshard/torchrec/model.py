@@ -16,6 +16,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import parse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, shards_of
@@ -23,6 +24,7 @@ from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
 from neuroshard.torchrec.parameters import Parameter, named
+from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
 _log = logging.getLogger(__name__)
@@ -118,6 +120,17 @@ class Model:
         """Complete a plan out of a file, which holds neither what constraints pass on to kernels nor the fixed plan."""
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
         return joined(sharding_plan, self.asked.fixed)
+
+    def forgotten(self, sharding_plan: ShardingPlan) -> str | None:
+        """Name what this plan would lack if it came out of a file and were `restored`; None if nothing."""
+        read = parse(modules_json(sharding_plan), ReadModules, "the plan")
+        again = self.restored(sharding_plan_of(read, "the plan"))
+        for parameter in self.division.planned + self.division.delegated:
+            one, other = parameter.sharding_in(sharding_plan), parameter.sharding_in(again)
+            for field in PASSED_ON:
+                if getattr(one, field) != getattr(other, field):
+                    return f"{field} of table {parameter.qualified_name!r}"
+        return None
 
     def ours_in(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """Pick out of a plan of the whole model the tables that are planned here."""

@@ -372,7 +372,10 @@ class NeuroShardPlanner(ShardingPlanner):
         self._remember(found, plan)
         if self._keep and not found.kept and (group is None or dist.get_rank(group) == 0):
             its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(model.left))
-            its.keep_in(self._keep)
+            if lost := model.forgotten(whole):
+                _log.warning("the plan isn't kept in %s: a callback set %s, which no file holds", self._keep, lost)
+            else:
+                its.keep_in(self._keep)
         return whole
 
     def _asked_for(self, model: Model) -> dict[str, str]:

@@ -50,6 +50,20 @@ def test_files_stand_for_the_choice_that_reads_them():
     assert _pairs("search", "tables=criteo") == [("tables", "criteo")]
 
 
+def test_several_files_are_swept_if_one_choice_reads_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    swept = as_overrides("search", ["tables=a.csv,b.csv"])
+    assert [(one.key, one.values, one.swept) for one in swept] == [
+        ("tables", ("user_file",), False),
+        ("tables.path", ("a.csv", "b.csv"), True),
+    ]
+    for text in ("tables=criteo,a.csv", "tables=a.csv,b.pt"):
+        with pytest.raises(UserError, match=rf"^{text} lists what isn't read alike; sweep tables.path="):
+            as_overrides("search", [text])
+    (tmp_path / "a,b.csv").write_text("name,rows,dim,pooling_factor\n")
+    assert _pairs("search", "tables=a,b.csv") == [("tables", "user_file"), ("tables.path", "a,b.csv")]
+
+
 def test_paths_need_no_key(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a=b.json").write_text("{}")

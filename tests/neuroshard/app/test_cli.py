@@ -128,6 +128,7 @@ SAME_PLACE = "would write to the same out="
         ("made for 4 devices, the task has 2", ["topology.num_devices=2"]),
         ("no model bundle", ["model=./nowhere"]),
         ("did you mean 'cpu'", ["model=cup"]),
+        ("tables=. is not one of its choices, nor a file that ends in .csv or .parquet", ["tables=."]),
         ("unknown field 'table'; did you mean 'tables'", ["constraints.rules=[{table: a}]"]),
         ("memory_bytes lists 2 devices", ["topology.memory_bytes=[1,2]"]),
         ("no policy (installed: autoshard, dreamshard) at nowhere", ["searcher=dreamshard", "searcher.policy=nowhere"]),

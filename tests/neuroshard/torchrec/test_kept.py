@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import BoundsCheckMode
+from torchrec.types import DataType
 
 from neuroshard import Constraints, TableRule, UserError
 from neuroshard.testing import linear_models
@@ -266,3 +267,16 @@ def test_what_a_plan_is_made_for_is_worked_out_once(path, monkeypatch):
     assert len(asked) == 1
     _planner(None).plan(_model("a"))
     assert len(asked) == 1
+
+
+def test_a_plan_that_no_file_holds_whole_is_not_kept(path, caplog):
+    def halved(options):
+        for option in options:
+            option.output_dtype = DataType.FP16
+        return options
+
+    for _ in range(2):
+        plan = _planner(path, callbacks=[halved]).plan(_model("a"))
+        assert plan.plan["bags"]["a"].output_dtype == DataType.FP16
+    assert not path.exists()
+    assert "a callback set output_dtype of table 'bags.a', which no file holds" in caplog.text
