@@ -243,6 +243,9 @@ class Plan:
         Raises:
             UserError: the file is missing, malformed, or its shards don't cover its tables exactly once.
         """
+        if Path(path).is_dir():
+            plans = sorted(Path(path).glob("plans/*.json"))
+            raise UserError(f"{path} is a directory; give a plan file{f', such as {plans[0]}' if plans else ''}")
         content = read_json(Path(path), "plan")
         return cls.from_json(content, str(path))
 

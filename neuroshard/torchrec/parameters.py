@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
+from math import inf
 from typing import Any
 
 from torch import nn
@@ -57,6 +58,12 @@ class Parameter:
     config: Any
     constraints: ParameterConstraints | None = None
     beside_others: bool = False
+
+    def __post_init__(self) -> None:
+        for word in ("pooling_factors", "num_poolings", "batch_sizes"):
+            numbers = getattr(self.said, word) or ()
+            if not all(0 < number < inf for number in numbers):
+                raise UserError(f"constraints of table {self.name!r}: {word}={numbers} must be numbers above 0")
 
     @property
     def qualified_name(self) -> str:

@@ -133,6 +133,10 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(f"timeout_seconds={timeout_seconds} must be above 0")
         topology = topology or _topology_of_group()
         batch_size = batch_size or _BATCH_SIZE
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UserError(f"batch_size={batch_size!r} must be a whole number of at least 1: of one device")
+        if not isinstance(given, ShardingPlan | None):
+            raise UserError(f"given={given!r} must be a ShardingPlan, such as load_sharding_plan reads from a file")
         models = models or _default_models(topology.compute_device)
         hides_input = MemoryUse(pipeline=pipeline).pipeline != "none"
         simulator = _simulator(CostModels.load(models) if isinstance(models, str) else models, hides_input)
@@ -372,7 +376,7 @@ class NeuroShardPlanner(ShardingPlanner):
         self._remember(found, plan)
         if self._keep and not found.kept and (group is None or dist.get_rank(group) == 0):
             its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(model.left))
-            if lost := model.forgotten(whole):
+            if reports.callbacks and (lost := model.forgotten(whole)):
                 _log.warning("the plan isn't kept in %s: a callback set %s, which no file holds", self._keep, lost)
             else:
                 its.keep_in(self._keep)

@@ -51,13 +51,15 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
         UserError: other tables are in the plans, or one changes such that TorchRec can't move it.
     """
     old, new = ({(path, name): its for path, name, its in parameters_in(plan)} for plan in (before, after))
-    if other := sorted(".".join(key) for key in old.keys() ^ new.keys()):
+    if other := sorted(".".join(filter(None, key)) for key in old.keys() ^ new.keys()):
         raise UserError(f"only one of the plans has {listed(other)}; a running job keeps its tables")
     changed: dict[str, EmbeddingModuleShardingPlan] = {}
     for (path, name), was in old.items():
         now = new[path, name]
         if _places(was) != _places(now):
-            changed.setdefault(path, EmbeddingModuleShardingPlan())[name] = _moved(f"{path}.{name}", was, now)
+            changed.setdefault(path, EmbeddingModuleShardingPlan())[name] = _moved(
+                f"{path}.{name}" if path else name, was, now
+            )
     return changed
 
 

@@ -174,9 +174,8 @@ class Replan(Searcher):
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
     """Carry the plan over, shard by shard as it is; None if something has no place in `task`, or limits are broken."""
-    if list(map(known_as, before.task.tables)) == list(map(known_as, task.tables)) and _devices(
-        before.task
-    ) == _devices(task):
+    same = [*map(known_as, before.task.tables)] == [*map(known_as, task.tables)]
+    if same and _devices(before.task) == _devices(task):
         plan = Plan(task, before.placements)
         return None if plan.violations else plan
     return carried_over(before, task).plan

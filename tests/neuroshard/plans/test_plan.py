@@ -246,3 +246,12 @@ def test_malformed_files_are_one_clear_line(tmp_path, content):
     with pytest.raises(UserError, match="plan") as caught:
         Plan.load(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_directory_is_no_plan(tmp_path):
+    with pytest.raises(UserError, match="is a directory; give a plan file$"):
+        Plan.load(tmp_path)
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "task-0000.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is a directory; give a plan file, such as .*plans/task-0000\.json$"):
+        Plan.load(tmp_path)

@@ -298,3 +298,23 @@ def test_limits_of_a_table_are_not_those_of_another_of_its_name():
 def test_numbers_of_groups_are_whole_numbers(number):
     with pytest.raises(UserError, match=f"num_groups={number!r} must be a whole number or 'auto'"):
         planner(2, num_groups=number)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"batch_size": "64"}, "batch_size='64' must be a whole number of at least 1"),
+        ({"batch_size": -5}, "batch_size=-5 must be a whole number of at least 1"),
+        ({"given": "p.json"}, "given='p.json' must be a ShardingPlan, such as load_sharding_plan reads"),
+        *(
+            (
+                {"constraints": {"t": ParameterConstraints(**{word: [number]})}},
+                f"of table 't': {word}=[{number}] must be",
+            )
+            for word, number in (("pooling_factors", -1.0), ("pooling_factors", float("nan")), ("batch_sizes", 0))
+        ),
+    ],
+)
+def test_numbers_that_nobody_could_mean_are_refused(settings, why):
+    with pytest.raises(UserError, match=re.escape(why)):
+        planner(**settings).plan(SMALL)
