@@ -249,7 +249,7 @@ def test_malformed_files_are_one_clear_line(tmp_path, content):
 
 
 def test_a_directory_is_no_plan(tmp_path):
-    with pytest.raises(UserError, match="is a directory; give a plan file$"):
+    with pytest.raises(UserError, match=r"is a directory; give a plan file$"):
         Plan.load(tmp_path)
     (tmp_path / "plans").mkdir()
     (tmp_path / "plans" / "task-0000.json").write_text("{}")
