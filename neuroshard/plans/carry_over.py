@@ -98,7 +98,7 @@ def carried_over(before: Plan, task: Task) -> Carried:
     memory that they lie in. What the rules of the task forbid doesn't stay.
     """
     index = {table.name: number for number, table in enumerate(task.tables)}
-    same_devices = _devices(before.task) == _devices(task)
+    devices_stay = have_same_devices(before.task, task)
     columns: list[tuple[int, int, int]] = []
     others: list[Placement] = []
     homes: dict[int, Home] = {}
@@ -107,11 +107,11 @@ def carried_over(before: Plan, task: Task) -> Carried:
         new = index.get(table.name)
         if new is None or known_as(task.tables[new]) != known_as(table) or not _allowed(task, new, layout, placements):
             continue
-        if before.homes[number] != ON_DEVICE and (layout.free or same_devices):
+        if before.homes[number] != ON_DEVICE and (layout.free or devices_stay):
             homes[new] = before.homes[number]
         if layout.free:
             columns += [(new, p.shard.dim, p.device) for p in placements if p.device < task.topology.num_devices]
-        elif same_devices:
+        elif devices_stay:
             others += [replace(placed, shard=replace(placed.shard, table=new)) for placed in placements]
     return Carried(task, tuple(columns), tuple(others), homes)
 
@@ -132,5 +132,7 @@ def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
     return TableRule(escape(table.name), devices=devices, forms=(layout.form,))
 
 
-def _devices(task: Task) -> tuple[int, int, int]:
-    return task.topology.num_devices, task.topology.host_size, task.topology.domain_size
+def have_same_devices(one: Task, other: Task) -> bool:
+    """Tell whether two tasks have as many devices, and as many of them on a host and with fast links."""
+    ours, theirs = ((its.num_devices, its.host_size, its.domain_size) for its in (one.topology, other.topology))
+    return ours == theirs

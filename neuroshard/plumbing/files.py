@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import decode
 
 MAX_FILE_BYTES = 1 << 30  # of any file that is read whole
+_BEGINNING_BYTES = 256  # of a file, to know what it is
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -97,6 +99,21 @@ def digest_of(*paths: Path) -> str:
         UserError: as `read_bytes`.
     """
     return hashlib.sha256(b"".join(read_bytes(path, "file") for path in paths)).hexdigest()
+
+
+def has_format(path: Path, name: str) -> bool:
+    """Tell whether a file begins as JSON whose "format" begins so; one that nobody may read, or no plain file, doesn't.
+
+    A few bytes are looked at: it may be a checkpoint of any size.
+    """
+    said = re.compile(rf'\s*\{{\s*"format"\s*:\s*"{re.escape(name)}'.encode())
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return said.match(file.read(_BEGINNING_BYTES)) is not None
+    except OSError:
+        return False
 
 
 def check_directory(path: Path) -> None:

@@ -16,7 +16,7 @@ from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
-from neuroshard.plumbing.files import check_directory, read_json, write_atomically, write_json
+from neuroshard.plumbing.files import check_directory, has_format, write_atomically, write_json
 from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import MAX_DIM, PathName
 from neuroshard.tables import Table
@@ -297,19 +297,10 @@ class Export:
         for path in there:
             if path.samefile(self.plan):
                 raise UserError(f"{path} is the plan that is exported; give another out=FILE{exported.suffix}")
-        if there and not _has_format(paths[-1], exported.content["format"]):
+        if there and not has_format(paths[-1], f'{exported.content["format"]}"'):
             raise UserError(f"{there[0]} is no earlier export; give another out=FILE{exported.suffix}")
         check_directory(paths[0].parent)
         return ExportResult(target, plan, exported.save(self.out), exported.remarks)
-
-
-def _has_format(path: Path, name: object) -> bool:
-    """Tell whether a file is there and says that it has this format."""
-    try:
-        content = read_json(path, "export")
-    except UserError:
-        return False
-    return isinstance(content, dict) and content.get("format") == name
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.files import has_format, read_json, write_json
 from neuroshard.plumbing.schema import of_format, parse
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 
@@ -22,8 +21,6 @@ _KIND = "neuroshard-kept-plan-"
 _FORMAT = f"{_KIND}3"
 DEVICES = "devices"  # the digest that says more of them than their memory
 _ALIKE = 0.05  # of a device's memory: other drivers, other jobs, another reservation of a few hundred MiB
-_BEGINNING = re.compile(rf'\s*\{{\s*"format"\s*:\s*"{_KIND}'.encode())  # of every file that was kept, damaged or not
-_READ_BYTES = 256  # of a file, to know by its beginning what it is: it may be a checkpoint of any size
 _log = logging.getLogger(__name__)
 
 
@@ -123,19 +120,8 @@ def check_replaceable(path: Path) -> None:
     Raises:
         UserError: it is something else.
     """
-    if os.access(path, os.F_OK) and not _is_kept(path):
+    if os.access(path, os.F_OK) and not has_format(path, _KIND):
         raise UserError(f"keep={path} is something else than a kept plan and isn't overwritten; give another keep=FILE")
-
-
-def _is_kept(path: Path) -> bool:
-    """Tell whether a file begins as kept plans do; one that nobody may read, or a directory or pipe, doesn't."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return _BEGINNING.match(file.read(_READ_BYTES)) is not None
-    except OSError:
-        return False
 
 
 def load_any_plan(path: Path) -> Plan:

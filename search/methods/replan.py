@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.carry_over import Carried, carried_over
+from neuroshard.plans.carry_over import Carried, carried_over, have_same_devices
 from neuroshard.plans.hosts import kept_on_hosts
 from neuroshard.plans.moves import known_as, moved_between, moved_bytes
 from neuroshard.plans.plan import Plan
@@ -175,14 +175,10 @@ class Replan(Searcher):
 def _stayed(before: Plan, task: Task) -> Plan | None:
     """Carry the plan over, shard by shard as it is; None if something has no place in `task`, or limits are broken."""
     same = [*map(known_as, before.task.tables)] == [*map(known_as, task.tables)]
-    if same and _devices(before.task) == _devices(task):
+    if same and have_same_devices(before.task, task):
         plan = Plan(task, before.placements)
         return None if plan.violations else plan
     return carried_over(before, task).plan
-
-
-def _devices(task: Task) -> tuple[int, int, int]:
-    return task.topology.num_devices, task.topology.host_size, task.topology.domain_size
 
 
 def _forced(before: Plan, plan: Plan, simulator: Simulator) -> str:

@@ -104,9 +104,9 @@ class HomeOptions:
         """Make the error that says what is too small where no choice of memories fits."""
         memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
         may = np.isfinite(self.cost_ms)
-        least_device, least_host = (
+        least_device, least_host, least = (
             int(np.where(may, size, np.iinfo(np.int64).max).min(axis=1).sum())
-            for size in (self.device_bytes, self.host_bytes)
+            for size in (self.device_bytes, self.host_bytes, self.device_bytes + self.host_bytes)
         )
         has = f"devices have {readable_bytes(memory)} in all, hosts {readable_bytes(hosts)}"
         if least_device > memory:
@@ -119,11 +119,11 @@ class HomeOptions:
                 f"host memory is short: tables that must lie there take {readable_bytes(least_host)}; {has}; raise "
                 "topology.host_memory_bytes"
             )
-        total, both = readable_bytes(task.total_bytes), self.device_bytes + self.host_bytes
-        short = int(np.where(may, both, np.iinfo(np.int64).max).min(axis=1).sum()) > memory + hosts
-        what = "device and host memory are both short" if short else "no memory for every table was found"
+        short = "device and host memory are both short"
+        what = short if least > memory + hosts else "no memory for every table was found"
         return InfeasibleError(
-            f"{what}: the tables take {total}; {has}; raise topology.memory_bytes or topology.host_memory_bytes"
+            f"{what}: the tables take {readable_bytes(task.total_bytes)}; {has}; raise topology.memory_bytes or "
+            "topology.host_memory_bytes"
         )
 
     def _on_hosts(self, chosen: IntArray) -> int:
