@@ -104,9 +104,13 @@ class Finder:
         Where that plan can't stay as it is, the method places the rest.
 
         Raises:
-            UserError: more than `max_moved_bytes` has to be moved in any case.
+            UserError: more than `max_moved_bytes` has to be moved in any case, or settings aren't to be set.
             InfeasibleError: no plan fits in memory.
         """
+        if fixed := {"start", "rest"}.intersection(settings):
+            raise UserError(
+                f"{min(fixed)}=... can't be set: the previous plan is changed, by the planner's own searcher"
+            )
         method = searcher_of("replan", start=before, rest=self.searcher, max_moved_bytes=max_moved_bytes, **settings)
         return self._found_by(method, task)
 

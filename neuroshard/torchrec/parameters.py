@@ -204,8 +204,14 @@ class Parameter:
         return FORMS if self.pooled else CUT_FORMS
 
     def split_rule(self, name: str) -> TableRule | None:
-        """Translate TorchRec's constraints on splitting into our rule; None if there are none."""
+        """Translate TorchRec's constraints on splitting into our rule; None if there are none.
+
+        Raises:
+            UserError: parts of no column are asked for.
+        """
         said = self.said
+        if said.min_partition is not None and said.min_partition < 1:
+            raise UserError(f"constraints of table {self.name!r}: min_partition={said.min_partition} must be 1 or more")
         may_split = not said.sharding_types or SPLIT in said.sharding_types
         may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
         if may_split and said.min_partition is None:
@@ -219,9 +225,15 @@ class Parameter:
         return None if set(self.forms) == set(self._known_forms) else TableRule(escape(name), forms=self.forms)
 
     def tier_rule(self, name: str) -> TableRule | None:
-        """Build the rule on the table's memories, where TorchRec's constraints name kernels or the cache's size."""
+        """Build the rule on the table's memories, where TorchRec's constraints name kernels or the cache's size.
+
+        Raises:
+            UserError: the cache is no share of the table.
+        """
         cache, tiers = self.said.cache_params, self.tiers
         share = None if cache is None else cache.load_factor
+        if share is not None and not 0 < share <= 1:
+            raise UserError(f"constraints of table {self.name!r}: load_factor={share} must be above 0, 1 at most")
         if share is None and len(tiers) in (0, len(KERNELS)):
             return None
         return TableRule(escape(name), tiers=tiers or None, cached=share)

@@ -129,8 +129,8 @@ class NeuroShardPlanner(ShardingPlanner):
     ) -> None:
         if keep is not None and plan_loader is not None:
             raise UserError("keep= and plan_loader= both bring a plan; give one of them")
-        if timeout_seconds is not None and timeout_seconds <= 0:
-            raise UserError(f"timeout_seconds={timeout_seconds} must be above 0")
+        if timeout_seconds is not None and not (isinstance(timeout_seconds, int | float) and timeout_seconds > 0):
+            raise UserError(f"timeout_seconds={timeout_seconds!r} must be a number above 0")
         topology = topology or _topology_of_group()
         batch_size = batch_size or _BATCH_SIZE
         if not isinstance(batch_size, int) or batch_size < 1:
@@ -154,7 +154,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 topology=groups.topology,
                 batch_size=batch_size,
                 reservation=copy(reservation) if groups.chosen else reservation,  # it knows what it left the last time
-                constraints=dict(constraints or {}),
+                constraints=_checked(constraints or {}),
                 fixed=given or ShardingPlan({}),
                 rules=rules or Constraints(),
                 memory=memory,
@@ -355,6 +355,8 @@ class NeuroShardPlanner(ShardingPlanner):
         started = perf_counter()
         if self._keep:
             check_replaceable(self._keep)
+        if not isinstance(previous, Plan | str | Path):
+            raise UserError(f"previous={previous!r} must be a plan of ours, or a file of one")
         before = previous if isinstance(previous, Plan) else load_any_plan(Path(previous))
         models, size = self._models(module, sharders), before.task.topology.num_devices
         model = next((one for one in models if one.left.world_size == size), models[0])
@@ -442,6 +444,20 @@ class _Way:
     def total_ms(self) -> float:
         """The predicted cost; that of a plan by TorchRec alone is unknown, and taken for none."""
         return 0.0 if self.plan is None else self.finder.simulator.cost(self.plan.task, self.plan).total_ms
+
+
+def _checked(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
+    """Return a copy of constraints, by name of the table.
+
+    Raises:
+        UserError: they are something else.
+    """
+    if not isinstance(constraints, Mapping):
+        raise UserError(f"constraints={constraints!r} must be ParameterConstraints by name of the table")
+    for name, said in constraints.items():
+        if not isinstance(said, ParameterConstraints):
+            raise UserError(f"constraints of table {name!r}: {said!r} must be ParameterConstraints")
+    return dict(constraints)
 
 
 def _simulator(models: CostModels, hides_input: bool) -> Simulator:

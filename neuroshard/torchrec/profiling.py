@@ -59,6 +59,8 @@ def profile(
     parameters = named(find_tables(model, sharders))
     if not parameters:
         raise UserError("the model has no tables that a sharder would shard: there is nothing to count")
+    if isinstance(batches, KeyedJaggedTensor):
+        raise UserError("batches is one batch, not several; give [batch]")
     tables = tuple(parameter.table(name, 1, 1) for name, parameter in parameters.items())
     shapes = [TableShape(table.name, table.rows, table.dim, table.bytes_per_element) for table in tables]
     devices = 1 if global_batch_size else world_size or _devices()

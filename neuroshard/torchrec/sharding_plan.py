@@ -17,13 +17,14 @@ from torchrec.distributed.types import (
 from neuroshard.layouts import Layout, in_columns, in_copies, layout_of
 from neuroshard.layouts.layout import check_cover
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import SHARDING_TYPES, cache_params, home_of, kernel_of, shards_of
 from neuroshard.torchrec.sequences import check_sequences
 from neuroshard.words.placement import Placement, Shard
 
+_COMPUTE_DEVICES = ("cpu", "cuda", "mtia")  # that TorchRec has topologies of
 _BY_HOST = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
@@ -46,7 +47,7 @@ def to_sharding_plan(
             hosts.
         modules: path of the collection inside the model, such as "sparse_arch.ebc"; or the path for each table's name,
             where there are several.
-        compute_device: "cuda" or "cpu".
+        compute_device: "cuda", "cpu" or "mtia".
         local_world_size: devices of one host; None takes what the plan's topology says.
         cache: of tables behind caches: its algorithm, whether it prefetches, and so on; each table's load factor is the
             plan's. None is an LRU cache with FBGEMM's settings.
@@ -55,6 +56,7 @@ def to_sharding_plan(
         UserError: a table has no module, the devices don't fill whole hosts, hosts are others than those that blocks of
             rows were laid out for, or TorchRec doesn't serve sequence tables that lie so.
     """
+    check_name("compute_device", compute_device, _COMPUTE_DEVICES)
     topology = plan.task.topology
     local = topology.host_size if local_world_size is None else local_world_size
     if local < 1 or topology.num_devices % local:

@@ -142,6 +142,10 @@ def test_every_rank_gets_it(group):
     assert ours.last_plan == changed.plan
     with pytest.raises(UserError, match="no plan at"):
         ours.collective_replan(bags("a"), previous="nowhere.json")
+    with pytest.raises(UserError, match="previous=None must be a plan of ours, or a file of one"):
+        ours.replan(bags("a"), previous=None)
+    with pytest.raises(UserError, match=r"start=\.\.\. can't be set: the previous plan is changed"):
+        ours.replan(bags("b", "c"), previous=before, start=before)
 
 
 def test_what_may_move_moves_to_cost_less():

@@ -11,7 +11,7 @@ from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import ParameterConstraints
-from torchrec.distributed.types import BoundsCheckMode, ShardingPlanner
+from torchrec.distributed.types import BoundsCheckMode, CacheParams, ShardingPlanner
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.types import DataType
 
@@ -306,6 +306,17 @@ def test_numbers_of_groups_are_whole_numbers(number):
         ({"batch_size": "64"}, "batch_size='64' must be a whole number of at least 1"),
         ({"batch_size": -5}, "batch_size=-5 must be a whole number of at least 1"),
         ({"given": "p.json"}, "given='p.json' must be a ShardingPlan, such as load_sharding_plan reads"),
+        ({"timeout_seconds": "3"}, "timeout_seconds='3' must be a number above 0"),
+        ({"constraints": ["t"]}, "constraints=['t'] must be ParameterConstraints by name of the table"),
+        ({"constraints": {"t": "row_wise"}}, "of table 't': 'row_wise' must be ParameterConstraints"),
+        (
+            {"constraints": {"t": ParameterConstraints(min_partition=0)}},
+            "of table 't': min_partition=0 must be 1 or more",
+        ),
+        (
+            {"constraints": {"t": ParameterConstraints(cache_params=CacheParams(load_factor=1.5))}},
+            "of table 't': load_factor=1.5 must be above 0, 1 at most",
+        ),
         *(
             (
                 {"constraints": {"t": ParameterConstraints(**{word: [number]})}},

@@ -159,6 +159,7 @@ def test_wrong_batches_are_named(batch, message):
         ((MODEL, BATCHES), "no process group to ask how many devices"),
         ((MODEL, [], None, None, 2), "the first batch has no samples"),
         ((MODEL, [], None, 16), "no tables from no samples"),
+        ((MODEL, BATCHES[0], None, 16), r"batches is one batch, not several; give \[batch\]"),
         ((MODEL, BATCHES, None, 0), "global_batch_size=0"),
         ((MODEL, BATCHES, None, None, 0), "world_size=0"),
     ],

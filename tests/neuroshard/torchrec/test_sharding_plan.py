@@ -59,6 +59,8 @@ def test_tables_of_several_modules():
         to_sharding_plan(PLAN, {"a": "x"})
     with pytest.raises(UserError, match="local_world_size=3 must divide"):
         to_sharding_plan(PLAN, local_world_size=3)
+    with pytest.raises(UserError, match="unknown compute_device 'gpu'; did you mean 'cpu'"):
+        to_sharding_plan(PLAN, compute_device="gpu", local_world_size=2)
 
 
 def test_a_file_without_a_module_finds_its_tables_in_the_model(path):
