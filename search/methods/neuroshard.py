@@ -323,7 +323,7 @@ def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
 def _allowed(task: Task, calls: Collection[Call]) -> BoolArray:
     """Tell which forms each table may lie in, (T, F); other forms than columns need memory on all devices."""
     allowed = allowed_forms(task, calls)
-    check_some_form(task, allowed)
+    check_some_form(task, allowed, calls)
     if int(device_memory(task).min()) <= 0:
         allowed[:, OTHERS] &= ~allowed[:, [COLUMNS]]
     return allowed

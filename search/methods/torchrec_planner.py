@@ -94,8 +94,9 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     # A module's parameters can't bear every name that a table can.
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
     renamed = replace(task, tables=tables, constraints=Constraints())
-    allowed = allowed_forms(task, known_calls(simulator.models, settings.forms))
-    check_some_form(task, allowed)
+    calls = known_calls(simulator.models, settings.forms)
+    allowed = allowed_forms(task, calls)
+    check_some_form(task, allowed, calls)
     if len(set(task.shard_memory)) > 1:
         allowed[:, BLOCKS] = False  # they would be as unequal as the memory, which it misreads
     shares = settings.cached if task.topology.host_bytes else settings.cached[:1]

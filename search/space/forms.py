@@ -11,7 +11,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form, forms_named
-from neuroshard.words.placement import Placement, Tier
+from neuroshard.words.placement import Placement
 
 COLUMNS = FORMS.index(IN_COLUMNS.form)
 OTHERS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if not layout.free)  # than columns
@@ -43,18 +43,9 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     must be allowed. Tables that are pinned or kept apart stay in columns; those kept together may lie in what all of
     them may. One device has columns only.
     """
-    constraints = task.constraints
-    bound = set(constraints.pins).union(*constraints.apart)
-    known = {
-        (pooled, tier): frozenset(call.form for call in calls if (call.pooled, call.tier) == (pooled, tier))
-        for pooled in (True, False)
-        for tier in Tier
-    }
+    bound, each = _bound(task), LAYOUTS.values()
     alone = np.array(
-        [
-            _allowed(task, index, known[table.pooled, home.tier], table.name in bound)
-            for index, (table, home) in enumerate(zip(task.tables, task.homes, strict=True))
-        ]
+        [[_hindrance(task, t, its, calls, bound) is None for its in each] for t in range(len(task.tables))]
     )
     first, by_all = leaders(task), alone.copy()
     np.logical_and.at(by_all, first, alone)
@@ -62,32 +53,20 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     return allowed
 
 
-def check_some_form(task: Task, allowed: BoolArray) -> None:
-    """Check that every table may lie in some form, by forms `allowed` (T, F).
+def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call]) -> None:
+    """Check that every table may lie in some form, by forms `allowed` (T, F) where there are such `calls`.
 
     Raises:
         UserError: one may not; it names the table and what hinders each form that its constraints let it have.
     """
     for index in np.flatnonzero(~allowed.any(axis=1)).tolist():
-        table, limits = task.tables[index], task.limits[index]
-        forms = [layout for form, layout in LAYOUTS.items() if form in limits.forms]
-        why = "; ".join(f"{layout}: {_hindrance(task, index, layout)}" for layout in forms)
+        forms = [layout for form, layout in LAYOUTS.items() if form in task.limits[index].forms]
+        each = ((layout, _hindrance(task, index, layout, calls, _bound(task))) for layout in forms)
+        why = "; ".join(f"{layout}: {its or 'a table that it is kept together with must not'}" for layout, its in each)
         raise UserError(
-            f"constraints: table {table.name!r} may lie in {' or '.join(map(str, forms))} only, and can't "
+            f"constraints: table {task.tables[index].name!r} may lie in {' or '.join(map(str, forms))} only, and can't "
             f"({why}); allow it other forms, or change that"
         )
-
-
-def _hindrance(task: Task, index: int, layout: Layout) -> str:
-    """Say what hinders a table, by its index, to lie so."""
-    table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
-    if devices == 1:
-        return "one device has columns only"
-    if len(limits.devices) < devices and not layout.free:
-        return f"it is allowed on {len(limits.devices)} devices of {devices}, and would lie on all"
-    if not layout.free and not layout.fits(table.rows, devices):
-        return f"{table.rows} rows are too few for {devices} devices"
-    return "it is pinned, kept with tables or apart from some that mustn't, or limited in shards, or no model knows it"
 
 
 def leaders(task: Task) -> IntArray:
@@ -109,16 +88,33 @@ def has_other_forms(task: Task, tried: BoolArray) -> bool:
     return 1 < host < devices and any(LAYOUTS[form].host_exchanges for form in forms)
 
 
-def _allowed(task: Task, index: int, forms: Collection[str], bound: bool) -> list[bool]:
-    """Tell which forms one table may lie in, (F,); a `bound` one is pinned, or kept apart from others."""
+def _bound(task: Task) -> frozenset[str]:
+    """Find the tables, by name, that are pinned or kept apart from others."""
+    return frozenset(task.constraints.pins).union(*task.constraints.apart)
+
+
+def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], bound: Collection[str]) -> str | None:
+    """Say what hinders a table, by its index, to lie so, for itself alone; None if nothing does."""
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
-    everywhere = not bound and devices > 1 and len(limits.devices) == devices
-    return [
-        form in forms
-        and form in limits.forms
-        and (layout.free or (everywhere and limits.may_count(layout, devices) and layout.fits(table.rows, devices)))
-        for form, layout in LAYOUTS.items()
-    ]
+    why = None
+    if layout.form not in limits.forms:
+        why = "its constraints name other forms"
+    elif Call(layout.form, table.pooled, task.homes[index].tier) not in calls:
+        why = "the models don't know it"
+    elif layout.free:
+        pass
+    elif devices == 1:
+        why = "one device has columns only"
+    elif table.name in bound:
+        why = "it is pinned, or kept apart from other tables"
+    elif len(limits.devices) < devices:
+        why = f"it is allowed on {len(limits.devices)} devices of {devices}, and would lie on all"
+    elif not limits.may_count(layout, devices):
+        least, most = limits.counts_of(layout)
+        why = f"it may have {least} to {most} shards, and would have {layout.num_shards(devices)}"
+    elif not layout.fits(table.rows, devices):
+        why = f"{table.rows} rows are too few for {devices} devices"
+    return why
 
 
 class Spread:
