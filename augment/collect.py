@@ -89,15 +89,24 @@ class Collect:
                 f"batch size {min(self.batch_sizes)} must be at least the largest of "
                 f"comm.num_devices={list(self.comm.num_devices)}"
             )
-        self.compute.check(split_tables(self.tables, self.seed))
-        if self.num_local_samples and find_spec("torchrec") is None:
+        split = split_tables(self.tables, self.seed)
+        self.compute.check(split)
+        if self.num_local_samples:
+            self._check_steps(split)
+        self.hardware.check_tiers(Tier(tier) for tier in self.compute.tiers)
+        if self.num_comm_samples and min(self.comm.num_devices) < 2:
+            raise UserError("comm.num_devices=1: one device exchanges nothing; leave it out, or set num_comm_samples=0")
+        for count in self.comm.num_devices:
+            self.comm.check(self.hardware.devices_per_host(count))
+
+    def _check_steps(self, split: Split) -> None:
+        """Raise UserError unless training steps can be drawn and measured."""
+        if find_spec("torchrec") is None:
             raise UserError(
                 "num_local_samples measures TorchRec's training steps, and torchrec isn't installed: leave it out, or "
                 "install it: docs/torchrec.md says how"
             )
-        self.hardware.check_tiers(Tier(tier) for tier in self.compute.tiers)
-        for count in self.comm.num_devices:
-            self.comm.check(self.hardware.devices_per_host(count))
+        self.local.check(split)
 
     def run(self) -> Summary | None:
         """Measure what is still missing in `out`; None in the processes that only take part in exchanges.

@@ -36,7 +36,7 @@ class ComputeAugmentation:
     """Which combinations are drawn.
 
     Attributes:
-        max_dim: widths are this halved 0 to 5 times: 4 times a power of two.
+        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two.
         min_tables: in a combination, at least.
         max_tables: in a combination, at most.
         max_bytes: of weights in a combination. As far as the device holds them.
@@ -120,7 +120,8 @@ class ComputeAugmentation:
         pooled = one_of(self.pooled, rng) if cut else True
         sharers = 1 if layout.free else one_of(self.sharers, rng)
         samples, blocks = max(1, batch_size // layout.batch_shares(sharers)), sharers if layout.blocks else 1
-        shared, most = self._shared(layout, group, blocks), self.max_copy_bytes if layout.dense else self.max_bytes
+        shared = _of_one_precision(self._shared(layout, group, blocks), rng)
+        most = self.max_copy_bytes if layout.dense else self.max_bytes
         tables = (
             self._combination(most, shared, blocks, rng)
             if pooled
@@ -226,6 +227,14 @@ class ColumnCalls(ComputeAugmentation):
     sharers: tuple[Devices, ...] = field(default=ComputeAugmentation.sharers, init=False)
     hot_first_share: Share = field(default=ComputeAugmentation.hot_first_share, init=False)
     max_copy_bytes: ByteSize = field(default=ComputeAugmentation.max_copy_bytes, init=False)
+
+
+def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tuple[Table, ...]:
+    """Select the tables of the group that have a drawn one's bytes per element: no call mixes precisions."""
+    if len({table.bytes_per_element for table in group}) == 1:
+        return group
+    drawn = group[int(rng.integers(len(group)))]
+    return tuple(table for table in group if table.bytes_per_element == drawn.bytes_per_element)
 
 
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:

@@ -36,7 +36,7 @@ class PlanAugmentation:
         batch_sizes: samples that each device has, one of these; fewer where the whole batch would be larger than
             `max_batch_size`.
         max_batch_size: over all devices.
-        max_dim: widths are this halved 0 to 5 times.
+        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two.
         max_tables: in a plan.
         max_bytes: of a table; wider ones are narrowed, and those that still take more left out.
         max_copy_bytes: of a table in copies.
@@ -60,9 +60,24 @@ class PlanAugmentation:
     precisions: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
 
     def __post_init__(self) -> None:
+        halvings(self.max_dim)
         for one in self.precisions or ():
             if Precision(one).element_bytes < 2:
                 raise UserError(f"local.precisions={one}: TorchRec can't exchange tables in rows so; take fp16 or bf16")
+
+    def check(self, split: Split) -> None:
+        """Raise UserError unless some table of every split fits under the cap at its narrowest."""
+        for name, group in split.items():
+            least = self._least(group)
+            if least.size_bytes > self.max_bytes:
+                raise UserError(
+                    f"local.max_bytes={self.max_bytes}: no {name} table fits, {least.name!r} takes {least.size_bytes} "
+                    f"bytes at dim {least.dim}; raise it"
+                )
+
+    def _least(self, group: Sequence[Table]) -> Table:
+        """Find the smallest table of the group, at its narrowest."""
+        return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda its: its.size_bytes)
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:
         """Draw one rank of a plan of tables of one split, with the split's name."""
@@ -88,7 +103,7 @@ class PlanAugmentation:
             table = replace(group[number], dim=drawn if pooled else width, pooled=pooled, features=features)
             narrower = [table.with_dim(its) for its in widths if its <= table.dim] if pooled else [table]
             tables += [its for its in narrower if its.size_bytes <= most][:1]
-        chosen = tables[: int(rng.integers(1, self.max_tables + 1))]
+        chosen = (tables or [self._least(group)])[: int(rng.integers(1, self.max_tables + 1))]
         outputs = np.cumsum([ELEMENT_BYTES * table.output_columns * samples for table in chosen])
         return tuple(chosen[: max(int((outputs <= self.max_output_bytes).sum()), 1)])
 

@@ -18,7 +18,7 @@ from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import Dim
+from neuroshard.plumbing.schema import SEEDS, Dim
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.fitting import ComputeFitter, HiddenLayers, OnEpoch, compute_tables
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
@@ -227,7 +227,7 @@ class Ensemble(ComputeFitter):
         fitted = []
         for number, one in enumerate(starts):
             told = partial(_told, on_epoch, number * self.member.epochs)
-            fitted.append(self.member.fit(measured, one, seed * 1000 + number, told))
+            fitted.append(self.member.fit(measured, one, (seed * 1000 + number) % SEEDS, told))
         return ComputeEnsemble(tuple(fitted))
 
 

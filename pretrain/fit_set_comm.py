@@ -13,6 +13,7 @@ from neuroshard.models.interface import NUM_WAITS, device_waits, waits
 from neuroshard.models.perceptron import Width, Widths
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.sample_loads import starts_of, traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.examples import Examples, in_multiples
@@ -72,8 +73,16 @@ class _Devices:
         """Gather devices of exchanges of two at least; FORWARD after the start delays, BACKWARD with none.
 
         Their features are those that have signs.
+
+        Raises:
+            UserError: there is none.
         """
         exchanges = [_devices(m, direction) for m in measurements if m.sample.num_devices > 1]
+        if not exchanges:
+            raise UserError(
+                "no exchanges between two devices or more to train on, or none to validate with; collect some with "
+                "comm.num_devices=[2,4], or take a datasheet's: exchanges=roofline:h100"
+            )
         features, wait, transfer = (np.concatenate(arrays) for arrays in zip(*exchanges, strict=True))
         return cls(features[:, : len(signs)], wait, transfer)
 

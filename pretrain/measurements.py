@@ -1,5 +1,6 @@
 """What models are fitted to: measurements by split, by kernel call, by collective."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -207,8 +208,11 @@ class Measured:
 
         Raises:
             UserError: there is nothing of columns, of a call that is named, or of `exchanges`; or a split is empty; or
-                a table is in different splits.
+                a table is in different splits, or a directory is named twice.
         """
+        twice = [path for path, times in Counter(str(its.path.resolve()) for its in directories).items() if times > 1]
+        if twice:
+            raise UserError(f"data: {twice[0]} is named twice, and would count twice; name it once")
         needed = {IN_COLUMNS, *(calls or ())}
         where = " and ".join(str(directory.path) for directory in directories)
         called, exchanged, drawn = zip(*map(_read, directories), strict=True)
@@ -319,12 +323,16 @@ def _some_tested(measurements: Sequence[Measurement[Sample]]) -> list[Measuremen
 
 
 def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
-    """Raise UserError unless every table's samples have one split: tables to test with must not be trained on."""
-    split: dict[Table, str] = {}
-    for whole, drawn_for in drawn:
-        if split.setdefault(whole, drawn_for) != drawn_for:
+    """Raise UserError unless every table's samples have one split: tables to test with must not be trained on.
+
+    However many features read it, and however many samples a batch has: it is the same table.
+    """
+    splits: dict[tuple[str, int, float], str] = {}
+    for table, drawn_for in drawn:
+        split = splits.setdefault((table.name, table.rows, table.pooling_factor), drawn_for)
+        if split != drawn_for:
             raise UserError(
-                f"{where}: table {whole.name!r} is in the {split[whole]} and in the {drawn_for} split; "
+                f"{where}: table {table.name!r} is in the {split} and in the {drawn_for} split; "
                 "collect with the same tables and seed, or with other tables"
             )
 

@@ -33,7 +33,8 @@ _MAX_COUNT = 1 << 31
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]  # of anything, none allowed
 PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
 TableCount = Annotated[int, Meta(ge=1, le=MAX_TABLES)]
-Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+SEEDS = 1 << 62  # that there may be: what is counted on from one still fits in 63 bits
+Seed = Annotated[int, Meta(ge=0, le=SEEDS - 1)]
 Rows = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
 Dim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_DIM, multiple_of=DIM_MULTIPLE)]
 Offset = Annotated[int, Meta(ge=0, lt=MAX_DIM, multiple_of=DIM_MULTIPLE)]  # of a shard's first column

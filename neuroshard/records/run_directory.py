@@ -6,7 +6,7 @@ kind of run it is, and what else there is to say of it.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,12 +77,13 @@ class RunDirectory:
         """Write down what the run depends on, or see that the one that was begun here depends on the same.
 
         Raises:
-            UserError: another run was begun here, or what it wrote down is damaged.
+            UserError: another run was begun here, or what it wrote down is damaged; or other tasks lie here.
         """
         begun = self._begun()
         if begun is None:
             self.check_free()
-            save_tasks(self.path / _TASKS, tasks)
+            path = self.path / _TASKS
+            write_own(path, lambda: save_tasks(path, tasks), lambda: from_file(str(path)) == tasks)
             write_json(self.path / _SETTINGS, _as_read(settings))
         else:
             check_same(self.path, begun, settings)
@@ -142,6 +143,23 @@ class RunDirectory:
 def runs_below(path: Path) -> Iterator[RunDirectory]:
     """Yield every run in a directory and below it that was marked as whole."""
     return (RunDirectory(file.parent) for file in path.rglob(_RUN) if file.is_file())
+
+
+def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]) -> None:
+    """Write what a run begins with, unless it is there already, as after a run that was killed just then.
+
+    Raises:
+        UserError: there is something else of that name.
+    """
+    if not path.exists():
+        write()
+        return
+    try:
+        same = is_same()
+    except UserError:
+        same = False
+    if not same:
+        raise UserError(f"{path} is there already, and is no run's; move it, or give another out=DIRECTORY")
 
 
 def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:

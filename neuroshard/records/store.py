@@ -4,8 +4,10 @@ A chunk appears whole or not at all, so a run that was killed goes on with the f
 measured again is in chunks of its own; nothing is replaced, and of each sample the fastest measurement counts.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +17,7 @@ from neuroshard.plumbing.parquet import read_rows, read_table, write_table
 from neuroshard.plumbing.schema import Seed, of_format, parse, shown
 from neuroshard.records.noise import fastest
 from neuroshard.records.parquet_schema import COMM_CODEC, LOCAL_CODEC, RowCodec, compute_codec, read_tables, tables_rows
-from neuroshard.records.run_directory import RunDirectory, begun_otherwise, check_same
+from neuroshard.records.run_directory import RunDirectory, begun_otherwise, check_same, write_own
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample
 from neuroshard.tables import Table
 from neuroshard.words.fingerprint import Fingerprint, versions
@@ -24,6 +26,7 @@ _FORMAT = "neuroshard-data-1"
 _NAME = "manifest.json"
 _SAMPLES = "samples"
 _TABLES = "tables.parquet"
+_CHUNK = re.compile(r"part-\d{5,}\.parquet")
 MEASURED = "measured"  # of a run that measures plans
 _Read = TypeVar("_Read")
 
@@ -134,8 +137,8 @@ class Chunks(Generic[Sample]):
 
     @property
     def _paths(self) -> list[Path]:
-        """Paths of all chunks, in order."""
-        return sorted(self.directory.glob("part-*.parquet"))
+        """Paths of all chunks, in order; copies that somebody made of some have other names."""
+        return sorted(path for path in self.directory.glob("part-*.parquet") if _CHUNK.fullmatch(path.name))
 
     def _read(self, path: Path) -> list[Measurement[Sample]]:
         table = _read_parquet(path, read_table)
@@ -161,18 +164,22 @@ class DataDirectory:
         """Start a run here, or check that the one begun here can go on.
 
         Raises:
-            UserError: the run here has other hardware, settings or tables.
+            UserError: the run here has other hardware, settings or tables; or there is another file of tables.
         """
         if Manifest.exists(self.path):
             begun = self.manifest()
             begun.check_hardware(Fingerprint(**manifest.hardware), self.path)
             check_same(self.path, begun.settings, manifest.settings)
-            if list(self.tables().values()) != list(tables):
+            if not self._holds(tables):
                 raise begun_otherwise(self.path, "other tables")
             return
         RunDirectory(self.path).check_free()
-        self.write_tables(tables)
+        write_own(self.path / _TABLES, partial(self.write_tables, tables), partial(self._holds, tables))
         manifest.save(self.path)
+
+    def _holds(self, tables: Sequence[Table]) -> bool:
+        """Tell whether these tables are measured here."""
+        return list(self.tables().values()) == list(tables)
 
     def write_tables(self, tables: Sequence[Table]) -> None:
         """Write all tables that are measured here, before what is measured of them."""

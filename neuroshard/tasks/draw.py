@@ -41,7 +41,7 @@ class TaskDraw:
         count: how many tasks.
         min_tables: in a task, at least. Drawn without repeats, the number uniform.
         max_tables: in a task, at most.
-        max_dim: widths are this halved 0 to 5 times: 4 times a power of two. Uniform.
+        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two. Uniform.
         seed: fixes the tasks.
     """
 

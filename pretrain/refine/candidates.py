@@ -7,14 +7,17 @@ from typing import Protocol
 
 import numpy as np
 
+from neuroshard.cost.cost import BACKWARD
 from neuroshard.hardware.plan_samples import of_share
 from neuroshard.models import CostModels
+from neuroshard.models.parts import exchange_part
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.records.splits import TEST, TRAIN, VALID, Split
 from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.pretrain.pieces import by_part
 from neuroshard.stages.pretrain.refine.propose import (
     Chosen,
     PlanSamples,
@@ -30,6 +33,7 @@ from neuroshard.stages.pretrain.refine.propose import (
 from neuroshard.stages.pretrain.refine.rounds import Shares
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
+from neuroshard.words.collective import collective_named
 
 
 class DrawsCalls(Protocol):
@@ -51,6 +55,11 @@ class DrawsCalls(Protocol):
 
 class DrawsExchanges(Protocol):
     """A source of random exchanges."""
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """Names of those that are drawn."""
+        ...
 
     def check(self, devices_per_host: int | None) -> None:
         """Raise UserError if one needs several hosts and all devices are on one, which None says."""
@@ -90,11 +99,21 @@ class Candidates:
     shares: Shares
     devices_per_host: Callable[[int], int | None]
 
-    def check(self) -> None:
-        """Raise UserError if random samples can't be drawn of the tasks here, or two tables have one name."""
+    def check(self, models: CostModels) -> None:
+        """Raise UserError if random samples can't be drawn of the tasks here, or the models can't foresee them.
+
+        Or two tables have one name.
+        """
         self.calls.check(self._any_table)
         for task in self._exchanging:
             self.exchanges.check(self.devices_per_host(task.topology.num_devices))
+        known = by_part(models)
+        for name in self.exchanges.collectives:
+            if exchange_part(BACKWARD, collective_named(name)) not in known:
+                raise UserError(
+                    f"exchanges.collectives={name}: the models {models.name} know no such exchanges to be fitted "
+                    "further; leave it out, or pretrain models of it"
+                )
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:

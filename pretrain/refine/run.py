@@ -109,7 +109,7 @@ class Refine:
         for task in self.tasks:
             start.check(task)
             self.hardware.check_hosts(task.topology)
-        self._candidates.check()
+        self._candidates.check(start)
         self.hardware.check_tiers(Tier(tier) for tier in self.calls.tiers)
         self.hardware.check()
         if is_follower():

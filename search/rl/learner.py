@@ -16,7 +16,7 @@ from neuroshard.models.stored import within
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import NonNegative, Positive, PositiveCount, Seed
+from neuroshard.plumbing.schema import SEEDS, NonNegative, Positive, PositiveCount, Seed
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.stages.search.rl.agent import Agent, Tensors
 from neuroshard.stages.search.rl.batch import TaskBatch
@@ -178,7 +178,9 @@ class Session:
         They depend on the number and on what earlier rounds left, nothing else.
         """
         with torch_threads(1):
-            return self._round(number, torch.Generator().manual_seed(self._seed * 1_000_003 + number), on_update)
+            return self._round(
+                number, torch.Generator().manual_seed((self._seed * 1_000_003 + number) % SEEDS), on_update
+            )
 
     def _round(self, number: int, generator: torch.Generator, on_update: Callable[[], None]) -> dict[str, float]:
         metrics: dict[str, float] = {}

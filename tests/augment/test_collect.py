@@ -24,6 +24,7 @@ from neuroshard.records.splits import REFERENCE
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import name_of
 from tests.kit.commands import shown
@@ -90,6 +91,19 @@ def test_training_steps_are_measured_where_they_are_asked_for(tmp_path):
     assert directory.manifest().settings["num_local_samples"] == 10
     with pytest.raises(UserError, match="holds a run already, begun with num_local_samples=10, not 0"):
         collect_run(tmp_path / "data").run()
+
+
+def test_steps_that_cannot_be_drawn_are_refused_before_anything_is_measured(tmp_path):
+    with pytest.raises(UserError, match=r"local\.max_bytes=1: no train table fits"):
+        replace(collect_run(tmp_path / "data"), num_local_samples=1, local=PlanAugmentation(max_bytes=1))
+
+
+def test_one_device_exchanges_nothing(tmp_path):
+    run = collect_run(tmp_path / "data")
+    alone = replace(run.comm, num_devices=(1, 2))
+    with pytest.raises(UserError, match=r"comm\.num_devices=1: one device exchanges nothing; leave it out, or set"):
+        replace(run, comm=alone)
+    assert replace(run, comm=alone, num_comm_samples=0).comm == alone
 
 
 def test_steps_need_torchrec(tmp_path, monkeypatch):

@@ -45,6 +45,19 @@ def test_precisions_that_not_all_exchanges_have_are_refused(name, error):
         PlanAugmentation(precisions=("fp32", name))
 
 
+def test_where_no_table_fits_the_narrowest_is_drawn():
+    assert all(len(sample.plan.task.tables) >= 1 for sample, _ in _drawn(PlanAugmentation(max_copy_bytes=1), 40))
+
+
+def test_limits_that_no_plan_keeps_are_refused():
+    with pytest.raises(
+        UserError, match=r"local\.max_bytes=1: no train table fits, '.*' takes .* bytes at dim 4; raise"
+    ):
+        PlanAugmentation(max_bytes=1).check(SPLIT)
+    with pytest.raises(UserError, match="max_dim=12 must be 4 times a power of two"):
+        PlanAugmentation(max_dim=12)
+
+
 def test_plans_are_of_all_forms_and_many_sizes(drawn):
     plans = [sample.plan for sample, _ in drawn]
     assert {form for plan in plans for form in plan.forms} == set(FORMS)

@@ -40,6 +40,16 @@ def test_combinations_keep_their_caps(seed, max_dim, max_tables, max_bytes):
     assert {table.name for table in sample.tables} <= {table.name for table in SPLIT[name]}
 
 
+def test_no_combination_mixes_precisions():
+    tables = tuple(replace(table, bytes_per_element=2 + 2 * (n % 2)) for n, table in enumerate(TABLES))
+    split, rng = split_tables(tables, 0), np.random.default_rng(0)
+    kinds = ComputeAugmentation(), ComputeAugmentation(forms=("rows",)), ComputeAugmentation(pooled=(False,))
+    found = [one.draw(split, 256, rng)[0] for one in kinds for _ in range(30)]
+    precisions = [{table.bytes_per_element for table in sample.tables} for sample in found]
+    assert {len(its) for its in precisions} == {1}
+    assert set.union(*precisions) == {2, 4}
+
+
 def test_combinations_cover_every_width_and_count():
     samples = _drawn(ComputeAugmentation(max_dim=32, max_tables=5), 300)
     assert {len(sample.tables) for sample in samples} == {1, 2, 3, 4, 5}

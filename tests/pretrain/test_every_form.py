@@ -261,6 +261,27 @@ def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
     assert (inside == models.backward.predict(Traffic.of_columns(dims, 4096), np.zeros((1, 4)))).all()
 
 
+def test_a_table_is_the_same_with_more_features_and_larger_batches(data, tmp_path):
+    tables = tuple(replace(table, features=2, reuse=table.reuse[::-1]) for table in TABLES)
+    other = begun(tmp_path / "other", tables, MACHINE)
+    calls = [m for m in DataDirectory(data).compute().read() if m.sample.call == IN_COLUMNS]
+    changed = {table.name: table for table in tables}
+    its = [
+        replace(m, split="train", sample=replace(m.sample, tables=tuple(
+            changed[table.name].with_dim(table.dim) for table in m.sample.tables
+        )))
+        for m in calls
+    ]  # fmt: skip
+    other.compute().write(0, its)
+    with pytest.raises(UserError, match=r"is in the (test|valid) and in the train split"):
+        Pretrain(data=(str(data), str(other.path)), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
+
+
+def test_a_directory_named_twice_is_refused(data, tmp_path):
+    with pytest.raises(UserError, match="is named twice, and would count twice; name it once"):
+        Pretrain(data=(str(data), f"{data}/."), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
+
+
 @pytest.mark.parametrize(
     ("machine", "said"),
     [

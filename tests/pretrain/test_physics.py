@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.loads import LoadSets
+from neuroshard.plumbing.schema import SEEDS
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble, Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
@@ -88,3 +89,8 @@ class TestFittedForward(Bounded, PhysicalCommConformance):
 
 class TestFittedBackward(Bounded, PhysicalCommConformance):
     make = partial(_comm, BACKWARD)
+
+
+def test_any_seed_will_do():
+    fitted = Ensemble(Additive((4,), replace(TRAINING, epochs=1)), 2).fit(_breaking_physics(), None, SEEDS - 1, _silent)
+    assert len(fitted.members) == 2

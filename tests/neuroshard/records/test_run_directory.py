@@ -73,6 +73,22 @@ def test_other_tasks_are_refused(run):
         run.begin(SETTINGS, (toy_task(4),))
 
 
+@pytest.mark.parametrize("content", ["mine", json.dumps({"format": "neuroshard-tasks-1", "tasks": []})])
+def test_files_that_are_no_runs_are_kept(run, content):
+    run.path.mkdir()
+    (run.path / "tasks.json").write_text(content)
+    with pytest.raises(UserError, match=r"tasks\.json is there already, and is no run's; move it"):
+        run.begin(SETTINGS, TASKS)
+    assert (run.path / "tasks.json").read_text() == content
+
+
+def test_a_run_that_was_killed_at_its_beginning_goes_on(run):
+    run.begin(SETTINGS, TASKS)
+    (run.path / "settings.json").unlink()
+    run.begin(SETTINGS, TASKS)
+    assert (run.path / "settings.json").exists()
+
+
 def test_a_directory_is_free_until_a_run_begins(run):
     run.check_free()
     run.begin(SETTINGS, TASKS)

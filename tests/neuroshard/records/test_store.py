@@ -19,6 +19,7 @@ from neuroshard.records.samples import (
     Repeats,
     RowBlock,
 )
+from neuroshard.tables.statistics.measured import write_tables
 from neuroshard.testing import ONCE, toy_tables, toy_task
 from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.fingerprint import Fingerprint
@@ -170,6 +171,25 @@ def test_the_same_run_goes_on_another_does_not(directory):
         directory.begin(_manifest(rounds=3), toy_tables(4))
     with pytest.raises(UserError, match="other tables"):
         directory.begin(_manifest(), toy_tables(4, seed=1))
+
+
+def test_tables_of_no_run_are_kept(tmp_path):
+    there = tmp_path / "tables.parquet"
+    write_tables(there, toy_tables(3))
+    before = there.read_bytes()
+    with pytest.raises(UserError, match=r"tables\.parquet is there already, and is no run's; move it"):
+        DataDirectory(tmp_path).begin(_manifest(), toy_tables(4))
+    DataDirectory(tmp_path).begin(_manifest(), toy_tables(3))
+    assert there.read_bytes() == before
+
+
+def test_copies_of_chunks_are_no_chunks(directory):
+    parts = directory.compute()
+    parts.write(0, _compute())
+    for name in ("part-copy.parquet", "part-00000 (1).parquet"):
+        (parts.directory / name).write_bytes(parts.path(0).read_bytes())
+    assert parts.end == 1
+    assert len(parts.each()) == 1
 
 
 def test_data_of_another_hardware_is_refused(directory):

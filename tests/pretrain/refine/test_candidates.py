@@ -152,7 +152,7 @@ def test_rounds_repeat_and_differ_by_seed():
 def test_tables_of_one_name_are_one():
     assert len(_candidates(toy_task(), toy_task(count=8)).tables) == 12
     with pytest.raises(UserError, match="'toy0' is another one in another task"):
-        _candidates(toy_task(), toy_task(seed=1)).check()
+        _candidates(toy_task(), toy_task(seed=1)).check(MODELS)
 
 
 def _round(number, errors, noise, part="compute"):

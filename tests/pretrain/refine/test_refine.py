@@ -266,6 +266,8 @@ def test_users_mistakes_are_one_line(home, tmp_path):
         _run(home, out, samples=None, minutes=-1)
     with pytest.raises(UserError, match="the compute model of roofline:h100 is RooflineCompute, and Ensemble"):
         _run("roofline:h100", out).run()
+    with pytest.raises(UserError, match=r"exchanges\.collectives=reduce_scatter: the models .* know no such exchanges"):
+        _run(home, out, exchanges=replace(EXCHANGES, collectives=("all_to_all", "reduce_scatter"))).run()
     on_hosts = toy_task(num_devices=4)
     on_hosts = replace(on_hosts, topology=replace(on_hosts.topology, devices_per_host=2))
     with pytest.raises(UserError, match="2 of its 4 devices on each host"):
