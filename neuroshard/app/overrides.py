@@ -24,7 +24,6 @@ from neuroshard.plumbing.configs import (
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 
 _QUOTES = "'\""
-_MEASURING = ("hardware", "finalists", "passes")  # of a search, which measures nothing with verify=none
 
 
 def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool) -> None:
@@ -40,7 +39,7 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
         for name in override.values[1:] if is_group(override.key) else ():
             _check_applies(command, asked, override.key, str(name))
     whole = Composed.of(command, asked)
-    _check_measuring(own, whole.chosen)
+    _check_used(command, own, whole)
     for key in missing(whole.settings):
         raise needed(whole, key)
     if sweeping:
@@ -89,12 +88,35 @@ def _check_applies(command: str, asked: Mapping[str, Any], group: str, name: str
             raise UserError(f"{key} is not a setting of {group}={name}; sweep the two apart")
 
 
-def _check_measuring(overrides: Sequence[Override], chosen: Mapping[str, str]) -> None:
-    """Raise UserError if a search is told how to measure and measures nothing."""
-    verify = [name for override in overrides if override.key == "verify" for name in override.values]
-    idle = next((override.text for override in overrides if override.key.split(".")[0] in _MEASURING), None)
-    if idle is not None and {*verify, chosen.get("verify")} == {"none"}:
-        raise UserError(f"{idle} does nothing: searches measure plans with verify=hardware, torchrec or mirrored only")
+def _check_used(command: str, overrides: Sequence[Override], whole: Composed) -> None:
+    """Raise UserError if an override sets what nothing reads beside the choices made, in any job of a sweep."""
+    made = [(one.key, str(name)) for one in overrides if is_group(one.key) for name in one.values]
+    jobs = [whole, *(Composed.of(command, {**whole.chosen, group: name}) for group, name in made)]
+    used = set[str]().union(*(_used(job.settings) for job in jobs))
+    for override in overrides:
+        if (key := override.key.split(".")[0]) not in used and key != EXPERIMENT:
+            raise UserError(f"{override.text} does nothing{_where_used(command, key, whole.chosen)}")
+
+
+def _where_used(command: str, key: str, chosen: Mapping[str, str]) -> str:
+    """Say with which choices a setting that is idle with those that are made would count."""
+    for group, name in chosen.items():
+        others = [one for one in choices(group) if key in _used(Composed.of(command, {group: one}).settings)]
+        if others and name not in others and len(others) < len(choices(group)):
+            return f" with {group}={name}; it counts with {group}={' or '.join(others)}"
+    return " here"
+
+
+def _used(settings: Mapping[str, Any]) -> set[str]:
+    """Find the settings, by their first words, that what a command runs is built from."""
+    used, left = set[str](), ["run"]
+    while left:
+        used.add(key := left.pop())
+        node = settings.get(key)
+        texts = (str(held) for _, held in leaves_of(node)) if isinstance(node, dict) else (str(node),)
+        names = (name.removeprefix(CHOICE_IN).split(".")[0] for text in texts for name in REFERENCE.findall(text))
+        left += {*names} - used
+    return used
 
 
 def _check_one(override: Override, held: Any, may_be_null: bool) -> None:

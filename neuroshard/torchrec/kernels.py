@@ -13,6 +13,8 @@ from neuroshard.words.placement import DEFAULT_CACHED, ON_DEVICE, Home, Tier
 
 SHARDING_TYPES = tuple(sharding_type.value for sharding_type in ShardingType)
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
+IN_ROWS = frozenset(its.value for its in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD))
+COPIED = frozenset({ShardingType.DATA_PARALLEL.value})
 KERNELS: dict[Tier, str] = {
     Tier.DEVICE: EmbeddingComputeKernel.FUSED.value,
     Tier.CACHED: EmbeddingComputeKernel.FUSED_UVM_CACHING.value,

@@ -10,7 +10,12 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, data_type_to_sparse_type
+from torchrec.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    data_type_to_sparse_type,
+)
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -22,7 +27,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
-from neuroshard.torchrec.kernels import KERNELS, SPLIT, WHOLE, kernel_of
+from neuroshard.torchrec.kernels import COPIED, IN_ROWS, KERNELS, SPLIT, WHOLE, kernel_of
 from neuroshard.torchrec.sequences import has_index_dedup
 from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Tier
@@ -180,11 +185,31 @@ class Parameter:
         the gain is believed.
         """
         kernels = self.said.compute_kernels
-        types = self.said.sharding_types or self.sharder.sharding_types(ANY_DEVICE)
+        types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self._only_if_named
         columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
         named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
         others = (one for one in named if not kernels or kernel_of(one, ON_DEVICE) in kernels)
         return (*columns, *(one.form for one in others if one.form in self._known_forms))
+
+    @property
+    def _only_if_named(self) -> frozenset[str]:
+        """Sharding types that TorchRec has for the table, and runs wrongly: it must be asked for them by name.
+
+        Rows of mean-pooled tables and of processed features change what lies beside them (`unsound_remarks`), and a
+        fused collection's copies have an optimizer that CPUs can't run.
+        """
+        in_rows = IN_ROWS if self.mean_pooled or self.processed else frozenset[str]()
+        return in_rows | COPIED if isinstance(self.module, FusedEmbeddingBagCollection) else in_rows
+
+    @property
+    def mean_pooled(self) -> bool:
+        """Whether it is a table whose lookups are averaged."""
+        return self.pooled and self.config.pooling is PoolingType.MEAN
+
+    @property
+    def processed(self) -> bool:
+        """Whether the features of its collection are processed before they are looked up."""
+        return isinstance(self.module, FeatureProcessedEmbeddingBagCollection)
 
     @property
     def tiers(self) -> tuple[Tier, ...]:

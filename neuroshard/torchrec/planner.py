@@ -43,6 +43,7 @@ from neuroshard.torchrec.planner_report import (
     late_remark,
     loading_remarks,
     precision_remark,
+    unsound_remarks,
 )
 
 _log = logging.getLogger(__name__)
@@ -376,6 +377,8 @@ class NeuroShardPlanner(ShardingPlanner):
             _log.warning(remark)
         whole, plan = reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
         self._remember(found, plan)
+        for remark in unsound_remarks(model.division.parameters, whole):
+            _log.warning(remark)
         if self._keep and not found.kept and (group is None or dist.get_rank(group) == 0):
             its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(model.left))
             if reports.callbacks and (lost := model.forgotten(whole)):

@@ -1,7 +1,7 @@
 """What people and programs are told of a plan: TorchRec's reports, remarks, and callbacks as its planner has them."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +28,11 @@ from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.torchrec.asked import device_memory
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.estimators import of_both_ways
+from neuroshard.torchrec.kernels import IN_ROWS
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import estimate
+from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
 from neuroshard.words.collective import ELEMENT_BYTES
 
@@ -80,6 +82,29 @@ def loading_remarks(plan: Plan) -> tuple[str, ...]:
         f"load_state_dict of TorchRec 1.8 fails with sharded weights of {len(cut)} table(s) in shards of unequal width "
         f"({listed(cut)}); rules=Constraints(rules=(TableRule('*', equal_widths=True),)) has none",
     )
+
+
+def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Iterator[str]:
+    """Say where TorchRec would compute something else than the model that isn't sharded, by a plan of its parameters.
+
+    Where a mean-pooled table is in rows it divides its collection's outputs by lengths: all but those of other tables
+    in rows, whatever was divided before. Rows of processed features change weights of the batch in place.
+    """
+    lying = [(its, its.sharding_in(sharding_plan).sharding_type) for its in parameters if its.is_in(sharding_plan)]
+    in_rows = [parameter for parameter, its in lying if its in IN_ROWS]
+    for path in sorted({parameter.path for parameter in in_rows if parameter.mean_pooled}):
+        beside = [parameter.name for parameter, its in lying if parameter.path == path and its not in IN_ROWS]
+        if beside:
+            yield (
+                f"mean-pooled tables of {path or 'the model'!r} are in rows, others of it aren't ({listed(beside)}): "
+                "TorchRec 1.8 divides the outputs of these too, which is wrong; let all of them be in rows, or none"
+            )
+    processed = [parameter.qualified_name for parameter in in_rows if parameter.processed]
+    if processed and any(parameter.config is not None and not parameter.processed for parameter, _ in lying):
+        yield (
+            f"tables of processed features are in rows ({listed(processed)}): TorchRec 1.8 writes their weights into "
+            "the batch, so that outputs of other collections that read it are wrong; give those a batch of their own"
+        )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -103,9 +103,10 @@ def begun(
     """
     by_task = runnable_by_task(entries)
     tasks = tuple(plans_of(its)[0].task for its in by_task.values())
-    here = {"hardware": hardware.fingerprint.to_json(), "seed": seed, "versions": versions()}
-    facts = {"through": through, **settings, **here}
+    here = hardware.fingerprint.to_json()
+    facts = {"through": through, **settings, "hardware": here, "seed": seed, "versions": versions()}
     fixed = {name: value for name, value in facts.items() if name != "builds"}
+    fixed |= {"hardware": asdict(hardware), "measured on": here}
     files = [entry.file for entry in entries]
     contents = digest_of(*(Path(file) for file in files if file is not None))
     run.begin({**fixed, "plans": files, "digest of plans": contents}, tasks)

@@ -117,7 +117,16 @@ SAME_PLACE = "would write to the same out="
         ("write topology.num_devices=..., topology.memory_bytes=..., ", ["topology=8"]),
         ("; a datasheet is model=roofline:h100", ["topology=h100"]),
         ("topology=null is no setting but a group", ["topology=null"]),
-        ("hardware=cuda does nothing: searches measure plans with verify=", ["hardware=cuda"]),
+        (
+            "hardware=cuda does nothing with verify=none; it counts with verify=hardware or mirrored or",
+            ["hardware=cuda"],
+        ),
+        (
+            "batch_size=8 does nothing with tasks=file; it counts with tasks=paper or whole",
+            ["tasks=t.json", "batch_size=8"],
+        ),
+        ("constraints.apart=[[a,b]] does nothing with tasks=file", ["tasks=t.json", "constraints.apart=[[a,b]]"]),
+        ("tables=user_file does nothing with tasks=file", ["tasks=t.json", "tables=t.csv"]),
         ("hardware.timeout_s=5 does nothing", ["hardware.timeout_s=5", "verify=none"]),
         ("finalists=3 does nothing", ["finalists=3"]),
         ("finalists=0 must be a whole number of at least 1", ["verify=hardware", "finalists=0"]),

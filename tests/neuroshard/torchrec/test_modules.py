@@ -1,6 +1,7 @@
 """Every kind of module that holds tables: planned here, delegated to TorchRec's planner, or given."""
 
 import logging
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -10,9 +11,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import CacheParams, KeyValueParams, ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -34,6 +37,7 @@ import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, TableRule, UserError
 from neuroshard.testing import toy_task
 from neuroshard.torchrec.delegated import without_copies_remarks
+from neuroshard.torchrec.modules import find_tables
 from neuroshard.words.form import Form
 from tests.kit.searches import H100
 from tests.kit.torchrec_models import CPU, META, bag, bags, places, planned, planner, sequence, sequences, topology
@@ -483,3 +487,44 @@ def test_ids_of_managed_collision_take_memory():
     assert plan.plan["z"]["z"].sharding_type == "row_wise"
     assert held > 0
     assert all(its >= (1000 * 16 * 4 + held) // 4 for its in taken)
+
+
+ROWS_TOO = ParameterConstraints(sharding_types=["row_wise"])
+
+
+def _beside_mean_pooling():
+    mean = bag("mean", ROWS, DIM, pooling=PoolingType.MEAN)
+    return EmbeddingBagCollection([mean, bag("sum", ROWS, DIM)], device=META)
+
+
+@pytest.mark.parametrize(
+    ("model", "table", "said"),
+    [
+        (_beside_mean_pooling(), "mean", r"mean-pooled tables of 'the model' are in rows, others of it aren't \(sum\)"),
+        (
+            nn.ModuleDict({"one": _weighted("processed"), "two": _bags("plain")}),
+            "processed",
+            r"tables of processed features are in rows \(one\.processed\)",
+        ),
+    ],
+    ids=["mean-pooled", "processed features"],
+)
+def test_rows_that_make_other_outputs_wrong_must_be_named(model, table, said, caplog):
+    sharders = [*get_default_sharders(), FeatureProcessedEmbeddingBagCollectionSharder()]
+    parameter = next(its for its in find_tables(model, sharders) if its.name == table)
+    assert Form.ROWS not in parameter.forms
+    assert Form.ROWS in replace(parameter, constraints=ROWS_TOO).forms
+    columns = ParameterConstraints(sharding_types=["table_wise"])
+    others = {its.name: columns for its in find_tables(model, sharders)}
+    on = {"device": "cuda", "models": "roofline:h100"}
+    planner(constraints=others, **on).plan(model, sharders)
+    assert "in rows" not in caplog.text
+    planner(constraints=others | {table: ROWS_TOO}, **on).plan(model, sharders)
+    assert re.search(said, caplog.text)
+
+
+def test_fused_collections_are_copied_only_where_that_is_named():
+    (parameter,) = find_tables(_fused("t"))
+    assert set(parameter.forms) == {Form.COLUMNS, Form.ROWS}
+    named = ParameterConstraints(sharding_types=["data_parallel"])
+    assert replace(parameter, constraints=named).forms == (Form.COPIES,)
