@@ -121,12 +121,6 @@ SAME_PLACE = "would write to the same out="
             "hardware=cuda does nothing with verify=none; it counts with verify=hardware or mirrored or",
             ["hardware=cuda"],
         ),
-        (
-            "batch_size=8 does nothing with tasks=file; it counts with tasks=paper or whole",
-            ["tasks=t.json", "batch_size=8"],
-        ),
-        ("constraints.apart=[[a,b]] does nothing with tasks=file", ["tasks=t.json", "constraints.apart=[[a,b]]"]),
-        ("tables=user_file does nothing with tasks=file", ["tasks=t.json", "tables=t.csv"]),
         ("hardware.timeout_s=5 does nothing", ["hardware.timeout_s=5", "verify=none"]),
         ("finalists=3 does nothing", ["finalists=3"]),
         ("finalists=0 must be a whole number of at least 1", ["verify=hardware", "finalists=0"]),
@@ -184,6 +178,13 @@ def test_wrong_settings_of_a_search(here, capsys, message, settings):
     [
         ("did you mean 'search'", "serach"),
         ("tables.path", "search tables=user_file"),
+        (
+            "batch_size=8 does nothing with tasks=file; it counts with tasks=paper or whole",
+            "search tasks=t.json batch_size=8",
+        ),
+        ("constraints.apart=[[a,b]] does nothing", "search tasks=t.json constraints.apart=[[a,b]]"),
+        ("topology.num_devices=2,4 does nothing", "search -m tasks=t.json topology.num_devices=2,4"),
+        ("memory=training does nothing", "train-policy tasks=t.json memory=training"),
         ("needs tables.path=...: FILE.pt", "search tables=dlrm"),
         ("neuroshard explain needs plans=...: one plan file", "explain"),
         ("no data manifest at nowhere", "pretrain data=nowhere"),

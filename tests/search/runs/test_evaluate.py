@@ -192,7 +192,7 @@ def test_a_directory_is_one_evaluations(lopsided, tmp_path, monkeypatch):
     kept = (tmp_path / "out" / "results.parquet").read_bytes()
     with pytest.raises(UserError, match="holds a run already, begun with seed=0, not 1"):
         replace(evaluate, seed=1).run()
-    other = replace(CPU, embedding=EmbeddingSettings("rowwise_adagrad"))
+    other = replace(CPU, embedding=replace(CPU.embedding, optimizer="rowwise_adagrad"))
     with pytest.raises(UserError, match=r"begun with hardware\.embedding\.optimizer='sgd', not 'rowwise_adagrad'"):
         replace(evaluate, hardware=other).run()
     plan = Plan.load(lopsided)
