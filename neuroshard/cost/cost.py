@@ -290,6 +290,7 @@ class Prediction:
         margin_ms: half the width of its 90% interval; None where the models know none.
         expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin.
         caveat: what is said wherever the cost is shown (`Cost.caveat`); None if nothing is.
+        counts_input: whether the exchange of indices, which a pipeline hides, counts as well.
     """
 
     models: Name | None
@@ -297,6 +298,7 @@ class Prediction:
     margin_ms: NonNegative | None = None
     expected_ms: NonNegative | None = None
     caveat: Name | None = None
+    counts_input: bool = False
 
     def __str__(self) -> str:
         margin = "" if self.margin_ms is None else f" ± {self.margin_ms:.2f}"

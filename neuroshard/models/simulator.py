@@ -6,7 +6,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, Called, Cost, Prediction, Step, Took, When, Work
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, Called, Cost, Prediction, Step, Took, When, Work
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.composed import WithParts, as_sum
@@ -260,7 +260,9 @@ class Simulator:
 def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
     """Return the same plan, with its cost as the models of that name predict it."""
     margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
-    return replace(plan, prediction=Prediction(models, cost.total_ms, margin_ms, expected_ms, cost.caveat))
+    counts_input = any(part.name == INPUT for part in cost.counted)
+    prediction = Prediction(models, cost.total_ms, margin_ms, expected_ms, cost.caveat, counts_input)
+    return replace(plan, prediction=prediction)
 
 
 def _exchanges(

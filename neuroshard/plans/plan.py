@@ -254,7 +254,7 @@ class Plan:
         return {
             "format": _FORMAT,
             "placements": [_as_fields(placement) for placement in self.placements],
-            "prediction": self.prediction and as_fields(self.prediction, ("expected_ms", "caveat")),
+            "prediction": self.prediction and as_fields(self.prediction, ("expected_ms", "caveat", "counts_input")),
             "task": self.task.to_json(),
         }
 

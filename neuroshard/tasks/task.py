@@ -117,6 +117,19 @@ class Task:
             f"are estimated wrongly; make the tables with batch_size={self.batch_size}",
         )
 
+    def unlike(self, other: "Task") -> str | None:
+        """Name what makes plans cost something else than plans of another task; None if these compare.
+
+        They may have other constraints, and other memory.
+        """
+        here, there = self.topology, other.topology
+        differs = {
+            "tables": self.tables != other.tables,
+            "batch size": self.batch_size != other.batch_size,
+            "number of devices": (here.num_devices, here.host_size) != (there.num_devices, there.host_size),
+        }
+        return next((name for name, its in differs.items() if its), None)
+
     def with_rules(self, rules: Iterable[TableRule]) -> "Task":
         """Add rules behind those of its constraints.
 

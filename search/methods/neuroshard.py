@@ -306,7 +306,9 @@ class NeuroShard(Searcher):
         if self.choice is not None:
             chosen, declined = self.choice.of_forms(simulator.models).among(costs, task, simulator)
         if not chosen:
-            return replace(columns, declined=columns.declined or (other.plan if declined else None))
+            unsaid = [plan for plan in (columns.declined, other.plan if declined else None) if plan is not None]
+            least = min(unsaid, key=lambda plan: simulator.cost(task, plan).total_ms, default=None)
+            return replace(columns, declined=least)
         more = len(other.plan.placements) > len(columns.plan.placements)
         return replace(other, fewer=columns.plan if more else other.fewer)
 

@@ -42,8 +42,8 @@ class RunName:
 def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
     """Name runs so that they can be told apart, by path; each comes with what its tasks are.
 
-    Runs of one method on the same tasks are told apart by their models, their settings, or else their paths. A method
-    named "setting=number" is part of a sweep, and so are runs that differ in one number only, other than a seed.
+    Runs of one method on the same tasks are told apart by their settings, or else their paths. A method named
+    "setting=number" is part of a sweep, and so are runs that differ in one number only, other than a seed.
     """
     groups = grouped(runs, lambda one: (one[0], one[1].searcher)).values()
     return {path: name for group in groups for path, name in _of_group([run for _, run in group]).items()}
@@ -54,14 +54,10 @@ def _of_group(group: Sequence[SearchRun]) -> dict[Path, RunName]:
     settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
     differing = [key for key in keys if len({repr(own.get(key)) for own in settings.values()}) > 1]
-    models = len({run.model for run in group}) > 1
-    marks = {
-        run.path: (*([run.model] if models else []), *(f"{key}={settings[run.path].get(key)}" for key in differing))
-        for run in group
-    }
+    marks = {run.path: tuple(f"{key}={settings[run.path].get(key)}" for key in differing) for run in group}
     if len(differing) > _MOST_DIFFERENCES or len(set(marks.values())) < len(group):
         marks = {run.path: (str(run.path),) for run in group}
-    swept = _swept(differing[0], settings) if len(differing) == 1 and not models else {}
+    swept = _swept(differing[0], settings) if len(differing) == 1 else {}
     return {run.path: _name(run.searcher, marks[run.path], differing, swept.get(run.path)) for run in group}
 
 
@@ -205,14 +201,23 @@ def _search(folder: Path, sets: dict[str, str]) -> _Search:
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
-    """Name tasks by what they are; sets that look alike are numbered."""
+    """Name tasks by what they are, and by what predicts costs if that isn't one for all: others don't compare.
+
+    Sets that look alike are numbered.
+    """
     alike = grouped(sets, lambda digest: sets[digest])
     names = {
         digest: text if len(digests) == 1 else f"{text} (set {number})"
         for text, digests in alike.items()
         for number, digest in enumerate(digests, 1)
     }
-    return [(names[digest], run) for digest, run in searches]
+    several = len({_predicted_by(run) for _, run in searches}) > 1
+    return [(f"{names[digest]}{_predicted_by(run) if several else ''}", run) for digest, run in searches]
+
+
+def _predicted_by(run: SearchRun) -> str:
+    """Say what predicts a search's costs."""
+    return f", predicted by {run.model}{', the exchange of indices counted' if run.count_input else ''}"
 
 
 def _need_files(folder: Path, *names: str) -> None:

@@ -143,6 +143,18 @@ def _spread_tables(plan: Plan) -> dict[int, list[int]]:
     return {table: numbers for table, numbers in groups.items() if len(numbers) > 1}
 
 
+class _Calls(NamedTuple):
+    """What n loads alone have devices do: the kernels that take them, (n,), and what parts count, (n, C)."""
+
+    kernel: IntArray
+    counts: FloatArray
+
+    @classmethod
+    def of(cls, loads: Loads, kernels: IntArray, simulator: Simulator) -> "_Calls":
+        """Count for each load; `kernels` (G,) are what numbers stand for."""
+        return cls(np.searchsorted(kernels, loads.kernel), simulator.counts_of(LoadSets.alone(loads)))
+
+
 @dataclass(frozen=True, eq=False)
 class _SpreadShards:
     """The n shards of all tables that lie on several devices.
@@ -153,6 +165,8 @@ class _SpreadShards:
         asked, whole_asked: (n, C + 1) bytes that the shard puts into exchanges, and takes of memory; and its table,
             whole.
         without_ms, whole_ms: (n,) compute cost of the device without the table, and with all of it.
+        calls, whole_calls: what the device does for the shard, and for its table, whole.
+        uses, call: (G,) the number of the plan's loads that each kernel takes, and which of `CALLS` it is.
     """
 
     own: tuple[IntArray, ...]
@@ -161,6 +175,10 @@ class _SpreadShards:
     whole_asked: FloatArray
     without_ms: FloatArray
     whole_ms: FloatArray
+    calls: "_Calls"
+    whole_calls: "_Calls"
+    uses: IntArray
+    call: IntArray
 
     @classmethod
     def of(cls, plan: Plan, groups: dict[int, list[int]], simulator: Simulator) -> "_SpreadShards":
@@ -172,13 +190,20 @@ class _SpreadShards:
         full = [change._replace(dim=plan.task.tables[change.table].dim) for change in gone]
         without_ms, whole_ms = np.split(changed_compute_ms(plan, [*gone, *full], simulator.models.compute), 2)
         ends = np.cumsum([len(some) for some in groups.values()], dtype=np.int64)
+        loads, whole = plan.device_loads.loads.take(numbers), plan.table_loads.take(table)
+        every = plan.device_loads.loads.kernel
+        kernels = np.unique([*every, *whole.kernel])
         return cls(
             tuple(np.split(np.arange(len(placed)), ends)[:-1]),
             np.array([one.device for one in placed], dtype=np.int64),
-            _asked(plan, plan.device_loads.loads.take(numbers)),
-            _asked(plan, plan.table_loads.take(table)),
+            _asked(plan, loads),
+            _asked(plan, whole),
             without_ms,
             whole_ms,
+            _Calls.of(loads, kernels, simulator),
+            _Calls.of(whole, kernels, simulator),
+            np.bincount(np.searchsorted(kernels, every), minlength=len(kernels)),
+            calls_of(kernels),
         )
 
     def worth_trying(self, plan: Plan, cost: Cost, own: IntArray, layout: Layout) -> IntArray:
@@ -208,12 +233,18 @@ def _costs(
     for start in range(0, len(variants), step):
         some = variants[start : start + step]
         compute, asked = np.tile(cost.compute, (len(some), 1)), np.tile(asked_now, (len(some), 1, 1))
+        counts, uses = np.tile(called.counts, (len(some), 1, 1)), np.tile(shards.uses, (len(some), 1))
         for row, (own, there) in enumerate(some):
             devices, on = shards.device[own], shards.device[there]
             compute[row, devices] = shards.without_ms[own]
             compute[row, on] = shards.whole_ms[there]
             asked[row, devices] -= shards.asked[own]
             asked[row, on] += shards.whole_asked[there]
+            counts[row, devices] -= shards.calls.counts[own]
+            counts[row, on] += shards.whole_calls.counts[there]
+            np.subtract.at(uses[row], shards.calls.kernel[own], 1)
+            uses[row, shards.whole_calls.kernel[there]] += 1
         traffic = Traffic(asked[..., :-1], np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
-        total_ms = simulator.step(called, traffic, compute).device_ms.max(axis=1)
+        does = called._replace(kernels=(uses > 0) @ np.eye(len(CALLS))[shards.call], counts=counts)
+        total_ms = simulator.step(does, traffic, compute).device_ms.max(axis=1)
         yield np.where((asked[..., -1] <= plan.task.shard_memory).all(axis=1), total_ms, np.inf)

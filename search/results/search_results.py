@@ -76,6 +76,7 @@ class _Facts:
     searcher: Name
     model: str
     settings: dict[str, Any]
+    count_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class SearchRun:
         searcher: its name.
         model: the cost models, as `CostModels.load` takes them.
         settings: of the searcher.
+        count_input: whether predicted costs count the exchange of indices.
     """
 
     path: Path
@@ -93,6 +95,7 @@ class SearchRun:
     records: tuple[SearchRecord, ...]
     model: str
     settings: Mapping[str, Any]
+    count_input: bool = False
 
     def save(self, more: Mapping[str, Any]) -> None:
         """Write the records, then mark the run as whole, with `more` that is to be known of it; the plans are there."""
@@ -118,7 +121,7 @@ class SearchRun:
         records = tuple(parse(row, SearchRecord, str(results)) for row in rows)
         if [record.task for record in records] != list(range(len(records))):
             raise UserError(f"{results}: its tasks must be 0, 1, ..., {len(records) - 1}, each once")
-        return cls(path, described.searcher, records, described.model, described.settings)
+        return cls(path, described.searcher, records, described.model, described.settings, described.count_input)
 
     @staticmethod
     def journal(path: Path) -> Journal[SearchRecord]:

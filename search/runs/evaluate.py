@@ -53,6 +53,7 @@ class Evaluate:
         None in processes that only take part.
         """
         entries = self._entries()
+        _check_alike(entries)
         if not any(entry.runnable for entry in entries):
             why = next((f" ({entry.error})" for entry in entries if entry.error is not None), "")
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits its task{why}")
@@ -69,6 +70,8 @@ class Evaluate:
 
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
+        if twice := [path for path in paths if paths.count(path) > 1]:
+            raise UserError(f"{twice[0]} is given twice; name it once")
         simulator = None if self.model is None else Simulator(CostModels.load(self.model), self.count_input)
         by_path = [(path, self._of_run(path) if path.is_dir() else [self._of_file(path, simulator)]) for path in paths]
         methods = [entries[0].method for _, entries in by_path if entries]
@@ -98,3 +101,15 @@ class Evaluate:
         if plan.violations:
             return f"doesn't fit its task: {plan.violations[0]}"
         return beyond_memory(plan, self.hardware)
+
+
+def _check_alike(entries: Sequence[Evaluated]) -> None:
+    """Raise UserError unless all plans of a task can be compared."""
+    first = dict[int, Evaluated]()
+    for entry in entries:
+        known = first.setdefault(entry.task, entry) if entry.plan is not None else entry
+        if known.plan is not None and entry.plan is not None and (what := known.plan.task.unlike(entry.plan.task)):
+            raise UserError(
+                f"{known.file} and {entry.file} are plans of tasks that differ in their {what}: only like can be "
+                "compared; evaluate them one by one"
+            )

@@ -1,7 +1,7 @@
 """The explain run: one plan explained, or two compared; as text, and as a page."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -51,10 +51,27 @@ class Explain:
         if len({tuple((table.name, table.rows, table.dim) for table in plan.task.tables) for plan in plans}) > 1:
             raise UserError(f"{paths[0]} and {paths[1]} are plans of different tables; only like can be compared")
         model, note = models_of(plans, self.model)
-        simulator = Simulator(CostModels.load(model))
-        result = ExplainResult(tuple(paths), model, note, tuple(explain(plan, simulator) for plan in plans), page)
+        counts_input = any(plan.prediction is not None and plan.prediction.counts_input for plan in plans)
+        simulator, (plans, other) = Simulator(CostModels.load(model), counts_input), _on_one_task(plans)
+        notes = note, "they count the exchange of indices, as the plan's did" if counts_input else "", other
+        explained = tuple(explain(plan, simulator) for plan in plans)
+        result = ExplainResult(tuple(paths), model, "; ".join(filter(None, notes)), explained, page)
         result.save()
         return result
+
+
+def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
+    """Put the first of two plans on the task of the second, which the same tables may have other lookups in.
+
+    Returns:
+        The plans, and what is to be said of that, if anything; plans of as many devices alone can be put so.
+    """
+    *before, last = plans
+    what = before[0].task.unlike(last.task) if before else None
+    if what in (None, "number of devices"):
+        return list(plans), ""
+    named = "lookups" if what == "tables" else what
+    return [replace(before[0], task=last.task), last], f"both plans with the {named} of the second one's task"
 
 
 def models_of(plans: Sequence[Plan], asked: str | None) -> tuple[str, str]:

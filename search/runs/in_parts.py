@@ -181,8 +181,9 @@ class InParts:
         """Measure all plans once, those of one task together; tasks that are on disk already are not measured again.
 
         Raises:
-            UserError: nothing could be measured, or the directory holds another run.
+            UserError: nothing could be measured, predictions count something else, or the directory holds another run.
         """
+        _check_predictions(entries, count_input)
         counted = {"count_input": True} if count_input else {}
         by_task, tasks, facts = begun(entries, "kernels", counted, hardware, seed, directory)
         with progress_bar() as progress, self.opened(tasks, hardware, count_input, printer(progress)) as measure:
@@ -208,6 +209,17 @@ class InParts:
             why = next(entry.error for entry in done if entry.error is not None)
             raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")
         return result
+
+
+def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
+    """Raise UserError if what is measured would count the exchange of indices, and predictions don't, or they alone."""
+    for entry in entries:
+        if entry.prediction is not None and entry.prediction.counts_input is not count_input:
+            do = "leave count_input out, or search with it" if count_input else "give count_input=true"
+            raise UserError(
+                f"{entry.file or entry.method}: its predicted cost {'leaves out' if count_input else 'counts'} the "
+                f"exchange of indices, and measured ones would {'not' if count_input else 'leave it out'}; {do}"
+            )
 
 
 def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:

@@ -7,16 +7,18 @@ from itertools import product
 import numpy as np
 import pytest
 
-from neuroshard import CostModels, InfeasibleError, MemoryUse, Simulator, Task, Topology, UserError, search
+from neuroshard import CostModels, InfeasibleError, MemoryUse, Simulator, Table, Task, Topology, UserError, search
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.choice import declined_remark
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import allowed_forms
+from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.testing import constrained_task, linear_models, random_form_models, sequence_task, toy_task
@@ -420,3 +422,16 @@ def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(se
     task = plain_task([32, 64], [rows, 100], devices=devices, constraints=rules)
     with pytest.raises(UserError, match=rf"^constraints: table 't0' may lie in rows only, and can't \({why}"):
         search(task, H100, searcher)
+
+
+def test_of_plans_that_are_declined_the_cheapest_is_told():
+    """Columns elsewhere save less than 1%, and rows 6%."""
+    shapes = (("t0", 14_521, 16, 5.0, 3), ("t1", 24, 4, 60.0, 1))
+    tables = tuple(
+        Table(name, rows, dim, pooling, zipf_reuse(rows, 1024 * pooling), features=features)
+        for name, rows, dim, pooling, features in shapes
+    )
+    task, simulator = Task(tables, Topology(8, 582_080), 1024), Simulator(CostModels.load("h100"))
+    found = NeuroShard().find(task, simulator)
+    assert Form.ROWS in found.declined.forms
+    assert "cheaper was found" in declined_remark(found.plan, found.declined, simulator)

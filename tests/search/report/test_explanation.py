@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from neuroshard import Plan, Prediction, Simulator, Table, Task, Topology, UserError, search
+from neuroshard import CostModels, Plan, Prediction, Simulator, Table, Task, Topology, UserError, search
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.parts import Framework
 from neuroshard.models.trust import Margin, Margins
@@ -332,6 +332,28 @@ def test_costs_explained_are_those_that_were_promised(tmp_path):
     plan.save(tmp_path / "plan.json")
     result = Explain(str(tmp_path / "plan.json"), None, None).run()
     assert result.explanations[0].cost.total_ms == pytest.approx(plan.prediction.cost_ms)
+
+
+def test_two_plans_are_costed_on_one_task(files, capsys):
+    plan = Plan.load(files / "two.json")
+    hot = tuple(replace(table, pooling_factor=10 * table.pooling_factor) for table in plan.task.tables)
+    Plan(replace(plan.task, tables=hot), plan.placements).save(files / "hot.json")
+    paths = [str(files / "two.json"), str(files / "hot.json")]
+    result = Explain(paths, str(files / "models"), None).run()
+    assert result.explanations[0].cost.total_ms == result.explanations[1].cost.total_ms
+    assert "both plans with the lookups of the second one's task" in result.note
+    assert Explain(paths[:1], str(files / "models"), None).run().note.count("both plans") == 0
+
+
+def test_an_exchange_that_was_counted_is_counted_again():
+    task, models = toy_task(5, num_devices=2), CostModels.load("roofline:h100")
+    costs = {}
+    for count in (False, True):
+        plan = Simulator(models, count).predicted(whole(task))
+        assert plan.prediction.counts_input is count
+        assert Plan.from_json(plan.to_json(), "it").prediction == plan.prediction
+        costs[count] = plan.prediction.cost_ms
+    assert costs[True] > costs[False]
 
 
 def _summary_of(found):

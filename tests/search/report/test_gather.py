@@ -69,8 +69,18 @@ def test_sets_of_tasks_that_look_alike_are_numbered(good, runs, tmp_path):
     others = tuple(toy_task(4, seed=seed) for seed in (1, 0))  # the same in another order
     Search(str(tmp_path / "models"), others, Random(), "three", str(runs / "three")).run()
     found = gather([runs]).searched
-    assert sorted(found["tasks"].unique()) == [f"{name} (set 1)", f"{name} (set 2)"]
+    assert {tasks.split(", predicted by ")[0] for tasks in found["tasks"]} == {f"{name} (set 1)", f"{name} (set 2)"}
     assert found.groupby("method")["tasks"].nunique().tolist() == [1, 1, 1]
+
+
+def test_costs_that_something_else_predicts_are_not_compared(runs):
+    tasks, models = tuple(toy_task(4, seed=seed) for seed in range(2)), "roofline:h100"
+    for name, count in (("other", False), ("counted", True)):
+        Search(models, tasks, Random(), name, str(runs / name), count).run()
+    found = gather([runs]).searched.groupby("method")["tasks"].first()
+    assert found["other"].endswith(f", predicted by {models}")
+    assert found["counted"].endswith(f", predicted by {models}, the exchange of indices counted")
+    assert found.nunique() == 3
 
 
 MARKUP = "[bold]$x$"  # of terminals and of formulas

@@ -8,9 +8,9 @@ from neuroshard.stages.search.report.gather import named
 from neuroshard.stages.search.results.search_results import SearchRun
 
 
-def _runs(*settings, method="neuroshard", models=("cpu",), tasks=("t",)):
+def _runs(*settings, method="neuroshard", tasks=("t",)):
     return [
-        (tasks[number % len(tasks)], SearchRun(Path(str(number)), method, (), models[number % len(models)], some))
+        (tasks[number % len(tasks)], SearchRun(Path(str(number)), method, (), "cpu", some))
         for number, some in enumerate(settings)
     ]
 
@@ -51,11 +51,7 @@ def test_other_differences_are_named_but_no_sweep(one, other):
     assert f"({key}={one[key]}" in found[Path("0")].method
 
 
-def test_models_and_paths_tell_apart_what_settings_do_not():
-    assert [name.method for name in named(_runs({}, {}, models=("a", "b"))).values()] == [
-        "neuroshard (a)",
-        "neuroshard (b)",
-    ]
+def test_paths_tell_apart_what_settings_do_not():
     assert [name.method for name in named(_runs({}, {})).values()] == ["neuroshard (0)", "neuroshard (1)"]
 
 

@@ -57,13 +57,13 @@ def _mixed(*whole, task=MIXED_TASK, lie=(0, 1, 2, 3)):
     return Plan(task, tuple(one for i, where in places for one in placed(task, i, where)))
 
 
-ROOFLINE = CostModels.load("roofline:h100")
+ROOFLINE, IN_TORCHREC = CostModels.load("roofline:h100"), CostModels.load("roofline:h100+torchrec")
 
 
-@pytest.mark.parametrize("batched", [0, 1])
-def test_what_tables_in_any_form_are_worth_is_what_whole_plans_cost(batched):
+@pytest.mark.parametrize(("batched", "models"), [(0, ROOFLINE), (1, ROOFLINE), (1, IN_TORCHREC)])
+def test_what_tables_in_any_form_are_worth_is_what_whole_plans_cost(batched, models):
     task = replace(MIXED_TASK, memory=MemoryUse("adam", batched))
-    simulator, plan = Simulator(ROOFLINE), _mixed(task=task)
+    simulator, plan = Simulator(models), _mixed(task=task)
     worths = split_worths(plan, simulator.cost(task, plan), simulator)
     assert {worth.table: worth.layout.form for worth in worths} == dict(
         zip(("toy0", "toy1", "toy2", "toy3"), (Form.ROWS, Form.ROWS, Form.COPIES, Form.COLUMNS), strict=True)

@@ -269,3 +269,27 @@ def test_runs_of_one_method_are_told_apart(bundle, tmp_path, monkeypatch):
     evaluate = Evaluate([str(tmp_path / "one"), str(tmp_path / "other")], None, CPU, None, 0, str(tmp_path / "out"))
     methods = {entry.method for entry in evaluate.run().entries}
     assert methods == {f"dim ({tmp_path / out})" for out in ("one", "other")}
+
+
+def test_only_plans_of_like_tasks_are_compared(tmp_path):
+    task, paths = toy_task(3, num_devices=2), [str(tmp_path / name) for name in ("one.json", "other.json")]
+    whole(task).save(paths[0])
+    for other, what in ((replace(task, batch_size=512), "batch size"), (toy_task(4, num_devices=2), "tables")):
+        whole(other).save(paths[1])
+        with pytest.raises(
+            UserError, match=rf"one\.json and .*other\.json are plans of tasks that differ in their {what}"
+        ):
+            Evaluate(paths, None, CPU, None, 0, str(tmp_path / "out")).run()
+    with pytest.raises(UserError, match=r"one\.json is given twice; name it once"):
+        Evaluate(paths[:1] * 2, None, CPU, None, 0, str(tmp_path / "out")).run()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "do"), [(True, False, "give count_input=true"), (False, True, "leave count_input out")]
+)
+def test_costs_that_count_something_else_are_not_compared(tmp_path, predicted, measured, do):
+    plan = replace(whole(toy_task(3, num_devices=2)), prediction=Prediction("cpu", 5.5, counts_input=predicted))
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(UserError, match=f"exchange of indices, and measured ones would .*; {do}"):
+        Evaluate(str(tmp_path / "plan.json"), None, CPU, None, 0, str(tmp_path / "out"), count_input=measured).run()

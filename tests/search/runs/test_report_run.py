@@ -236,9 +236,11 @@ def test_same_names_of_different_runs_are_told_apart(runs, tmp_path):
     tasks = tuple(toy_task(6, seed=seed) for seed in range(4))
     save_bundle(tmp_path / "others", random_models(seed=3), Card())
     Search(str(tmp_path / "others"), tasks, Random(), "random", str(runs / "again")).run()
-    names = set(gather([runs]).searched["method"])
-    assert f"random ({tmp_path / 'others'})" in names
-    assert "dim_greedy" in names
+    found = gather([runs]).searched
+    assert {"random", "dim_greedy"} <= set(found["method"])
+    by_others = found["tasks"].str.endswith(f"predicted by {tmp_path / 'others'}")
+    assert set(found[by_others]["method"]) == {"random"}
+    assert len(found[~by_others & (found["method"] == "random")])
 
 
 def _words(path):
