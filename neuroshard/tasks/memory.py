@@ -23,7 +23,14 @@ _INDEX_BYTES = 8
 _CACHED_ROW_BYTES, _KNOWN_ROW_BYTES = 16, 4
 
 # Floats of optimizer state: for every element of the weights, and for every row of a shard.
-STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
+# The least comes first.
+STATE_FLOATS = {
+    "sgd": (0, 0),
+    "rowwise_adagrad": (0, 1),
+    "adagrad": (1, 0),
+    "partial_rowwise_adam": (1, 1),
+    "adam": (2, 0),
+}
 
 
 class InFlight(NamedTuple):
@@ -59,8 +66,8 @@ class MemoryUse:
     """What counts against a device's memory besides the weights. Bytes are exact, or refused beyond 2^60.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad | adam: sgd keeps nothing, rowwise_adagrad a float for every row, adam two for
-            every element.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: sgd keeps nothing, rowwise_adagrad a
+            float for every row, adagrad one for every element, partial_rowwise_adam both, adam two for every element.
         batches_in_flight: batches whose inputs and outputs are in memory at once; more in a pipeline that prefetches. 0
             counts no buffers, as the papers do; 1 is plain training.
         pipeline: none | sparse_dist | prefetch | semi_sync: the training pipeline whose buffers count, instead of so

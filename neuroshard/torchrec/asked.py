@@ -13,7 +13,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints
-from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.memory import STATE_FLOATS, MemoryUse
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.groups import Groups
 from neuroshard.torchrec.known_tables import with_statistics
@@ -29,8 +29,17 @@ _OPTIMIZERS = {
     "rowwiseadagrad": "rowwise_adagrad",
     "row_wise_adagrad": "rowwise_adagrad",
     "exact_row_wise_adagrad": "rowwise_adagrad",
+    "adagrad": "adagrad",
+    "exact_adagrad": "adagrad",
+    "lars_sgd": "adagrad",  # as much state: a momentum
+    "larssgd": "adagrad",
+    "partial_row_wise_adam": "partial_rowwise_adam",
+    "partialrowwiseadam": "partial_rowwise_adam",
+    "partial_row_wise_lamb": "partial_rowwise_adam",
+    "partialrowwiselamb": "partial_rowwise_adam",
 }
-_LARGEST_OPTIMIZER = "adam"
+_BY_STATE = tuple(STATE_FLOATS)
+_LARGEST_OPTIMIZER = _BY_STATE[-1]
 NO_TABLE = "no table of the model is planned here; plan() gives what TorchRec's planner makes of it"
 
 
@@ -102,7 +111,7 @@ class Asked:
         pairs = list(zip(tables.values(), looked_up, strict=True))
         expanded = [table for parameter, table in pairs if parameter.deduplicated]
         samples = self.batch_size * devices
-        largest = max(map(_optimizer_of, tables.values()), key=("sgd", "rowwise_adagrad", _LARGEST_OPTIMIZER).index)
+        largest = max(map(_optimizer_of, tables.values()), key=_BY_STATE.index)
         memory = self.memory or MemoryUse(largest, batches_in_flight=1)
         if self.pipeline is not None:
             memory = replace(memory, pipeline=self.pipeline)

@@ -14,6 +14,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import PlannerError, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingConfig
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import padded
@@ -92,6 +93,13 @@ def _as_served(parameter: Parameter, device: str) -> Parameter:
     Raises:
         UserError: constraints leave it nothing of that; TorchRec would plan it, and fail when the model is sharded.
     """
+    copied = parameter.unlike_kernels or parameter.said.sharding_types == [ShardingType.DATA_PARALLEL.value]
+    if copied and device == "cpu" and isinstance(parameter.config, EmbeddingConfig):
+        do = f"give it {padded(parameter.config.embedding_dim)} columns" if parameter.unlike_kernels else "allow others"
+        raise UserError(
+            f"table {parameter.qualified_name!r} can lie in copies only, and TorchRec 1.8 fails to look up copies of "
+            f"sequence tables on CPUs; {do}"
+        )
     if parameter.unlike_kernels:
         dim = parameter.config.embedding_dim
         why = f"has {dim} columns, which TorchRec trains in copies only"

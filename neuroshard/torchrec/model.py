@@ -19,7 +19,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import parse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
-from neuroshard.torchrec.kernels import SPLIT, WHOLE, shards_of
+from neuroshard.torchrec.kernels import SPLIT, WHOLE, check_extent, shards_of
 from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
@@ -152,7 +152,7 @@ class Model:
 
 
 def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
-    """Check that a given plan lays its parameters on ranks of this job, and on all where they must.
+    """Check that a given plan is of these parameters, and lays them on ranks of this job, and on all where they must.
 
     Raises:
         UserError: it doesn't.
@@ -161,6 +161,7 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
     for parameter in fixed:
         sharding = parameter.sharding_in(asked.fixed)
         ranks = list(range(size)) if sharding.ranks is None else list(sharding.ranks)
+        check_extent(parameter.qualified_name, sharding, parameter.weights.shape)
         what = f"given: table {parameter.qualified_name!r} lies on"
         if any(not 0 <= rank < size for rank in ranks):
             raise UserError(f"{what} rank {max(ranks)}, and the job has {size} (0 to {size - 1}); plan it for this job")

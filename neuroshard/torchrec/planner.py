@@ -155,7 +155,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 topology=groups.topology,
                 batch_size=batch_size,
                 reservation=copy(reservation) if groups.chosen else reservation,  # it knows what it left the last time
-                constraints=_checked(constraints or {}),
+                constraints=_checked(constraints or {}, topology.compute_device),
                 fixed=given or ShardingPlan({}),
                 rules=rules or Constraints(),
                 memory=memory,
@@ -449,17 +449,22 @@ class _Way:
         return 0.0 if self.plan is None else self.finder.simulator.cost(self.plan.task, self.plan).total_ms
 
 
-def _checked(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
-    """Return a copy of constraints, by name of the table.
+def _checked(constraints: Mapping[str, ParameterConstraints], device: str) -> dict[str, ParameterConstraints]:
+    """Return a copy of constraints, by name of the table, for such devices.
 
     Raises:
-        UserError: they are something else.
+        UserError: they are something else, or ask for other devices.
     """
     if not isinstance(constraints, Mapping):
         raise UserError(f"constraints={constraints!r} must be ParameterConstraints by name of the table")
     for name, said in constraints.items():
         if not isinstance(said, ParameterConstraints):
             raise UserError(f"constraints of table {name!r}: {said!r} must be ParameterConstraints")
+        if said.device_group not in (None, device):
+            raise UserError(
+                f"constraints of table {name!r}: device_group={said.device_group!r} can't be planned on a topology of "
+                f"{device!r} devices; leave it out, or give a plan of that table by given="
+            )
     return dict(constraints)
 
 

@@ -22,7 +22,7 @@ from torchrec.distributed.types import (
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
-from neuroshard.torchrec.kernels import SHARDING_TYPES
+from neuroshard.torchrec.kernels import SHARDING_TYPES, check_extent
 from neuroshard.torchrec.parameters import parameters_of
 
 _FORMAT = "torchrec-sharding-plan-1"
@@ -143,11 +143,18 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
             those of the same names in its collections.
 
     Raises:
-        UserError: the file is missing or malformed, or a table is in none or several of the model's collections.
+        UserError: the file is missing or malformed, or a table is in none or several of the model's collections, or of
+            another shape there.
     """
     where = f"sharding plan {path}"
     read = parse(of_format(read_json(Path(path), "sharding plan"), _FORMAT, where), _File, where)
-    return sharding_plan_of(read.modules if model is None else _in_collections(read.modules, model, where), where)
+    if model is None:
+        return sharding_plan_of(read.modules, where)
+    plan = sharding_plan_of(_in_collections(read.modules, model, where), where)
+    for parameter in parameters_of(model, get_default_sharders()):
+        if parameter.is_in(plan):
+            check_extent(parameter.qualified_name, parameter.sharding_in(plan), parameter.weights.shape)
+    return plan
 
 
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:

@@ -26,7 +26,9 @@ from neuroshard.words.topology import Topology
 
 _BATCH_SIZE = 256
 _DIM = 4  # the narrowest shard
-_STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
+_STATE_FLOATS = {
+    "sgd": (0, 0), "rowwise_adagrad": (0, 1), "adagrad": (1, 0), "partial_rowwise_adam": (1, 1), "adam": (2, 0),
+}  # fmt: skip
 
 Spread = tuple[int, ...]  # (D,) columns of one table on each device
 

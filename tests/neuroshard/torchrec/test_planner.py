@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
@@ -18,8 +18,8 @@ from torchrec.types import DataType
 from neuroshard import Constraints, InfeasibleError, MemoryUse, TableRule, UserError
 from neuroshard.plumbing.errors import MissingPackageError
 from neuroshard.testing import linear_models
-from neuroshard.torchrec import NeuroShardPlanner
-from tests.kit.torchrec_models import AllOnLast, bags, places, planner, shaped_bags, topology
+from neuroshard.torchrec import NeuroShardPlanner, load_sharding_plan, save_sharding_plan
+from tests.kit.torchrec_models import AllOnLast, bags, places, planner, sequences, shaped_bags, topology
 
 SMALL = bags("t", rows=10, dim=4)
 TWO = nn.ModuleDict({"one": shaped_bags({"t0": (100, 16), "t1": (50, 8)}), "other": bags("t0", rows=1000, dim=32)})
@@ -86,6 +86,10 @@ def test_outputs_of_fewer_bits_are_exchanged_as_they_are(models, warned, asked, 
         ({"optimizer": "exact_sgd"}, None, "sgd"),
         ({"optimizer": "exact_row_wise_adagrad"}, None, "rowwise_adagrad"),
         ({"optimizer": "lamb"}, None, "adam"),
+        ({"optimizer": "shampoo"}, None, "adam"),  # the largest stands for those without a name
+        ({"optimizer": EmbOptimType.EXACT_ADAGRAD}, None, "adagrad"),
+        ({"optimizer": EmbOptimType.PARTIAL_ROWWISE_ADAM}, None, "partial_rowwise_adam"),
+        ({}, torch.optim.Adagrad, "adagrad"),
         (None, torch.optim.Adam, "adam"),
     ],
 )
@@ -310,6 +314,10 @@ def test_numbers_of_groups_are_whole_numbers(number):
         ({"constraints": ["t"]}, "constraints=['t'] must be ParameterConstraints by name of the table"),
         ({"constraints": {"t": "row_wise"}}, "of table 't': 'row_wise' must be ParameterConstraints"),
         (
+            {"constraints": {"t": ParameterConstraints(device_group="cuda")}},
+            "of table 't': device_group='cuda' can't be planned on a topology of 'cpu' devices",
+        ),
+        (
             {"constraints": {"t": ParameterConstraints(min_partition=0)}},
             "of table 't': min_partition=0 must be 1 or more",
         ),
@@ -329,3 +337,25 @@ def test_numbers_of_groups_are_whole_numbers(number):
 def test_numbers_that_nobody_could_mean_are_refused(settings, why):
     with pytest.raises(UserError, match=re.escape(why)):
         planner(**settings).plan(SMALL)
+
+
+@pytest.mark.parametrize("rows", [20, 4000])
+def test_plans_of_tables_of_another_shape_are_refused(rows, tmp_path):
+    given = planner().plan(bags("t", rows=40, dim=8))
+    why = f"table 't' has {rows} x 8 rows and columns, and the plan's shards end at 40 x 8"
+    with pytest.raises(UserError, match=why):
+        planner(given=given).plan(bags("t", rows=rows, dim=8))
+    save_sharding_plan(given, tmp_path / "plan.json")
+    with pytest.raises(UserError, match=why):
+        load_sharding_plan(tmp_path / "plan.json", bags("t", rows=rows, dim=8))
+    assert load_sharding_plan(tmp_path / "plan.json", bags("t", rows=40, dim=8)).plan.keys() == given.plan.keys()
+
+
+@pytest.mark.parametrize(
+    ("dim", "types", "do"), [(6, None, "give it 8 columns"), (8, ["data_parallel"], "allow others")]
+)
+def test_copies_of_sequence_tables_are_refused_on_cpus(dim, types, do):
+    said = {} if types is None else {"constraints": {"s": ParameterConstraints(sharding_types=types)}}
+    with pytest.raises(UserError, match=f"TorchRec 1.8 fails to look up copies of sequence tables on CPUs; {do}"):
+        planner(**said).plan(sequences("s", rows=40, dim=dim))
+    planner(2, "cuda", **said).plan(sequences("s", rows=40, dim=dim))

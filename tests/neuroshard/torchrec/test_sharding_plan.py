@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
+from torchrec import EmbeddingBagCollection
 from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 from neuroshard import Home, Plan, Table, Task, Tier, Topology, UserError
@@ -18,7 +19,7 @@ from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import COPIES, laid_out
-from tests.kit.torchrec_models import bags
+from tests.kit.torchrec_models import META, bag
 
 TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
 PLAN = assemble(TASK, [(0, 8, 3), (1, 4, 0), (1, 12, 2)])
@@ -64,7 +65,10 @@ def test_tables_of_several_modules():
 
 
 def test_a_file_without_a_module_finds_its_tables_in_the_model(path):
-    model = nn.ModuleDict({"x": bags("a", "c"), "b": bags("b", "c")})
+    of_a, of_c = (bag(name, 10, dim) for name, dim in (("a", 8), ("c", 16)))
+    model = nn.ModuleDict({
+        path: EmbeddingBagCollection(its, device=META) for path, its in (("x", [of_a, of_c]), ("b", [bag("b"), of_c]))
+    })  # fmt: skip
     assert list(_saved(to_sharding_plan(PLAN), path).plan) == [""]
     read = _saved(to_sharding_plan(PLAN), path, model)
     assert {module: list(plan) for module, plan in read.plan.items()} == {"x": ["a"], "b": ["c"]}
