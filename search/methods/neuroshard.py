@@ -177,12 +177,16 @@ class NeuroShard(Searcher):
             with suppress(InfeasibleError):
                 return self._in_forms([task], task, simulator)
         options = HomeOptions.of(task, simulator.compute_for(task))
-        homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in options.choices(task)]
+        roomier, choices = options, options.choices(task)
+        if not choices:
+            roomier = options.with_copies(task, _allowed(task, known_calls(simulator.models, self.forms)))
+            choices = roomier.choices(task)
+        homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in choices]
         others = [homed(task, its) for its in homes if its != task.homes]
         try:
             found = self._in_forms([task, *others], task, simulator)
         except InfeasibleError as error:
-            raise error if homes else options.shortage(task) from None
+            raise error if homes else roomier.shortage(task) from None
         return self._improved(found, options, simulator)
 
     def _improved(self, found: Found, options: HomeOptions, simulator: Simulator) -> Found:

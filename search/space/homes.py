@@ -6,16 +6,17 @@ from itertools import pairwise
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.layouts import COPIES
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
-from neuroshard.stages.search.space.base import device_memory
+from neuroshard.stages.search.space.base import device_memory, placed_bytes
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import CALLS
+from neuroshard.words.form import CALLS, FORMS
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
@@ -48,6 +49,17 @@ class HomeOptions:
         cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
         may = np.array([[its.may_lie_in(home) for home in homes] for its in task.limits])
         return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
+
+    def with_copies(self, task: Task, allowed: BoolArray) -> "HomeOptions":
+        """Return the options with the bytes of all devices' copies where these are fewer than columns and buffers take.
+
+        Of forms `allowed` (T, F): what looks up its own samples alone buffers no others.
+        """
+        size, everywhere = self.device_bytes.copy(), range(task.topology.num_devices)
+        for table in np.flatnonzero(allowed[:, FORMS.index(COPIES.form)]).tolist():
+            copies = int(placed_bytes(task, COPIES.over(task, table, everywhere)).sum())
+            size[table, 0] = min(size[table, 0], copies)
+        return replace(self, device_bytes=size)
 
     def of_tables(self, tables: IntArray) -> "HomeOptions":
         """Return the options of some tables (t,) alone."""

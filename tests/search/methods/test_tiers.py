@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard import Constraints, Found, InfeasibleError, PinnedShard, Searcher, Simulator, TableRule, Task, Topology
+from neuroshard import (
+    Constraints,
+    Found,
+    InfeasibleError,
+    PinnedShard,
+    Searcher,
+    Simulator,
+    Table,
+    TableRule,
+    Task,
+    Topology,
+)
 from neuroshard.layouts import in_columns
 from neuroshard.plans.hosts import assigned_to_hosts, least_host_bytes
 from neuroshard.plans.moves import moved_bytes
@@ -22,6 +33,7 @@ from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, homed, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import linear_models
+from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 from tests.kit.plans import laid_out, whole
 from tests.kit.searches import H100, found, ms_of
@@ -294,3 +306,14 @@ def test_two_equal_parts_may_lie_on_two_hosts(searcher, pooled):
     plan = searcher.find(Task(tables, topology, 1024, constraints=Constraints((rule,))), H100).plan
     assert plan.violations == ()
     assert sorted(placed.device // 2 for placed in plan.placements)[:: len(plan.placements) - 1] == [0, 1]
+
+
+def test_small_tables_are_copied_beside_a_large_one_on_hosts_where_columns_would_need_too_many_buffers():
+    def table(name, rows, pooling):
+        return Table(name, rows, 64, pooling, ns.zipf_reuse(rows, 65_536 * pooling))
+
+    tables = (table("big", 20_000_000, 0.5), *(table(f"small{number}", 1000, 20.0) for number in range(32)))
+    task = Task(tables, Topology(4, "560MiB", host_memory_bytes=1 << 40), 65_536, ns.MemoryUse("sgd", 1))
+    plan = found(QUICKLY, task, H100)
+    assert plan.forms == (Form.COLUMNS, *(Form.COPIES,) * 32)
+    assert plan.homes[0].tier is not Tier.DEVICE
