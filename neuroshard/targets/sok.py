@@ -7,6 +7,7 @@ rows lie together, more even lookups.
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -84,7 +85,8 @@ _Variable = _Static | _Hybrid
 
 def _write(plan: Plan) -> Exported:
     placed = plan.by_table
-    _check_every_gpu(plan, placed)
+    for remark in _empty_gpus(plan):
+        raise UserError(f"plan: {remark}")
     variables = [_variable(table, its) for table, its in zip(plan.task.tables, placed, strict=True)]
     num_gpus = plan.task.topology.num_devices
     content = {"format": _FORMAT, "num_gpus": num_gpus, "variables": [_fields(variable) for variable in variables]}
@@ -123,15 +125,12 @@ def _fields(variable: _Variable) -> dict[str, str | int]:
     return variable_type | asdict(variable)
 
 
-def _check_every_gpu(plan: Plan, placed: Sequence[Sequence[Placement]]) -> None:
-    """Raise UserError if a GPU has no table: `sok.lookup_sparse` refuses that."""
-    holding = {placement.device for its in placed for placement in its}
-    for device in range(plan.task.topology.num_devices):
-        if device not in holding:
-            raise UserError(
-                f"plan: device {device} holds no table, and SOK wants one on every GPU; search with fewer devices "
-                "(topology.num_devices)"
-            )
+def _empty_gpus(plan: Plan) -> tuple[str, ...]:
+    """Say which GPU has no table, if one has none: `sok.lookup_sparse` refuses that."""
+    holding = {placement.device for placement in plan.placements}
+    empty = (device for device in range(plan.task.topology.num_devices) if device not in holding)
+    do = "search with fewer devices (topology.num_devices), or with tables in rows"
+    return tuple(f"device {device} holds no table, and SOK wants one on every GPU; {do}" for device in islice(empty, 1))
 
 
 def _snippet(num_gpus: int, variables: Sequence[_Variable]) -> str:
@@ -191,4 +190,5 @@ TARGET = Target(
     sequence_forms=frozenset({Form.ROWS}),
     splits="none",
     rows_over="all",
+    remarks=_empty_gpus,
 )

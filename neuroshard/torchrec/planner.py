@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args
 
 import torch.distributed as dist
 from torch import nn
@@ -132,8 +133,17 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError("keep= and plan_loader= both bring a plan; give one of them")
         if timeout_seconds is not None and not (isinstance(timeout_seconds, int | float) and timeout_seconds > 0):
             raise UserError(f"timeout_seconds={timeout_seconds!r} must be a number above 0")
+        _check_type("topology", topology, TorchRecTopology)
+        _check_type("models", models, CostModels | str)
+        _check_type("storage_reservation", storage_reservation, StorageReservation)
+        _check_type("rules", rules, Constraints)
+        _check_type("memory", memory, MemoryUse)
+        _check_type("stats", stats, Stats | Sequence)
+        _check_type("callbacks", callbacks, Sequence)
+        _check_type("plan_loader", plan_loader, PlanLoader)
+        _check_type("sync_steps", sync_steps, int)
         topology = topology or _topology_of_group()
-        batch_size = batch_size or _BATCH_SIZE
+        batch_size = _BATCH_SIZE if batch_size is None else batch_size
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UserError(f"batch_size={batch_size!r} must be a whole number of at least 1: of one device")
         if not isinstance(given, ShardingPlan | None):
@@ -392,7 +402,12 @@ class NeuroShardPlanner(ShardingPlanner):
         return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
-        """List the model on each of the groups that there may be."""
+        """List the model on each of the groups that there may be.
+
+        Raises:
+            UserError: `sharders` is no list, or as `Model.read`.
+        """
+        _check_type("sharders", sharders, Sequence)
         sharders = sharders or get_default_sharders()
         first = self._asked[0]
         model = Model.read(module, sharders, first, self._finder.served(first.topology))
@@ -447,6 +462,13 @@ class _Way:
     def total_ms(self) -> float:
         """The predicted cost; that of a plan by TorchRec alone is unknown, and taken for none."""
         return 0.0 if self.plan is None else self.finder.simulator.cost(self.plan.task, self.plan).total_ms
+
+
+def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
+    """Raise UserError unless an argument is None or of the type that it must be."""
+    if value is not None and not isinstance(value, wanted):
+        words = " or ".join(its.__name__ for its in get_args(wanted) or (wanted,))
+        raise UserError(f"{name}={value!r} must be {words}")
 
 
 def _checked(constraints: Mapping[str, ParameterConstraints], device: str) -> dict[str, ParameterConstraints]:

@@ -85,7 +85,7 @@ def comparisons_shown(
     alone = compared[sizes == 1]
     if len(alone):
         names: Cells = {group: lambda row: str(row["group"])}
-        text = "Nothing else was tried on the same tasks."
+        text = "Nothing else was tried on the same tasks, sweeps aside."
         its = dict.fromkeys(said[name] for name in alone["group"] if name in said)
         yield Section(
             f"{title}: one method alone",

@@ -150,6 +150,7 @@ class Search:
         return {
             "settings": settings,
             "class": type(self.searcher).__name__,
+            "method": self.method,
             "model": self._model,
             **({"count_input": True} if self.count_input else {}),
             **({} if self.verify is None else self.verify.settings),

@@ -261,7 +261,7 @@ def test_completion_in_a_shell(tmp_path):
         ("target=s", "search", [], ["target=sok"]),
         ("verify=", "search", [], ["verify=hardware", "verify=mirrored", "verify=none", "verify=torchrec"]),
         ("count_input=", "search", [], ["count_input=true", "count_input=false"]),
-        ("memory.optimizer=a", "search", ["memory=training"], ["memory.optimizer=adam"]),
+        ("memory.optimizer=a", "search", ["memory=training"], ["memory.optimizer=adagrad", "memory.optimizer=adam"]),
         ("experiment=", "evaluate", [], ["experiment=evaluate_demo", "experiment=evaluate_main"]),
         ("samples", "search", ["experiment=search_samples"], ["samples="]),
         ("searcher.start", "search", ["searcher=replan"], ["searcher.start="]),

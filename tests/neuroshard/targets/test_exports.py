@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import neuroshard as ns
 from neuroshard import Constraints, Home, Placement, Shard, TableRule, Task, Tier, Topology, UserError
 from neuroshard.targets.target import TARGETS, constrained, target_named
+from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import COPIES, laid_out, placed, table
@@ -404,3 +405,9 @@ def test_sequence_tables_lie_in_rows():
         found = target_named(name).constrained(replace(TASK, tables=tables)).constraints
         assert found.limits(tables[1], 4).forms == {Form.ROWS}
         assert Form.COLUMNS in found.limits(tables[0], 4).forms
+
+
+def test_a_search_says_which_gpu_sok_would_find_empty():
+    simulator = ns.Simulator(linear_models(2))
+    with pytest.warns(ns.NeuroShardWarning, match="device 1 holds no table, and SOK wants one on every GPU"):
+        ns.search(toy_task(1, num_devices=2), simulator, "dim_greedy", target="sok")
