@@ -136,11 +136,18 @@ class Replan(Searcher):
         return most - needed
 
     def _worth_it(self, before: Plan, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Choose what moves least from `before` on, of all nearly as cheap as the cheapest; `found` begins as is."""
+        """Choose what moves least from `before` on, of all nearly as cheap as the cheapest; `found` begins as is.
+
+        Any other than that one must save as much as moves are worth.
+        """
         costs = [cost.total_ms for cost in simulator.costs(found[0].plan.task, [one.plan for one in found])]
-        most = min(costs) + self.least_gain * costs[0]
-        enough = [(moved_bytes(before, one.plan), ms, i) for i, (one, ms) in enumerate(zip(found, costs, strict=True))]
-        return found[min(one for one in enough if one[1] <= most)[2]]
+        most, worth = min(costs) + self.least_gain * costs[0], costs[0] * (1 - self.least_gain)
+        enough = [
+            (moved_bytes(before, one.plan), ms, number)
+            for number, (one, ms) in enumerate(zip(found, costs, strict=True))
+            if ms <= (most if number == 0 else min(most, worth))
+        ]
+        return found[min(enough)[2]]
 
     def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
         """Yield plans with other forms, for changes of form that move at most so many bytes, and half of them."""

@@ -1,13 +1,15 @@
 """Re-planning: little is moved, nothing gets worse, mistakes are said."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard import Constraints, CostModels, Plan, Searcher, Simulator, TableRule, Task, Topology, UserError
+from neuroshard import Constraints, CostModels, Found, Plan, Searcher, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.plans.moves import moved_between, table_changes
+from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
@@ -293,3 +295,16 @@ def test_columns_stay_apart_from_rows_of_a_host():
     assert plan.violations == ()
     assert ms_of(plan) < ms_of(start)
     assert plan.forms[1] is Form.ROWS
+
+
+@pytest.mark.parametrize(
+    ("gain", "costs", "chosen"), [(0.2, (10, 9.2, 7.9), 2), (0.2, (10, 9.2, 8.1), 0), (0.05, (10, 9.2, 9), 1)]
+)
+def test_what_moves_less_must_be_worth_it_too(gain, costs, chosen):
+    task = toy_task(3, num_devices=2)
+    plans = [
+        assemble(task, [(t, table.dim, int(t < moved)) for t, table in enumerate(task.tables)]) for moved in range(3)
+    ]
+    simulator = SimpleNamespace(costs=lambda *_: [SimpleNamespace(total_ms=ms) for ms in costs])
+    found = [Found(plan) for plan in plans]
+    assert Replan(plans[0], least_gain=gain)._worth_it(plans[0], found, simulator) is found[chosen]
