@@ -185,14 +185,14 @@ class Parameter:
         the gain is believed.
         """
         kernels = self.said.compute_kernels
-        types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self._only_if_named
+        types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
         columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
         named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
         others = (one for one in named if not kernels or kernel_of(one, ON_DEVICE) in kernels)
         return (*columns, *(one.form for one in others if one.form in self._known_forms))
 
     @property
-    def _only_if_named(self) -> frozenset[str]:
+    def withheld_types(self) -> frozenset[str]:
         """Sharding types that TorchRec has for the table, and runs wrongly: it must be asked for them by name.
 
         Rows of mean-pooled tables and of processed features change what lies beside them (`unsound_remarks`), and a

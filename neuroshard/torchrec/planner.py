@@ -25,7 +25,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator, with_prediction
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan, copies_remarks
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
@@ -45,6 +45,7 @@ from neuroshard.torchrec.planner_report import (
     loading_remarks,
     precision_remark,
     unsound_remarks,
+    withheld_remark,
 )
 
 _log = logging.getLogger(__name__)
@@ -351,7 +352,10 @@ class NeuroShardPlanner(ShardingPlanner):
         """Have TorchRec plan what is delegated to it, and find a plan for the rest of a model, where there is any."""
         finder = self._finder_of(model)
         others, left = model.others()
-        plan = search(finder, model.asked.task(model.tables, left)) if model.tables else None
+        try:
+            plan = search(finder, model.asked.task(model.tables, left)) if model.tables else None
+        except InfeasibleError as error:
+            raise InfeasibleError(f"{error}{withheld_remark(model.tables.values())}") from None
         return _Way(model, finder, model.whole(others, plan), plan)
 
     def _replanned(

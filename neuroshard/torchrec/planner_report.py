@@ -1,7 +1,7 @@
 """What people and programs are told of a plan: TorchRec's reports, remarks, and callbacks as its planner has them."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +105,19 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
             f"tables of processed features are in rows ({listed(processed)}): TorchRec 1.8 writes their weights into "
             "the batch, so that outputs of other collections that read it are wrong; give those a batch of their own"
         )
+
+
+def withheld_remark(parameters: Iterable[Parameter]) -> str:
+    """Say which tables without a plan could be in rows if that were named; nothing where none could."""
+    withheld = [
+        its.qualified_name for its in parameters if not its.said.sharding_types and its.withheld_types & IN_ROWS
+    ]
+    if not withheld:
+        return ""
+    return (
+        f"; or let {listed(withheld)} be in rows by naming sharding_types=['row_wise']: but they are mean-pooled, or "
+        "have their features processed, and TorchRec 1.8 computes what is beside such rows wrongly"
+    )
 
 
 @dataclass(frozen=True)

@@ -522,6 +522,11 @@ def test_rows_that_make_other_outputs_wrong_must_be_named(model, table, said, ca
     assert re.search(said, caplog.text)
 
 
+def test_a_mean_pooled_table_that_fits_in_no_columns_says_that_rows_may_be_named():
+    with pytest.raises(InfeasibleError, match=r"or let mean be in rows by naming sharding_types=\['row_wise'\]"):
+        planner(2, "cuda", cap=ROWS * DIM, models="roofline:h100").plan(_beside_mean_pooling())
+
+
 def test_fused_collections_are_copied_only_where_that_is_named():
     (parameter,) = find_tables(_fused("t"))
     assert set(parameter.forms) == {Form.COLUMNS, Form.ROWS}
