@@ -1,6 +1,5 @@
 """TorchRec's words for how a table is sharded and computed: sharding types, shards, kernels and cache parameters."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
@@ -68,20 +67,3 @@ def home_of(table: str, kernel: str, cache: CacheParams | None) -> Home:
     tier = _TIERS[kernel]
     share = None if cache is None else cache.load_factor
     return Home(tier, (share or DEFAULT_CACHED) if tier is Tier.CACHED else None)
-
-
-def check_extent(table: str, sharding: ParameterSharding, shape: Sequence[int]) -> None:
-    """Raise UserError unless shards end where a table of that shape, (rows, columns), does."""
-    if sharding.sharding_spec is None:
-        return
-    ends = [(row + rows, column + columns) for (row, column), (rows, columns) in map(_extent, shards_of(sharding))]
-    planned = tuple(map(max, zip(*ends, strict=True)))
-    if planned != tuple(shape):
-        raise UserError(
-            f"table {table!r} has {' x '.join(map(str, shape))} rows and columns, and the plan's shards end at "
-            f"{' x '.join(map(str, planned))}: it was made for another table; plan it anew"
-        )
-
-
-def _extent(shard: ShardMetadata) -> tuple[Sequence[int], Sequence[int]]:
-    return shard.shard_offsets, shard.shard_sizes

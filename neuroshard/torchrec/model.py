@@ -19,7 +19,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import parse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
-from neuroshard.torchrec.kernels import SPLIT, WHOLE, check_extent, shards_of
+from neuroshard.torchrec.kernels import SPLIT, WHOLE, shards_of
 from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
@@ -161,7 +161,7 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
     for parameter in fixed:
         sharding = parameter.sharding_in(asked.fixed)
         ranks = list(range(size)) if sharding.ranks is None else list(sharding.ranks)
-        check_extent(parameter.qualified_name, sharding, parameter.weights.shape)
+        parameter.check_extent(asked.fixed)
         what = f"given: table {parameter.qualified_name!r} lies on"
         if any(not 0 <= rank < size for rank in ranks):
             raise UserError(f"{what} rank {max(ranks)}, and the job has {size} (0 to {size - 1}); plan it for this job")

@@ -7,6 +7,7 @@ from glob import escape
 from math import inf
 from typing import Any
 
+import numpy as np
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
@@ -27,7 +28,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
-from neuroshard.torchrec.kernels import COPIED, IN_ROWS, KERNELS, SPLIT, WHOLE, kernel_of
+from neuroshard.torchrec.kernels import COPIED, IN_ROWS, KERNELS, SPLIT, WHOLE, kernel_of, shards_of
 from neuroshard.torchrec.sequences import has_index_dedup
 from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Tier
@@ -116,6 +117,20 @@ class Parameter:
     def sharding_in(self, plan: ShardingPlan) -> ParameterSharding:
         """Look up how a plan that holds the parameter shards it."""
         return plan.plan[self.path][self.name]
+
+    def check_extent(self, plan: ShardingPlan) -> None:
+        """Raise UserError unless the shards of a table in a plan that holds it end where the table does."""
+        sharding, shape = self.sharding_in(plan), tuple(self.weights.shape)
+        if sharding.sharding_spec is None or self.config is None or self.is_virtual:
+            return
+        ends = [np.add(shard.shard_offsets, shard.shard_sizes) for shard in shards_of(sharding)]
+        planned = tuple(np.max(ends, axis=0).tolist())
+        if planned != shape:
+            its, theirs = (" x ".join(map(str, sizes)) for sizes in (shape, planned))
+            raise UserError(
+                f"table {self.qualified_name!r} has {its} rows and columns, and the plan's shards end at {theirs}: it "
+                "was made for another table; plan it anew"
+            )
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
         """Build the table that we search with; `batch_size` is one device's, as TorchRec counts it.

@@ -166,7 +166,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 topology=groups.topology,
                 batch_size=batch_size,
                 reservation=copy(reservation) if groups.chosen else reservation,  # it knows what it left the last time
-                constraints=_checked(constraints or {}, topology.compute_device),
+                constraints=_checked_constraints(constraints or {}, topology.compute_device),
                 fixed=given or ShardingPlan({}),
                 rules=rules or Constraints(),
                 memory=memory,
@@ -475,7 +475,9 @@ def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
         raise UserError(f"{name}={value!r} must be {words}")
 
 
-def _checked(constraints: Mapping[str, ParameterConstraints], device: str) -> dict[str, ParameterConstraints]:
+def _checked_constraints(
+    constraints: Mapping[str, ParameterConstraints], device: str
+) -> dict[str, ParameterConstraints]:
     """Return a copy of constraints, by name of the table, for such devices.
 
     Raises:

@@ -25,6 +25,7 @@ from neuroshard.models.precision import Narrowed
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.torchrec.asked import device_memory
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.estimators import of_both_ways
@@ -87,17 +88,28 @@ def loading_remarks(plan: Plan) -> tuple[str, ...]:
 def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Iterator[str]:
     """Say where TorchRec would compute something else than the model that isn't sharded, by a plan of its parameters.
 
-    Where a mean-pooled table is in rows it divides its collection's outputs by lengths: all but those of other tables
-    in rows, whatever was divided before. Rows of processed features change weights of the batch in place.
+    Where a mean-pooled table is in rows it divides its collection's outputs by lengths: all but those of features that
+    other tables in rows sum up, whatever was divided before. Rows of processed features change weights of the batch in
+    place.
     """
     lying = [(its, its.sharding_in(sharding_plan).sharding_type) for its in parameters if its.is_in(sharding_plan)]
     in_rows = [parameter for parameter, its in lying if its in IN_ROWS]
-    for path in sorted({parameter.path for parameter in in_rows if parameter.mean_pooled}):
-        beside = [parameter.name for parameter, its in lying if parameter.path == path and its not in IN_ROWS]
+    for path, means in grouped((its for its in in_rows if its.mean_pooled), lambda its: its.path).items():
+        shared = {feature for parameter in means for feature in parameter.config.feature_names}
+        beside = [
+            parameter.name
+            for parameter, its in lying
+            if parameter.path == path
+            and (
+                its not in IN_ROWS
+                or (not parameter.mean_pooled and shared.intersection(parameter.config.feature_names))
+            )
+        ]
         if beside:
             yield (
-                f"mean-pooled tables of {path or 'the model'!r} are in rows, others of it aren't ({listed(beside)}): "
-                "TorchRec 1.8 divides the outputs of these too, which is wrong; let all of them be in rows, or none"
+                f"mean-pooled tables of {path or 'the model'!r} are in rows, and others of it are not, or share their "
+                f"features ({listed(beside)}): TorchRec 1.8 divides some outputs wrongly then; let all tables of the "
+                "collection be in rows, without such features, or none"
             )
     processed = [parameter.qualified_name for parameter in in_rows if parameter.processed]
     if processed and any(parameter.config is not None and not parameter.processed for parameter, _ in lying):

@@ -22,7 +22,7 @@ from torchrec.distributed.types import (
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
-from neuroshard.torchrec.kernels import SHARDING_TYPES, check_extent
+from neuroshard.torchrec.kernels import SHARDING_TYPES
 from neuroshard.torchrec.parameters import parameters_of
 
 _FORMAT = "torchrec-sharding-plan-1"
@@ -153,7 +153,7 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
     plan = sharding_plan_of(_in_collections(read.modules, model, where), where)
     for parameter in parameters_of(model, get_default_sharders()):
         if parameter.is_in(plan):
-            check_extent(parameter.qualified_name, parameter.sharding_in(plan), parameter.weights.shape)
+            parameter.check_extent(plan)
     return plan
 
 

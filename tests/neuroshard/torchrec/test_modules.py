@@ -499,7 +499,11 @@ def _beside_mean_pooling():
 @pytest.mark.parametrize(
     ("model", "table", "said"),
     [
-        (_beside_mean_pooling(), "mean", r"mean-pooled tables of 'the model' are in rows, others of it aren't \(sum\)"),
+        (
+            _beside_mean_pooling(),
+            "mean",
+            r"mean-pooled tables of 'the model' are in rows, .* or share their features \(sum",
+        ),
         (
             nn.ModuleDict({"one": _weighted("processed"), "two": _bags("plain")}),
             "processed",
@@ -520,6 +524,15 @@ def test_rows_that_make_other_outputs_wrong_must_be_named(model, table, said, ca
     assert "in rows" not in caplog.text
     planner(constraints=others | {table: ROWS_TOO}, **on).plan(model, sharders)
     assert re.search(said, caplog.text)
+
+
+@pytest.mark.parametrize(("features", "warned"), [(["f_mean"], True), (["f_sum"], False)])
+def test_tables_that_share_features_with_mean_pooled_rows(features, warned, caplog):
+    mean, total = bag("mean", ROWS, DIM, pooling=PoolingType.MEAN), bag("sum", ROWS, DIM, features)
+    model = EmbeddingBagCollection([mean, total], device=META)
+    rows = {"mean": ROWS_TOO, "sum": ROWS_TOO}
+    planner(2, "cuda", models="roofline:h100", constraints=rows).plan(model)
+    assert ("TorchRec 1.8 divides some outputs wrongly" in caplog.text) == warned
 
 
 def test_a_mean_pooled_table_that_fits_in_no_columns_says_that_rows_may_be_named():
