@@ -218,7 +218,7 @@ def _refine_and_die(home, out, settings, number, when):
     _run(home, out, **settings).run()
 
 
-KILLS = [(1, "before"), (3, "before"), (3, "after"), (2, "after"), (2, "before")]
+KILLS = [(1, "before"), (3, "before"), (1, "after"), (2, "after"), (2, "before")]
 
 
 @pytest.mark.slow
