@@ -38,6 +38,7 @@ RunKind = Literal["search", "evaluate", "train-policy"]
 
 _FORMAT = "neuroshard-run-1"
 _RUN, _SETTINGS, _TASKS = "run.json", "settings.json", "tasks.json"
+READS = "reads"  # digests of the files that a run reads, among what it depends on
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,9 @@ def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
     before, after = flat(begun), flat(_as_read(now))
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
-            raise begun_otherwise(directory, f"{key}={shown(before.get(key))}, not {shown(after.get(key))}")
+            was, now_is = shown(before.get(key)), shown(after.get(key))
+            of_files = "other contents of files that it reads: models, plans or policies"
+            raise begun_otherwise(directory, of_files if key == READS else f"{key}={was}, not {now_is}")
 
 
 def begun_otherwise(directory: Path, what: str) -> UserError:

@@ -124,9 +124,9 @@ class Task:
         """
         here, there = self.topology, other.topology
         differs = {
-            "tables": self.tables != other.tables,
-            "batch size": self.batch_size != other.batch_size,
             "number of devices": (here.num_devices, here.host_size) != (there.num_devices, there.host_size),
+            "batch size": self.batch_size != other.batch_size,
+            "tables": self.tables != other.tables,
         }
         return next((name for name, its in differs.items() if its), None)
 

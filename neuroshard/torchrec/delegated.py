@@ -15,11 +15,12 @@ from torchrec.distributed.planner.types import PlannerError, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import padded
 from neuroshard.torchrec.asked import Asked
-from neuroshard.torchrec.kernels import DENSE, WHOLE
+from neuroshard.torchrec.kernels import COPIED, DENSE, WHOLE
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import estimate, memory_of_tables, sharding_options, storage_taken
 from neuroshard.torchrec.parameters import Parameter
@@ -93,12 +94,16 @@ def _as_served(parameter: Parameter, device: str) -> Parameter:
     Raises:
         UserError: constraints leave it nothing of that; TorchRec would plan it, and fail when the model is sharded.
     """
-    copied = parameter.unlike_kernels or parameter.said.sharding_types == [ShardingType.DATA_PARALLEL.value]
-    if copied and device == "cpu" and isinstance(parameter.config, EmbeddingConfig):
+    fused = isinstance(parameter.module, FusedEmbeddingBagCollection)
+    on_cpus = device == "cpu" and (fused or isinstance(parameter.config, EmbeddingConfig))  # where copies of it fail
+    withheld = COPIED if on_cpus else frozenset[str]() if parameter.said.sharding_types else parameter.withheld_types
+    offered = _offered(parameter, device)
+    left = [] if on_cpus and parameter.unlike_kernels else [its for its in offered if its not in withheld]
+    if on_cpus and offered and not left:
         do = f"give it {padded(parameter.config.embedding_dim)} columns" if parameter.unlike_kernels else "allow others"
         raise UserError(
-            f"table {parameter.qualified_name!r} can lie in copies only, and TorchRec 1.8 fails to look up copies of "
-            f"sequence tables on CPUs; {do}"
+            f"table {parameter.qualified_name!r} can lie in copies only, and TorchRec 1.8 fails with copies of "
+            f"sequence tables, and of fused collections, on CPUs; {do}"
         )
     if parameter.unlike_kernels:
         dim = parameter.config.embedding_dim
@@ -110,7 +115,18 @@ def _as_served(parameter: Parameter, device: str) -> Parameter:
     if parameter.is_virtual and device != "cpu":  # on CPUs it is an ordinary table
         why = "is a virtual table, which TorchRec shards in whole buckets of rows on all devices"
         return _limited_to(parameter, why, sharding_types=[ShardingType.ROW_WISE.value])
-    return parameter
+    return _limited_to(parameter, "", sharding_types=left) if left and withheld.intersection(offered) else parameter
+
+
+def _offered(parameter: Parameter, device: str) -> list[str]:
+    """List the sharding types that its sharder has on such devices of what a parameter's constraints leave."""
+    said, sharder = parameter.said, parameter.sharder
+    return [
+        its
+        for its in dict.fromkeys(sharder.sharding_types(device))
+        if (not said.sharding_types or its in said.sharding_types)
+        and (not said.compute_kernels or {*said.compute_kernels}.intersection(sharder.compute_kernels(its, device)))
+    ]
 
 
 def _limited_to(parameter: Parameter, why: str, do: str = "", **limits: list[str]) -> Parameter:

@@ -65,10 +65,11 @@ class Model:
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
-            UserError: the given plan isn't for so many ranks.
+            UserError: the given plan isn't for so many ranks, or tables are asked to be on other devices.
         """
         division = divide(module, sharders, asked.constraints, asked.fixed, served)
         _check_given(division.fixed, asked)
+        _check_devices(division.planned + division.delegated, asked.topology.compute_device)
         left = asked.left(module, sharders)
         division.warn()
         for path in sorted(asked.fixed.plan):
@@ -171,6 +172,16 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
             raise UserError(
                 f"{what} {len(set(ranks))} of the job's {size} ranks, and {sharding.sharding_type!r} takes all; "
                 "plan it for this job"
+            )
+
+
+def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
+    """Raise UserError unless all parameters may be on such devices."""
+    for parameter in parameters:
+        if (group := parameter.said.device_group) not in (None, device):
+            raise UserError(
+                f"constraints of table {parameter.name!r}: device_group={group!r} can't be planned on a topology of "
+                f"{device!r} devices; leave it out, or give a plan of that table by given="
             )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from types import UnionType
@@ -132,7 +133,7 @@ class NeuroShardPlanner(ShardingPlanner):
     ) -> None:
         if keep is not None and plan_loader is not None:
             raise UserError("keep= and plan_loader= both bring a plan; give one of them")
-        if timeout_seconds is not None and not (isinstance(timeout_seconds, int | float) and timeout_seconds > 0):
+        if timeout_seconds is not None and not (isinstance(timeout_seconds, Real) and timeout_seconds > 0):
             raise UserError(f"timeout_seconds={timeout_seconds!r} must be a number above 0")
         _check_type("topology", topology, TorchRecTopology)
         _check_type("models", models, CostModels | str)
@@ -166,7 +167,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 topology=groups.topology,
                 batch_size=batch_size,
                 reservation=copy(reservation) if groups.chosen else reservation,  # it knows what it left the last time
-                constraints=_checked_constraints(constraints or {}, topology.compute_device),
+                constraints=_checked_constraints(constraints or {}),
                 fixed=given or ShardingPlan({}),
                 rules=rules or Constraints(),
                 memory=memory,
@@ -475,24 +476,17 @@ def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
         raise UserError(f"{name}={value!r} must be {words}")
 
 
-def _checked_constraints(
-    constraints: Mapping[str, ParameterConstraints], device: str
-) -> dict[str, ParameterConstraints]:
-    """Return a copy of constraints, by name of the table, for such devices.
+def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
+    """Return a copy of constraints, by name of the table.
 
     Raises:
-        UserError: they are something else, or ask for other devices.
+        UserError: they are something else.
     """
     if not isinstance(constraints, Mapping):
         raise UserError(f"constraints={constraints!r} must be ParameterConstraints by name of the table")
     for name, said in constraints.items():
         if not isinstance(said, ParameterConstraints):
             raise UserError(f"constraints of table {name!r}: {said!r} must be ParameterConstraints")
-        if said.device_group not in (None, device):
-            raise UserError(
-                f"constraints of table {name!r}: device_group={said.device_group!r} can't be planned on a topology of "
-                f"{device!r} devices; leave it out, or give a plan of that table by given="
-            )
     return dict(constraints)
 
 

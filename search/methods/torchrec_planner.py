@@ -66,10 +66,14 @@ class TorchRecSearch(Searcher):
 
         Raises:
             MissingPackageError: TorchRec isn't installed.
+            UserError: a table isn't pooled.
             InfeasibleError: TorchRec finds no plan, or none that keeps them.
         """
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
+        for table in task.tables:
+            if not table.pooled:
+                raise UserError(f"TorchRec's planner is asked for pooled tables only, and {table.name!r} isn't pooled")
         simulator.models.check(task)
         in_columns = all(LAYOUTS[call.form].free for call in known_calls(simulator.models, self.forms))
         if in_columns and not task.topology.host_bytes:
@@ -190,9 +194,6 @@ def _constraints(task: Task, index: int, forms: Sequence[bool], factor: int, sha
 
 
 def _module(tables: Sequence[Table]) -> tuple[Any, list[Any]]:
-    for table in tables:
-        if not table.pooled:
-            raise UserError(f"searcher=torchrec places pooled tables only, and {table.name!r} is a sequence table")
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
     from neuroshard.hardware.stand_in import StandIn

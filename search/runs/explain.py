@@ -64,14 +64,16 @@ def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
     """Put the first of two plans on the task of the second, which the same tables may have other lookups in.
 
     Returns:
-        The plans, and what is to be said of that, if anything; plans of as many devices alone can be put so.
+        The plans, and what is to be said of that, if anything; plans of as many devices alone can be put so, where
+        lookups are summed up or not as before.
     """
-    *before, last = plans
-    what = before[0].task.unlike(last.task) if before else None
-    if what in (None, "number of devices"):
+    first, last = plans[0], plans[-1]
+    what = first.task.unlike(last.task)
+    kept = all(before.pooled is now.pooled for before, now in zip(first.task.tables, last.task.tables, strict=True))
+    if what in (None, "number of devices") or not kept:
         return list(plans), ""
     named = "lookups" if what == "tables" else what
-    return [replace(before[0], task=last.task), last], f"both plans with the {named} of the second one's task"
+    return [replace(first, task=last.task), last], f"both plans with the {named} of the second one's task"
 
 
 def models_of(plans: Sequence[Plan], asked: str | None) -> tuple[str, str]:

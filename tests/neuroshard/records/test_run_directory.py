@@ -58,6 +58,7 @@ def test_the_same_run_goes_on(run):
         ({"searcher": {"beam": 4, "widths": (1, 2)}}, "begun with searcher.beam=3, not 4"),
         ({"searcher": {"beam": 3, "widths": (1,)}}, r"searcher.widths=\[1, 2\], not \[1\]"),
         ({"more": 1}, "begun with more=None, not 1"),
+        ({"reads": ["0" * 64]}, "begun with other contents of files that it reads: models, plans or policies"),
     ],
 )
 def test_another_run_is_refused_with_what_differs(run, change, message):

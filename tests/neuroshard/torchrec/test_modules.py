@@ -545,3 +545,26 @@ def test_fused_collections_are_copied_only_where_that_is_named():
     assert set(parameter.forms) == {Form.COLUMNS, Form.ROWS}
     named = ParameterConstraints(sharding_types=["data_parallel"])
     assert replace(parameter, constraints=named).forms == (Form.COPIES,)
+
+
+@pytest.mark.parametrize(
+    ("module", "limits"),
+    [
+        (_sequences("t"), {"compute_kernels": ["dense"]}),
+        (_sequences("t"), {"sharding_types": ["data_parallel", "grid_shard"]}),
+        (_fused("t"), {"compute_kernels": ["dense"]}),
+    ],
+)
+def test_copies_that_fail_on_cpus_are_refused_however_they_are_asked_for(module, limits):
+    with pytest.raises(
+        UserError, match=r"TorchRec 1\.8 fails with copies of sequence tables, and of fused collections, on"
+    ):
+        planner(constraints=_said("t", **limits)).plan(module)
+
+
+def test_what_is_withheld_is_withheld_from_delegated_tables_too():
+    mean = EmbeddingBagCollection(
+        [bag("t", 4000, 64, pooling=PoolingType.MEAN, data_type=DataType.INT8), bag("u", ROWS, DIM)], device=META
+    )
+    plan = planner(4, "cuda", cap=1 << 19, models="roofline:h100").plan(mean)
+    assert places(plan)["t"][0] not in ("row_wise", "table_row_wise", "grid_shard")

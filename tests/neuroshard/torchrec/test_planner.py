@@ -365,6 +365,6 @@ def test_plans_of_tables_of_another_shape_are_refused(rows, tmp_path):
 )
 def test_copies_of_sequence_tables_are_refused_on_cpus(dim, types, do):
     said = {} if types is None else {"constraints": {"s": ParameterConstraints(sharding_types=types)}}
-    with pytest.raises(UserError, match=f"TorchRec 1.8 fails to look up copies of sequence tables on CPUs; {do}"):
+    with pytest.raises(UserError, match=f"TorchRec 1.8 fails with copies of sequence tables, .* on CPUs; {do}"):
         planner(**said).plan(sequences("s", rows=40, dim=dim))
     planner(2, "cuda", **said).plan(sequences("s", rows=40, dim=dim))

@@ -345,6 +345,23 @@ def test_two_plans_are_costed_on_one_task(files, capsys):
     assert Explain(paths[:1], str(files / "models"), None).run().note.count("both plans") == 0
 
 
+@pytest.mark.parametrize("change", ["devices", "pooling"])
+def test_plans_that_fit_no_common_task_are_costed_each_on_its_own(files, change):
+    plan = Plan.load(files / "two.json")
+    tables, topology = plan.task.tables, plan.task.topology
+    if change == "devices":
+        topology = replace(topology, num_devices=4)
+    tables = tuple(replace(table, pooled=change != "pooling", pooling_factor=9.0) for table in tables)
+    task = replace(plan.task, tables=tables, topology=topology, batch_size=512)
+    Plan(task, plan.placements).save(files / "other_task.json")
+    for names in (("two", "other_task"), ("other_task", "two")):
+        result = Explain([str(files / f"{name}.json") for name in names], "roofline:h100", None).run()
+        assert "both plans" not in result.note
+        assert [its.plan.task for its in result.explanations] == [
+            Plan.load(files / f"{name}.json").task for name in names
+        ]
+
+
 def test_an_exchange_that_was_counted_is_counted_again():
     task, models = toy_task(5, num_devices=2), CostModels.load("roofline:h100")
     costs = {}
