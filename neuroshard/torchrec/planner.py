@@ -44,6 +44,7 @@ from neuroshard.torchrec.planner_report import (
     Sharders,
     late_remark,
     loading_remarks,
+    mixed_remarks,
     precision_remark,
     unsound_remarks,
     withheld_remark,
@@ -392,7 +393,8 @@ class NeuroShardPlanner(ShardingPlanner):
             _log.warning(remark)
         whole, plan = reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
         self._remember(found, plan)
-        for remark in unsound_remarks(model.division.parameters, whole):
+        parameters, ranks = model.division.parameters, int(model.left.world_size)
+        for remark in (*unsound_remarks(parameters, whole), *mixed_remarks(parameters, whole, ranks)):
             _log.warning(remark)
         if self._keep and not found.kept and (group is None or dist.get_rank(group) == 0):
             its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(model.left))

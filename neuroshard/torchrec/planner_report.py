@@ -29,7 +29,7 @@ from neuroshard.plumbing.grouping import grouped
 from neuroshard.torchrec.asked import device_memory
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.estimators import of_both_ways
-from neuroshard.torchrec.kernels import IN_ROWS
+from neuroshard.torchrec.kernels import COPIED, IN_ROWS
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import estimate
@@ -117,6 +117,33 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
             f"tables of processed features are in rows ({listed(processed)}): TorchRec 1.8 writes their weights into "
             "the batch, so that outputs of other collections that read it are wrong; give those a batch of their own"
         )
+
+
+def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, num_ranks: int) -> Iterator[str]:
+    """Say which collections' outputs TorchRec can't exchange: a rank expects of all others its own data type.
+
+    That is the widest of its tables', and fp32 without any; rows, copies and codecs (`QCommsConfig`) set one for all.
+    """
+    lying = [
+        (its, its.sharding_in(sharding_plan))
+        for its in parameters
+        if its.config is not None and its.is_in(sharding_plan)
+        and not getattr(its.sharder, "qcomm_codecs_registry", None)
+    ]  # fmt: skip
+    in_columns = [one for one in lying if one[1].sharding_type not in IN_ROWS | COPIED]
+    for path, its in grouped(in_columns, lambda one: one[0].path).items():
+        sizes = [
+            max(
+                (parameter.output_bytes for parameter, sharding in its if rank in (sharding.ranks or ())),
+                default=ELEMENT_BYTES,
+            )
+            for rank in range(num_ranks)
+        ]
+        if len(set(sizes)) > 1:
+            yield (
+                f"outputs of {path or 'the model'!r} have {min(sizes)} bytes an element on some ranks, {max(sizes)} on "
+                "others, which TorchRec 1.8 can't exchange; leave output_dtype out, or narrow exchanges: QCommsConfig"
+            )
 
 
 def withheld_remark(parameters: Iterable[Parameter]) -> str:

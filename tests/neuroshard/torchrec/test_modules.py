@@ -568,3 +568,28 @@ def test_what_is_withheld_is_withheld_from_delegated_tables_too():
     )
     plan = planner(4, "cuda", cap=1 << 19, models="roofline:h100").plan(mean)
     assert places(plan)["t"][0] not in ("row_wise", "table_row_wise", "grid_shard")
+
+
+@pytest.mark.parametrize(
+    ("narrow", "columns", "said"),
+    [
+        (["a"], ["a", "b"], True),
+        (["a"], ["a"], True),
+        (["a", "b"], ["a", "b"], False),
+        ([], ["a"], False),
+    ],
+)
+def test_outputs_that_ranks_cannot_exchange_are_remarked_on(narrow, columns, said, caplog):
+    limits = {
+        name: ParameterConstraints(
+            sharding_types=["table_wise" if name in columns else "row_wise"],
+            output_dtype=DataType.FP16 if name in narrow else None,
+        )
+        for name in "ab"
+    }
+    plan = planner(2, "cuda", models="roofline:h100", constraints=limits).plan(_bags("a", "b"))
+    assert len({rank for name in columns for rank in places(plan)[name][1]}) == len(columns)
+    remark = (
+        "outputs of 'the model' have 2 bytes an element on some ranks, 4 on others, which TorchRec 1.8 can't exchange"
+    )
+    assert (remark in caplog.text) is said
