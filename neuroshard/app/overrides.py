@@ -109,14 +109,7 @@ def _where_used(command: str, key: str, chosen: Mapping[str, str]) -> str:
 
 def _used(settings: Mapping[str, Any]) -> set[str]:
     """Find the settings, by their first words, that what a command runs is built from."""
-    used, left = set[str](), ["run"]
-    while left:
-        used.add(key := left.pop())
-        node = settings.get(key)
-        texts = (str(held) for _, held in leaves_of(node)) if isinstance(node, dict) else (str(node),)
-        names = (name.removeprefix(CHOICE_IN).split(".")[0] for text in texts for name in REFERENCE.findall(text))
-        left += {*names} - used
-    return used
+    return {name.split(".")[0] for name in ("run", *_named(settings["run"], dict(nodes_of(settings))))}
 
 
 def _check_one(override: Override, held: Any, may_be_null: bool) -> None:
@@ -138,7 +131,7 @@ def _check_apart(overrides: Sequence[Override], whole: Mapping[str, Any]) -> Non
     out = outs[0] if outs else settings.get("out")
     if not swept or out is None or out == "null":
         return  # every run takes a directory of its own
-    varying = _named(str(out), settings)
+    varying = _named(out, settings)
     if "hydra:job.num" in varying:
         return
     for key in swept:
@@ -150,12 +143,16 @@ def _check_apart(overrides: Sequence[Override], whole: Mapping[str, Any]) -> Non
             )
 
 
-def _named(text: str, settings: Mapping[str, Any]) -> set[str]:
-    """Collect settings and choices that a text names by `${...}`, directly or through other settings."""
+def _named(held: Any, settings: Mapping[str, Any]) -> set[str]:
+    """Collect settings and choices that a value, or a group of them, names by `${...}`, directly or through others.
+
+    `settings` are those that are looked into, by their names with dots.
+    """
+    texts = (text for _, text in leaves_of(held)) if isinstance(held, dict) else (held,)
     names: set[str] = set()
-    for name in REFERENCE.findall(text):
+    for name in (name for text in texts for name in REFERENCE.findall(str(text))):
         names.add(name.removeprefix(CHOICE_IN))
-        names |= _named(str(settings[name]), settings) if name in settings else set()
+        names |= _named(settings[name], settings) if name in settings else set()
     return names
 
 

@@ -15,7 +15,6 @@ from torchrec.distributed.planner.types import PlannerError, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingConfig
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import padded
@@ -94,28 +93,32 @@ def _as_served(parameter: Parameter, device: str) -> Parameter:
     Raises:
         UserError: constraints leave it nothing of that; TorchRec would plan it, and fail when the model is sharded.
     """
-    fused = isinstance(parameter.module, FusedEmbeddingBagCollection)
-    on_cpus = device == "cpu" and (fused or isinstance(parameter.config, EmbeddingConfig))  # where copies of it fail
-    withheld = COPIED if on_cpus else frozenset[str]() if parameter.said.sharding_types else parameter.withheld_types
-    offered = _offered(parameter, device)
-    left = [] if on_cpus and parameter.unlike_kernels else [its for its in offered if its not in withheld]
-    if on_cpus and offered and not left:
-        do = f"give it {padded(parameter.config.embedding_dim)} columns" if parameter.unlike_kernels else "allow others"
-        raise UserError(
-            f"table {parameter.qualified_name!r} can lie in copies only, and TorchRec 1.8 fails with copies of "
-            f"sequence tables, and of fused collections, on CPUs; {do}"
-        )
+    fails = device == "cpu" and (parameter.fused or isinstance(parameter.config, EmbeddingConfig))
     if parameter.unlike_kernels:
         dim = parameter.config.embedding_dim
-        why = f"has {dim} columns, which TorchRec trains in copies only"
-        do = f", or give it {padded(dim)} columns"
-        return _limited_to(
-            parameter, why, do, sharding_types=[ShardingType.DATA_PARALLEL.value], compute_kernels=[DENSE]
-        )
+        do = f"give it {padded(dim)} columns"
+        if fails:
+            raise _no_copies(parameter, do)
+        why, types = f"has {dim} columns, which TorchRec trains in copies only", [ShardingType.DATA_PARALLEL.value]
+        return _limited_to(parameter, why, f", or {do}", sharding_types=types, compute_kernels=[DENSE])
     if parameter.is_virtual and device != "cpu":  # on CPUs it is an ordinary table
         why = "is a virtual table, which TorchRec shards in whole buckets of rows on all devices"
         return _limited_to(parameter, why, sharding_types=[ShardingType.ROW_WISE.value])
-    return _limited_to(parameter, "", sharding_types=left) if left and withheld.intersection(offered) else parameter
+    named = bool(parameter.said.sharding_types)
+    withheld = COPIED if fails else frozenset[str]() if named else parameter.withheld_types
+    offered = _offered(parameter, device)
+    left = [its for its in offered if its not in withheld]
+    if fails and offered and not left:
+        raise _no_copies(parameter, "allow others")
+    return parameter if not left or left == offered else _limited_to(parameter, sharding_types=left)
+
+
+def _no_copies(parameter: Parameter, do: str) -> UserError:
+    """Make the error for a table that could be copied only, where copies fail."""
+    return UserError(
+        f"table {parameter.qualified_name!r} can lie in copies only, and TorchRec 1.8 fails with copies of "
+        f"sequence tables, and of fused collections, on CPUs; {do}"
+    )
 
 
 def _offered(parameter: Parameter, device: str) -> list[str]:
@@ -129,7 +132,7 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
     ]
 
 
-def _limited_to(parameter: Parameter, why: str, do: str = "", **limits: list[str]) -> Parameter:
+def _limited_to(parameter: Parameter, why: str = "", do: str = "", **limits: list[str]) -> Parameter:
     """Limit a parameter's constraints to `limits`, by their fields.
 
     Raises:
@@ -154,25 +157,22 @@ def _check_offered(parameter: Parameter, device: str) -> None:
         UserError: it hasn't; TorchRec's planner would say so without what to do.
     """
     said, sharder = parameter.said, parameter.sharder
-    offered = list(dict.fromkeys(sharder.sharding_types(device)))
-    types = [
-        sharding_type for sharding_type in offered if not said.sharding_types or sharding_type in said.sharding_types
-    ]
-    kernels = {sharding_type: sharder.compute_kernels(sharding_type, device) for sharding_type in types}
+    if _offered(parameter, device):
+        return
+    has = list(dict.fromkeys(sharder.sharding_types(device)))
+    types = [its for its in has if not said.sharding_types or its in said.sharding_types]
     what = f"table {parameter.qualified_name!r} is left to TorchRec's planner by its"
     if not types:
         also = f"; with {WHOLE!r} besides it is planned here" if parameter.forms else ""
         raise UserError(
-            f"{what} sharding_types={said.sharding_types}, and {type(sharder).__name__} has only {', '.join(offered)} "
+            f"{what} sharding_types={said.sharding_types}, and {type(sharder).__name__} has only {', '.join(has)} "
             f"on {device}; allow one of them{also}"
         )
-    asked = said.compute_kernels
-    if asked and not any(set(asked).intersection(its) for its in kernels.values()):
-        known = ", ".join(dict.fromkeys(kernel for its in kernels.values() for kernel in its))
-        raise UserError(
-            f"{what} compute_kernels={asked}, and {type(sharder).__name__} has only {known} on {device} for "
-            f"{', '.join(types)}; allow one of them"
-        )
+    known = dict.fromkeys(kernel for its in types for kernel in sharder.compute_kernels(its, device))
+    raise UserError(
+        f"{what} compute_kernels={said.compute_kernels}, and {type(sharder).__name__} has only {', '.join(known)} on "
+        f"{device} for {', '.join(types)}; allow one of them"
+    )
 
 
 def _only(parameters: Sequence[Parameter]) -> list[ModuleSharder[nn.Module]]:

@@ -214,7 +214,12 @@ class Parameter:
         fused collection's copies have an optimizer that CPUs can't run.
         """
         in_rows = IN_ROWS if self.mean_pooled or self.processed else frozenset[str]()
-        return in_rows | COPIED if isinstance(self.module, FusedEmbeddingBagCollection) else in_rows
+        return in_rows | COPIED if self.fused else in_rows
+
+    @property
+    def fused(self) -> bool:
+        """Whether its collection brings the optimizer of its tables."""
+        return isinstance(self.module, FusedEmbeddingBagCollection)
 
     @property
     def mean_pooled(self) -> bool:

@@ -16,7 +16,7 @@ from torchrec.distributed.planner.types import (
     ShardingOption,
     Stats,
 )
-from torchrec.distributed.types import ModuleSharder, ShardingPlan
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
 from neuroshard.cost.cost import INPUT, Cost, described_wait
 from neuroshard.cost.loads import LoadSets
@@ -92,7 +92,7 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
     other tables in rows sum up, whatever was divided before. Rows of processed features change weights of the batch in
     place.
     """
-    lying = [(its, its.sharding_in(sharding_plan).sharding_type) for its in parameters if its.is_in(sharding_plan)]
+    lying = [(its, sharding.sharding_type) for its, sharding in _lying(parameters, sharding_plan)]
     in_rows = [parameter for parameter, its in lying if its in IN_ROWS]
     for path, means in grouped((its for its in in_rows if its.mean_pooled), lambda its: its.path).items():
         shared = {feature for parameter in means for feature in parameter.config.feature_names}
@@ -124,13 +124,13 @@ def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, 
 
     That is the widest of its tables', and fp32 without any; rows, copies and codecs (`QCommsConfig`) set one for all.
     """
-    lying = [
-        (its, its.sharding_in(sharding_plan))
-        for its in parameters
-        if its.config is not None and its.is_in(sharding_plan)
-        and not getattr(its.sharder, "qcomm_codecs_registry", None)
-    ]  # fmt: skip
-    in_columns = [one for one in lying if one[1].sharding_type not in IN_ROWS | COPIED]
+    in_columns = [
+        (parameter, sharding)
+        for parameter, sharding in _lying(parameters, sharding_plan)
+        if parameter.config is not None
+        and sharding.sharding_type not in IN_ROWS | COPIED
+        and not getattr(parameter.sharder, "qcomm_codecs_registry", None)
+    ]
     for path, its in grouped(in_columns, lambda one: one[0].path).items():
         sizes = [
             max(
@@ -144,6 +144,11 @@ def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, 
                 f"outputs of {path or 'the model'!r} have {min(sizes)} bytes an element on some ranks, {max(sizes)} on "
                 "others, which TorchRec 1.8 can't exchange; leave output_dtype out, or narrow exchanges: QCommsConfig"
             )
+
+
+def _lying(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> list[tuple[Parameter, ParameterSharding]]:
+    """List how a plan shards those of the parameters that it holds."""
+    return [(its, its.sharding_in(sharding_plan)) for its in parameters if its.is_in(sharding_plan)]
 
 
 def withheld_remark(parameters: Iterable[Parameter]) -> str:

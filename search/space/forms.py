@@ -59,9 +59,10 @@ def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call]) -> 
     Raises:
         UserError: one may not; it names the table and what hinders each form that its constraints let it have.
     """
+    bound = _bound(task)
     for index in np.flatnonzero(~allowed.any(axis=1)).tolist():
         forms = [layout for form, layout in LAYOUTS.items() if form in task.limits[index].forms]
-        each = ((layout, _hindrance(task, index, layout, calls, _bound(task))) for layout in forms)
+        each = ((layout, _hindrance(task, index, layout, calls, bound)) for layout in forms)
         why = "; ".join(f"{layout}: {its or 'a table that it is kept together with must not'}" for layout, its in each)
         raise UserError(
             f"constraints: table {task.tables[index].name!r} may lie in {' or '.join(map(str, forms))} only, and can't "
