@@ -239,12 +239,14 @@ class FormChoices:
         One table in rows may cost what several together save, as all take part in one exchange: so the dearest tables
         in rows are tried, and where a descent from them ends. Estimates flatter columns, which have still to be placed,
         most of all in tight memory; so the other descents are from all tables in rows or copies, and leave columns out
-        where they can: what they end with is as cheap as it looks.
+        where they can: what they end with is as cheap as it looks. Besides, all tables in one form, which those that
+        may not lie so needn't use a third one for.
         """
         without = self.allowed.copy()
         without[self.allowed[:, OTHERS].any(axis=1), COLUMNS] = False
         pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in OTHERS]
         ends = [self.descent(forms, self.estimates.costs, without)[-1] for forms in pure]
+        ends += [np.where(self.allowed[:, form], form, self.first) for form in OTHERS]
         for form in BLOCKS:
             for forms in self._dearest_in(form):
                 ends += [forms, self.descent(forms, self.estimates.costs)[-1]]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -29,7 +30,8 @@ from neuroshard.tasks.task import Task
 _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
 _MOST_SHARDS = 512  # of all tables together, where each is cut into equally many
 _NARROW_SHARES = (0.03, 0.07)  # where memory is so scarce that no wider shards find room
-_NEAR = 1.1  # times the cheapest first plan's cost: from these local search begins
+_NEAR = 1.1  # times the cheapest first plan's cost: from these local search begins,
+_STARTS = 3  # and from so many at least: the cheapest may be where it gets stuck
 
 
 class Start(Protocol):
@@ -147,15 +149,17 @@ class ImprovedSearch(Searcher):
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
         """Search locally from first plans (I, D) that cost so much; return the cheapest end.
 
-        Those that cost nearly the least share half of the shakes and of the plans that may be looked at, and the lowest
-        of their ends gets the other half.
+        The cheapest few share half of the shakes and of the plans that may be looked at, and the lowest of their ends
+        gets the other half.
         """
         if len(plans) == 1:
             return self._end(plans[0], 0, catalog)[1]
-        most_ms = min(cost.total_ms for cost in costs) * _NEAR
-        near = {held.tobytes(): held for held, cost in zip(plans, costs, strict=True) if cost.total_ms <= most_ms}
+        unlike = {held.tobytes(): (cost.total_ms, held) for held, cost in zip(plans, costs, strict=True)}
+        cheapest_first = sorted(unlike.values(), key=itemgetter(0))
+        most_ms = max(cheapest_first[0][0] * _NEAR, *(ms for ms, _ in cheapest_first[:_STARTS]))
+        near = [held for ms, held in cheapest_first if ms <= most_ms]
         each, rest = self._shared(2 * len(near)), self._shared(2)
-        lowest = min((each._end(held, 0, catalog)[1] for held in near.values()), key=predicted_ms)
+        lowest = min((each._end(held, 0, catalog)[1] for held in near), key=predicted_ms)
         return min(lowest, rest._end(lowest.held, 1, catalog)[1], key=predicted_ms)
 
     def _shared(self, count: int) -> "ImprovedSearch":

@@ -23,7 +23,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import LinearCompute, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from tests.kit.searches import H100, ms_of
 
-NONE, FEW = Improvement(shakes=0, max_plans=1), Improvement(shakes=5)
+NONE, FEW, STEPS = Improvement(shakes=0, max_plans=1), Improvement(shakes=5), Improvement(shakes=0)
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,16 @@ def test_the_cheapest_start_counts_and_the_first_among_equals():
     for starts in ((_OneDevice(0), ExistingPlan(cheap)), (ExistingPlan(cheap), _OneDevice(None), _OneDevice(3))):
         assert _started_from(*starts) == cheap
     assert {p.device for p in _started_from(_OneDevice(3), _OneDevice(1)).placements} == {3}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_dear_start_may_lead_lower(seed):
+    """Of three starts none alone leads to a cheaper plan, however much more than the cheapest it costs itself."""
+    task, simulator = toy_task(8, seed=seed), Simulator(random_models(seed=seed))
+    starts = (_OneDevice(0), *(Greedy(score) for score in ("size", "lookup")))
+    alone = [ImprovedSearch((start,), STEPS).find(task, simulator).plan for start in starts]
+    together = ImprovedSearch(starts, STEPS).find(task, simulator).plan
+    assert simulator.cost(task, together).total_ms <= min(simulator.cost(task, plan).total_ms for plan in alone)
 
 
 def test_starts_without_a_plan_are_left_out_unless_all_are():

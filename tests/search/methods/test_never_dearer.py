@@ -119,6 +119,22 @@ def test_local_search_sets_out_from_several_plans(number, more):
     _check_target(task_of(number), "sok", "cpu", more)
 
 
+def _table(name, rows, dim, pooling_factor, **others):
+    return ns.Table(name, rows, dim, pooling_factor, ns.zipf_reuse(rows, 1024 * pooling_factor), **others)
+
+
+def test_a_form_more_does_not_hide_plans_without_it():
+    """Memory is tight, and half of what tables save out of rows goes to copies' all-reduce unless none is a copy."""
+    tables = (
+        _table("a", 118_298, 4, 20.0), _table("b", 103_308, 4, 60.0, pooled=False), _table("c", 73_044, 32, 0.1),
+        _table("d", 35, 8, 0.1), _table("e", 1_374, 8, 5.0),
+    )  # fmt: skip
+    task = ns.Task(tables, ns.Topology(8, 2_100_154, devices_per_host=4), 1024)
+    simulator = ns.Simulator(ns.CostModels.load("roofline:h100"))
+    every, fewer = (searcher.find(task, simulator).plan for searcher in (DEFAULT, OTHERS["rows"]))
+    assert simulator.cost(task, every).total_ms <= simulator.cost(task, fewer).total_ms
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
 def test_no_other_plan_is_cheaper_on_many_tasks(model):
