@@ -174,8 +174,7 @@ class Step:
         before = _sum(square for when, square in squares if when < When.FORWARD)
         after, of_hosts = (_sum(square for at, square in squares if at is when) for when in (When.FORWARD, When.HOST))
         shown = 1.0 - _sum(np.where(part.ms > 0, part.hides, 0.0) for part in self.counted)
-        margin: FloatArray = np.sqrt((np.take_along_axis(before, last, axis=-1) + after) * shown**2 + of_hosts)
-        return margin
+        return np.sqrt((np.take_along_axis(before, last, axis=-1) + after) * shown**2 + of_hosts)
 
 
 def _sum(values: Iterable[FloatArray]) -> FloatArray:

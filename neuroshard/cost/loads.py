@@ -183,8 +183,7 @@ class LoadSets:
 
     def totals(self, amounts: FloatArray) -> FloatArray:
         """Sum over each set, (B,), what its loads have of amounts (n,)."""
-        sums: FloatArray = np.bincount(self.owners, amounts, minlength=len(self)).astype(np.float64)
-        return sums
+        return np.bincount(self.owners, amounts, minlength=len(self)).astype(np.float64)
 
     @property
     def calls(self) -> IntArray:
@@ -307,5 +306,4 @@ class Traffic:
     def columns(self) -> FloatArray:
         """(B, D) columns that a sample gets of each device."""
         pooled = self.given(Collective.ALL_TO_ALL)
-        columns: FloatArray = pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
-        return columns
+        return pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]

@@ -134,8 +134,7 @@ class SetComm(Stored, CommModel):
 
     def _in_ms(self, outputs: FloatArray) -> FloatArray:
         """Convert what the network puts out into segments, (n, 1 + G) ms."""
-        segments: FloatArray = np.exp(np.minimum(outputs, _MAX_EXPONENT)) * self.scale_ms
-        return segments
+        return np.exp(np.minimum(outputs, _MAX_EXPONENT)) * self.scale_ms
 
     def check(self) -> None:
         """Raise ValueError if the network doesn't fit the shares, these are no shares, or costs could overflow."""

@@ -59,8 +59,7 @@ def link_bytes(loads: Loads) -> FloatArray:
     """
     unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
     rows = np.where(loads.tier == TIERS.index(Tier.HOST), loads.lookups + unique, 0.0)
-    moved: FloatArray = rows * moved_row_bytes(loads) + cached_miss_bytes(loads)
-    return moved
+    return rows * moved_row_bytes(loads) + cached_miss_bytes(loads)
 
 
 def cached_miss_bytes(loads: Loads) -> FloatArray:
@@ -69,8 +68,7 @@ def cached_miss_bytes(loads: Loads) -> FloatArray:
     if len(behind_cache):
         its = loads.take(behind_cache)
         missed[behind_cache] = cache_misses(its.rows, its.lookups, its.reuse, its.cached)
-    moved: FloatArray = missed * moved_row_bytes(loads)
-    return moved
+    return missed * moved_row_bytes(loads)
 
 
 def managed_lookups(loads: Loads) -> FloatArray:
@@ -85,8 +83,7 @@ def moved_row_bytes(loads: Loads) -> FloatArray:
 
 def in_sectors(row_bytes: FloatArray) -> FloatArray:
     """Count the bytes that are moved to read so many in a row, (n,): those of whole sectors."""
-    moved: FloatArray = np.ceil(row_bytes / SECTOR_BYTES) * SECTOR_BYTES
-    return moved
+    return np.ceil(row_bytes / SECTOR_BYTES) * SECTOR_BYTES
 
 
 @dataclass(frozen=True)
@@ -182,7 +179,4 @@ class BehindLink(SumModel):
 
 def host_amounts(loads: Loads) -> FloatArray:
     """Compute what host tables cost by, (n, 3): 10^9 bytes of device memory and of the link, 10^6 cached lookups."""
-    amounts: FloatArray = np.stack(
-        [memory_bytes(loads) / _GB, link_bytes(loads) / _GB, managed_lookups(loads) / _MILLION], axis=1
-    )
-    return amounts
+    return np.stack([memory_bytes(loads) / _GB, link_bytes(loads) / _GB, managed_lookups(loads) / _MILLION], axis=1)

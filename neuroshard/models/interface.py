@@ -107,8 +107,7 @@ class ReluHead:
 
     def finish(self, score: FloatArray | Float32Array) -> FloatArray:
         """Turn the weighted sums (...,) into ms, (...,)."""
-        cost: FloatArray = np.maximum(score.astype(np.float64) + self.offset, 0) * self.scale_ms
-        return cost
+        return np.maximum(score.astype(np.float64) + self.offset, 0) * self.scale_ms
 
 
 @dataclass(frozen=True, eq=False)

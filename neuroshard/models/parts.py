@@ -159,8 +159,7 @@ class InputExchange(PartModel):
 
 def _input_bytes(loads: Loads, devices: int) -> FloatArray:
     """Count the bytes of indices and lengths that come to a device for each load, (n,)."""
-    its: FloatArray = given_bytes(loads, devices)[:, Collective.INPUT]
-    return its
+    return given_bytes(loads, devices)[:, Collective.INPUT]
 
 
 def counts_of(loads: Loads) -> FloatArray:
@@ -242,8 +241,7 @@ class FrameworkPart(PartModel):
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D); what comes after an exchange waits for nobody, so that its place doesn't matter."""
-        ms: FloatArray = terms_of(called, self.name) @ self.slopes
-        return ms
+        return terms_of(called, self.name) @ self.slopes
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
         """Return a function of loads to what each adds to its own device; None if nothing."""
@@ -254,8 +252,7 @@ class FrameworkPart(PartModel):
         """Predict what a step, its kernel calls and the devices' mean work take; less what doesn't count."""
         plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, kernels, counts)
         own = _counts_own(self.name, kernels)
-        ms: FloatArray = plan_ms + np.where(own, mean_ms, -own_ms)  # `of_shards` counts those
-        return ms
+        return plan_ms + np.where(own, mean_ms, -own_ms)  # `of_shards` counts those
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,8 +290,7 @@ class HostWait(PartModel):
         return self._waited_ms(host_ms, ready_ms)
 
     def _host_ms(self, called: Called) -> FloatArray:
-        host_ms: FloatArray = terms_of(called, self.name) @ self.slopes
-        return host_ms
+        return terms_of(called, self.name) @ self.slopes
 
     def _waited_ms(self, host_ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
         return _FOLLOWS * np.maximum(host_ms - self.dense_ms - ready_ms, 0.0)

@@ -72,8 +72,7 @@ def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> Floa
     times = np.ones(len(Collective))
     times[list(_AS_THEY_ARE)] = 0
     times[list(ADDED_UP)] += 1 / np.array([devices, host_size or devices])
-    mb: FloatArray = size_bytes @ times[: size_bytes.shape[-1]] / _MB
-    return mb
+    return size_bytes @ times[: size_bytes.shape[-1]] / _MB
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,7 @@ class Conversion(PartModel):
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D), of all that each device turns."""
-        ms: FloatArray = converted_mb(traffic) * self.ms_per_mb
-        return ms
+        return converted_mb(traffic) * self.ms_per_mb
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
         """Return a function of loads to what turning adds to the device that gives their outputs."""

@@ -149,8 +149,7 @@ class Widths:
         """Tell whether points surround tables of so many columns, (n,)."""
         least, most = (self.row_bytes[0], self.row_bytes[-1]) if self.row_bytes else (0, np.inf)
         row_bytes = in_sectors(dim * ELEMENT_BYTES)
-        inside: BoolArray = (row_bytes >= least) & (row_bytes <= most)
-        return inside
+        return (row_bytes >= least) & (row_bytes <= most)
 
     @classmethod
     def typical(cls, seen: Iterable[tuple[float, float]]) -> "Widths":
@@ -223,8 +222,7 @@ class Curves:
 
     @cached_property
     def _log_sizes(self) -> FloatArray:
-        log_sizes: FloatArray = np.log(self.sizes)
-        return log_sizes
+        return np.log(self.sizes)
 
     def tensors(self, name: str) -> dict[str, FloatArray]:
         """Return sizes and points, `name` before their own names."""

@@ -198,8 +198,7 @@ class RooflineCompute(SumModel):
         looked_up, outputs = passes(loads)[:2]
         row_bytes = moved_row_bytes(loads)
         ms = self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * self.kernels.bag_ns * _NS
-        corrected: FloatArray = ms * self.measured[0](row_bytes)
-        return corrected
+        return ms * self.measured[0](row_bytes)
 
     def _rows_ms(self, loads: Loads) -> FloatArray:
         """Predict the ms of a pooled call's gradients, sorted lookups, and rows updated one by one, (n,)."""
@@ -238,8 +237,7 @@ class RooflineCompute(SumModel):
     def _states(self, loads: Loads) -> FloatArray:
         """Count the bytes of optimizer states of the rows of a batch, read and written, (n,)."""
         unique, floats = touched_rows(loads.rows, loads.lookups, loads.reuse), STATE_FLOATS[self.optimizer][0]
-        states: FloatArray = 2 * unique * floats * in_sectors(loads.dim * ELEMENT_BYTES)
-        return states
+        return 2 * unique * floats * in_sectors(loads.dim * ELEMENT_BYTES)
 
     def _memory_ms(self, size_bytes: FloatArray) -> FloatArray:
         return size_bytes / (self.memory_gb_per_s * _BYTES_PER_MS)

@@ -296,12 +296,10 @@ class Margin:
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
         """Compute the margin, (...,) ms, of predictions (...,) on which members disagree by `spread_ms` (...,)."""
-        margin: FloatArray = self.factor * self._scale(predicted_ms, spread_ms)
-        return margin
+        return self.factor * self._scale(predicted_ms, spread_ms)
 
     def _scale(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
-        scale: FloatArray = np.hypot(self.relative * predicted_ms, spread_ms)
-        return scale
+        return np.hypot(self.relative * predicted_ms, spread_ms)
 
     @classmethod
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
