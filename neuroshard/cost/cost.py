@@ -13,7 +13,6 @@ from neuroshard.plumbing.schema import Name, NonNegative
 
 COMPUTE, FORWARD, BACKWARD, INPUT = "compute", "forward", "backward", "input"
 PARTS = (COMPUTE, FORWARD, BACKWARD)  # of every step, in the order in which they are added up and shown
-Took = tuple[FloatArray, FloatArray | None]  # (..., D) ms and their margin
 _DEVIATIONS = 1.645  # half of an interval that holds 90%, if errors are normal
 _STEPS = 400
 
@@ -79,18 +78,9 @@ class Part(NamedTuple):
     hides: float = 0.0
 
 
-class Work(NamedTuple):
-    """What becomes a part when it is known how far devices are.
-
-    `run` is told when each device is ready for it, (..., D) ms after the meeting that opens the step.
-    """
-
-    name: str
-    when: When
-    run: Callable[[FloatArray], Took]
-    counts: bool = True
-    about: str = ""
-    hides: float = 0.0
+# A part's place in the step, and how it comes about when each device is ready for it, (..., D) ms after the meeting
+# that opens the step.
+Work = tuple[When, Callable[[FloatArray], Part]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +96,11 @@ class Step:
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
         """Run works in the order of their places, on devices (..., D); the parts stand in the order of `works`."""
-        ready, by_name = np.zeros(shape), {}
-        for work in sorted(works, key=lambda work: work.when):
-            ms, margin = work.run(ready)
-            by_name[work.name] = Part(work.name, work.when, ms, margin, work.counts, work.about, work.hides)
-            ready = ready + ms if work.counts else ready
-        return cls(tuple(by_name[work.name] for work in works))
+        ready, parts = np.zeros(shape), dict[int, Part]()
+        for number in sorted(range(len(works)), key=lambda number: works[number][0]):
+            parts[number] = part = works[number][1](ready)
+            ready = ready + part.ms if part.counts else ready
+        return cls(tuple(parts[number] for number in range(len(works))))
 
     def __getitem__(self, plan: int) -> "Step":
         """Pick the step of one of B plans."""

@@ -10,7 +10,7 @@ from typing import Generic
 import numpy as np
 
 from neuroshard.cost import cost as parts
-from neuroshard.cost.cost import Cost, Step, Took, When, Work
+from neuroshard.cost.cost import Cost, Part, Step, When, Work
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
 from neuroshard.lab.recorder import Due, Meters, Recorder
@@ -183,7 +183,7 @@ def _measure_exchanges(
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
     recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.chunks)
 
-    def measured(its: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray) -> Took:
+    def measured(name: str, its: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray) -> Part:
         """Measure the exchanges of all plans in a direction: first ones, second ones, and so on; note what fails.
 
         A device begins a plan's next exchange when it has ended the one before.
@@ -201,17 +201,17 @@ def _measure_exchanges(
                     taken[number] += typical_ms(outcome.repeats.times_ms)[direction]
                     left[number] = left[number][1:]
                 advance(1)
-        return taken, None
+        return Part(name, When[name.upper()], taken)
 
     forward, backward = ([exchanges(plan, direction) for plan in plans] for direction in (FORWARD, BACKWARD))
-    works = [
-        Work(parts.COMPUTE, When.COMPUTE, lambda _: (compute, None)),
-        Work(parts.FORWARD, When.FORWARD, partial(measured, forward, FORWARD)),
-        Work(parts.BACKWARD, When.BACKWARD, partial(measured, backward, BACKWARD)),
+    works: list[Work] = [
+        (When.COMPUTE, lambda _: Part(parts.COMPUTE, When.COMPUTE, compute)),
+        (When.FORWARD, partial(measured, parts.FORWARD, forward, FORWARD)),
+        (When.BACKWARD, partial(measured, parts.BACKWARD, backward, BACKWARD)),
     ]
     if count_input:
         its = [input_exchange(plan) for plan in plans]
-        works.append(Work(parts.INPUT, When.INPUT, lambda ready: measured(its, FORWARD, np.zeros_like(ready))))
+        works.append((When.INPUT, lambda ready: measured(parts.INPUT, its, FORWARD, np.zeros_like(ready))))
     step = Step.of(works, compute.shape)
     return [errors.get(number) or Cost(step[number].parts) for number in range(len(plans))]
 

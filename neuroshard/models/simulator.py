@@ -6,7 +6,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, Called, Cost, Prediction, Step, Took, When, Work
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, Called, Cost, Part, Prediction, Step, When, Work
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.composed import WithParts, as_sum
@@ -125,7 +125,7 @@ class Simulator:
         if margins is not None:
             each = zip(CALLS, np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0), strict=True)
             margin = _together([margins.of(compute_part(call))(ms, spread) for call, ms, spread in each])
-        step = self._step(traffic, (called.ms.sum(axis=-1), margin), called, margins)
+        step = self._step(traffic, Part(COMPUTE, When.COMPUTE, called.ms.sum(axis=-1), margin), called, margins)
         beyond = self._beyond(traffic).tolist()
         return [Cost(step[plan].parts, beyond=beyond[plan]) for plan in range(len(traffic))]
 
@@ -143,7 +143,7 @@ class Simulator:
 
         Other parts depend on what devices are called to do: in each of B plans, or as in one.
         """
-        return self._step(traffic, (compute_ms, None), called)
+        return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), called)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predict forward and backward ms, (B, D) each, of devices with such traffic and compute costs (B, D).
@@ -151,7 +151,7 @@ class Simulator:
         Backward communication starts everywhere at once; forward communication on each device when its backward
         communication and then its compute have ended: other parts of a step are left out.
         """
-        step = self._step(traffic, (compute_ms, None), None)
+        step = self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), None)
         return step.forward, step.backward
 
     def even_ms(self, task: Task, given: FloatArray, compute_ms: FloatArray) -> FloatArray:
@@ -164,22 +164,24 @@ class Simulator:
         each = (self.models.forward, forward), (self.models.backward, given)
         return sum((model.even_ms(its, task.batch_size, task.topology) for model, its in each), compute_ms)
 
-    def _step(self, traffic: Traffic, compute: Took, called: Called | None, margins: Margins | None = None) -> Step:
+    def _step(self, traffic: Traffic, compute: Part, called: Called | None, margins: Margins | None = None) -> Step:
         models = self.models
-        works = [
-            Work(COMPUTE, When.COMPUTE, lambda _: compute),
-            Work(FORWARD, When.FORWARD, partial(_exchanges, models.forward, FORWARD, traffic.forward, margins)),
-            Work(BACKWARD, When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, traffic, margins)),
+        works: list[Work] = [
+            (When.COMPUTE, lambda _: compute),
+            (When.FORWARD, partial(_exchanges, models.forward, FORWARD, traffic.forward, margins)),
+            (When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, traffic, margins)),
         ]
         if called is not None:
-            works += [
-                Work(
-                    *(its.name, its.when, partial(_other, its, called, traffic, margins)),
-                    *(self._counts(its), its.about, its.hides),
-                )
-                for its in models.parts
-            ]
-        return Step.of(works, compute[0].shape)
+            works += [(its.when, partial(self._other, its, called, traffic, margins)) for its in models.parts]
+        return Step.of(works, compute.ms.shape)
+
+    def _other(
+        self, part: PartModel, called: Called, traffic: Traffic, margins: Margins | None, ready_ms: FloatArray
+    ) -> Part:
+        """Predict what another part of a step takes."""
+        ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
+        margin = None if margins is None else part.margin(margins.of(part.name), called, ms, ready_ms)
+        return Part(part.name, part.when, ms, margin, self._counts(part), part.about, part.hides)
 
     def _counts(self, part: PartModel) -> bool:
         return self.count_input or not part.hidden
@@ -267,20 +269,13 @@ def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
 
 def _exchanges(
     model: CommModel, direction: str, traffic: Traffic, margins: Margins | None, start_ms: FloatArray
-) -> Took:
+) -> Part:
     """Predict what a direction's exchanges take, one after the other."""
-    chain = model.chain(traffic, start_ms)
-    if margins is None:
-        return chain.total_ms, None
-    none = np.zeros_like(start_ms)
-    of_each = [margins.of(exchange_part(direction, one))(ms, none) for one, ms in chain.each_ms.items()]
-    return chain.total_ms, _together([none, *of_each])
-
-
-def _other(part: PartModel, called: Called, traffic: Traffic, margins: Margins | None, ready_ms: FloatArray) -> Took:
-    """Predict what another part of a step takes."""
-    ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
-    return ms, None if margins is None else part.margin(margins.of(part.name), called, ms, ready_ms)
+    chain, none, margin = model.chain(traffic, start_ms), np.zeros_like(start_ms), None
+    if margins is not None:
+        of_each = [margins.of(exchange_part(direction, one))(ms, none) for one, ms in chain.each_ms.items()]
+        margin = _together([none, *of_each])
+    return Part(direction, When[direction.upper()], chain.total_ms, margin)
 
 
 def _together(margins: Sequence[FloatArray]) -> FloatArray:

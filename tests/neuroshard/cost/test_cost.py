@@ -7,7 +7,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard import Plan, Prediction, UserError
-from neuroshard.cost.cost import Part, Step, When, Work
+from neuroshard.cost.cost import Part, Step, When
 from neuroshard.models import Card, save_bundle
 from neuroshard.models.interface import PartModel
 from neuroshard.models.trust import Margin, Margins, hardware_warning
@@ -140,22 +140,19 @@ def test_more_devices_that_are_as_slow_make_it_dearer():
 
 
 def _waits(ready):
-    return ready.max(axis=-1, keepdims=True) - ready + 2.0, np.ones_like(ready)
+    return Part("forward", When.FORWARD, ready.max(axis=-1, keepdims=True) - ready + 2.0, np.ones_like(ready))
 
 
-def _took(*ms):
-    return lambda ready: (np.array(ms), np.arange(1.0, len(ms) + 1))
+def _took(name, *ms, counts=True):
+    part = Part(name, When[name.upper()], np.array(ms), np.arange(1.0, len(ms) + 1), counts)
+    return part.when, lambda _: part
 
 
 def test_parts_follow_one_another_by_their_places_and_stand_as_listed():
-    works = [
-        Work("compute", When.COMPUTE, _took(1.0, 4.0)),
-        Work("forward", When.FORWARD, _waits),
-        Work("backward", When.BACKWARD, _took(3.0, 1.0)),
-        Work("shown", When.INPUT, _took(9.0, 9.0), counts=False),
-    ]
+    shown = _took("input", 9.0, 9.0, counts=False)
+    works = [_took("compute", 1.0, 4.0), (When.FORWARD, _waits), _took("backward", 3.0, 1.0), shown]
     step = Step.of(works, (2,))
-    assert [part.name for part in step.parts] == ["compute", "forward", "backward", "shown"]
+    assert [part.name for part in step.parts] == ["compute", "forward", "backward", "input"]
     assert step.ready_ms.tolist() == [4.0, 5.0]
     assert step.forward.tolist() == [3.0, 2.0]
     assert step.device_ms.tolist() == [7.0, 7.0]
