@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-from neuroshard.plans.picture import canvas, save_png
+from neuroshard.plans.picture import canvas
+from neuroshard.plumbing.files import write_atomically
 
 SIZE = (5.2, 4.2)  # inches; shown 390 pixels wide, text is as high as the page's
 OURS, OTHERS = "#1f6fb4", "#8a8a8a"
@@ -27,7 +28,7 @@ def draw(tables: Path, out: Path) -> None:
             frame = pd.read_csv(tables / f"{table}.csv", comment="#")
             with canvas(*SIZE) as (figure, picture):
                 of(frame, figure)
-            save_png(out / f"{name}.png", picture.getvalue())
+            write_atomically(out / f"{name}.png", picture.getvalue())
 
 
 def _steps(frame: pd.DataFrame, figure: Figure) -> None:

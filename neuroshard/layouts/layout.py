@@ -21,17 +21,14 @@ class Whole(Protocol):
     @property
     def tables(self) -> tuple[Table, ...]:
         """The T tables, each before it is cut."""
-        ...
 
     @property
     def homes(self) -> tuple[Home, ...]:
         """(T,) the memory that each table lies in."""
-        ...
 
     @property
     def topology(self) -> Topology:
         """The devices that share the task."""
-        ...
 
 
 class Layout(ABC):

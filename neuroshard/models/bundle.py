@@ -241,8 +241,7 @@ def load_bundle(path: Path) -> tuple[ModelSet, Card]:
         UserError: a file is missing, was changed, or holds what no sound bundle does; or the models were made for other
             features.
     """
-    models, card, _ = load_with_digest(path)
-    return models, card
+    return load_with_digest(path)[:2]
 
 
 def load_with_digest(path: Path) -> tuple[ModelSet, Card, str]:

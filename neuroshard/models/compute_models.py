@@ -170,13 +170,10 @@ class ComputeEnsemble(Stored, SumModel):
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
         """Restore the model from the settings and tensors that it gave."""
-        each = enumerate(parse(settings, EnsembleSettings, "settings").members)
-        return cls(tuple(_kind_of(member).restored(member, within(tensors, str(number))) for number, member in each))
-
-
-def _kind_of(settings: dict[str, Any]) -> type[AdditiveCompute]:
-    """Tell the class of a member from its settings."""
-    return ByWidestCompute if "kernel_widths" in settings else AdditiveCompute
+        members = parse(settings, EnsembleSettings, "settings").members
+        kinds = (ByWidestCompute if "kernel_widths" in member else AdditiveCompute for member in members)
+        each = enumerate(zip(kinds, members, strict=True))
+        return cls(tuple(kind.restored(member, within(tensors, str(number))) for number, (kind, member) in each))
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,6 @@ class CostModels(ModelSet):
     """Cost models of computation, forward and backward communication, and where they come from.
 
     Attributes:
-        batch_size: the only one that they serve, None if they serve any.
-        ranges: of what they were fitted to; None if that is unknown.
-        margins: how far they may be off; None if that is unknown.
         name: what `load` finds them by: a name, or a bundle's absolute path; None for models made in Python.
         hardware: what was measured; None for arithmetic, and where nobody wrote it down.
         versions: of the packages that it was measured with.

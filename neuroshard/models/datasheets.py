@@ -13,7 +13,7 @@ from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import PartModel, SumModel
 from neuroshard.models.published_points import Curves, KernelPoint, Widths, curves_of, kernel_points, rising
-from neuroshard.models.roofline import KERNELS, RooflineComm, RooflineCompute
+from neuroshard.models.roofline import BAG_NS, FORWARD_CALL_MS, RooflineComm, RooflineCompute
 from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError, check_name
@@ -55,7 +55,7 @@ def roofline(
     """
     check_name("optimizer", optimizer, STATE_FLOATS)
     host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
-    widths = Widths.of(kernel_points(), KERNELS.forward_call_ms, KERNELS.bag_ns)
+    widths = Widths.of(kernel_points(), FORWARD_CALL_MS, BAG_NS)
     compute = RooflineCompute(memory_gb_per_s, host, optimizer, widths, kernels_published)
     forward = RooflineComm(curves_of(exchanges), network_gb_per_s, devices_per_host, speed=exchange_speed)
     if calibration is not None:
@@ -155,7 +155,7 @@ def _of_group(model: RooflineCompute, group: str, points: list[KernelPoint]) -> 
 
 def _left_out_ms(model: RooflineCompute, point: KernelPoint) -> float:
     others = (one for one in kernel_points() if one is not point)
-    rest = Widths.of(others, KERNELS.forward_call_ms, KERNELS.bag_ns)
+    rest = Widths.of(others, FORWARD_CALL_MS, BAG_NS)
     return replace(model, widths=rest).point_ms(point) if rest != model.widths else float("nan")
 
 

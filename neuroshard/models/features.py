@@ -95,7 +95,7 @@ class FeatureSet:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the features, (F,)."""
-        return _FEATURES[self.name].columns
+        return _FEATURES[self.name][0]
 
     @classmethod
     def checked(cls, name: str, columns: Sequence[str]) -> "FeatureSet":
@@ -141,7 +141,7 @@ class FeatureSet:
 
     def __call__(self, loads: Loads) -> FloatArray:
         """Compute the features of n loads, (n, F)."""
-        return _FEATURES[self.name].compute(loads)
+        return _FEATURES[self.name][1](loads)
 
 
 def _sign(column: str) -> int:
@@ -154,34 +154,19 @@ def _of_distribution(column: str) -> bool:
     return "reuse" in column
 
 
-@dataclass(frozen=True)
-class _Features:
-    columns: tuple[str, ...]
-    compute: Callable[[Loads], FloatArray]
-
-
+_PAPER = ("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES)
+_LOGS = (DIM, "log_rows", "log_pooling_factor", "log_size_bytes", "log_columns_read", *_REUSE_NAMES)
 _PHYSICAL = (
-    DIM,
-    "log_rows",
-    "log_pooling_factor",
-    "log_batch_size",
-    "log_lookups",
-    "log_unique_rows",
-    "log_row_bytes",
-    "log_bytes_read",
-    "log_unique_bytes",
-    "log_size_bytes",
-    "log_outputs",
+    DIM, "log_rows", "log_pooling_factor", "log_batch_size", "log_lookups", "log_unique_rows", "log_row_bytes",
+    "log_bytes_read", "log_unique_bytes", "log_size_bytes", "log_outputs",
     *(f"multiple_of_{lanes}" for lanes in _LANES),
-)
+)  # fmt: skip
 _PHYSICAL_REUSE = (*_PHYSICAL, "log_reuse_of_a_lookup", "half_precision")
-_FEATURES = {
-    "paper": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES), _paper),
-    "paper_batch": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES, "batch_size"), _paper_batch),
-    "log": _Features(
-        (DIM, "log_rows", "log_pooling_factor", "log_size_bytes", "log_columns_read", *_REUSE_NAMES), _log
-    ),
-    "physical": _Features(_PHYSICAL, _physical),
-    "physical_reuse": _Features(_PHYSICAL_REUSE, _physical_reuse),
-    "physical_bags": _Features((*_PHYSICAL_REUSE, "log_bags"), _physical_bags),
+_FEATURES: dict[str, tuple[tuple[str, ...], Callable[[Loads], FloatArray]]] = {  # columns, and what computes them
+    "paper": (_PAPER, _paper),
+    "paper_batch": ((*_PAPER, "batch_size"), _paper_batch),
+    "log": (_LOGS, _log),
+    "physical": (_PHYSICAL, _physical),
+    "physical_reuse": (_PHYSICAL_REUSE, _physical_reuse),
+    "physical_bags": ((*_PHYSICAL_REUSE, "log_bags"), _physical_bags),
 }

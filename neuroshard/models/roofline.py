@@ -70,39 +70,13 @@ _COLLECTIVES = {
 }
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """What FBGEMM's kernels take besides moving bytes: time of threads, taken to be the same on all GPUs.
-
-    Fitted to 2,030 calls of pooled columns that one H100 ran.
-
-    Attributes:
-        forward_call_ms: of a call forward: FBGEMM PR #5749, B200, 640 lookups.
-        backward_call_ms: of a call backward, with its update.
-        bag_ns: of a bag of lookups.
-        lookup_ns: of a lookup, which backward sorts.
-        row_ns: of a row that a batch looks up.
-        hot_row_ns: of one that it looks up more than 32 times, besides: such rows get a block of threads each.
-        narrow: the columns of a call's widest table up to which kernels are faster.
-        saved: what each saves, as `NarrowCalls` has it.
-    """
-
-    forward_call_ms: float = 0.022
-    backward_call_ms: float = 0.087
-    bag_ns: float = 0.24
-    lookup_ns: float = 0.071
-    row_ns: float = 0.134
-    hot_row_ns: float = 11.7
-    narrow: tuple[int, ...] = (32, 64, 128)
-    saved: tuple[float, ...] = (0.194, 0.279, 0.168)
-
-    @property
-    def narrow_calls(self) -> NarrowCalls:
-        """What calls save in which no table is wide."""
-        return NarrowCalls(self.narrow, np.array(self.saved, dtype=np.float32))
-
-
-KERNELS = Kernels()
+# What FBGEMM's kernels take besides moving bytes: time of threads, taken to be the same on all GPUs. Fitted to 2,030
+# calls of pooled columns that one H100 ran.
+FORWARD_CALL_MS, BACKWARD_CALL_MS = 0.022, 0.087  # FBGEMM PR #5749, B200, 640 lookups; the latter with its update
+BAG_NS = 0.24  # of a bag of lookups
+_LOOKUP_NS, _ROW_NS = 0.071, 0.134  # of a lookup, which backward sorts; of a row that a batch looks up
+_HOT_ROW_NS = 11.7  # of one that it looks up more than 32 times, besides: such rows get a block of threads each
+_NARROW = NarrowCalls((32, 64, 128), np.array([0.194, 0.279, 0.168], dtype=np.float32))
 
 
 @dataclass(frozen=True)
@@ -122,7 +96,6 @@ class RooflineCompute(SumModel):
         published: whether kernels' times were published for this GPU; else an H100's utilisation stands in.
         measured: how much longer lookups and their backward pass take from the device's memory than all that says.
         tier: the memory of the calls whose fixed time `head` has.
-        kernels: what takes time besides bytes.
     """
 
     memory_gb_per_s: float
@@ -132,24 +105,23 @@ class RooflineCompute(SumModel):
     published: bool = True
     measured: tuple[Widths, Widths] = (EVEN, EVEN)
     tier: Tier = Tier.DEVICE
-    kernels: Kernels = KERNELS
 
     @property
     def head(self) -> ReluHead:
         """The head that adds the call's fixed time to the sum of the loads' times, less what narrow calls save."""
         call_ms = self.forward_call_ms + self.backward_call_ms
         cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
-        return self.kernels.narrow_calls.less_saved(cost)
+        return _NARROW.less_saved(cost)
 
     @property
     def forward_call_ms(self) -> float:
         """A call's fixed time forward."""
-        return self.kernels.forward_call_ms + (0 if self.host is None else self.host.call_ms(self.tier))
+        return FORWARD_CALL_MS + (0 if self.host is None else self.host.call_ms(self.tier))
 
     @property
     def backward_call_ms(self) -> float:
         """A call's fixed time backward, with its update."""
-        return self.kernels.backward_call_ms + (_CACHE_BACKWARD_MS if self.tier is Tier.CACHED else 0)
+        return BACKWARD_CALL_MS + (_CACHE_BACKWARD_MS if self.tier is Tier.CACHED else 0)
 
     @property
     def calls(self) -> frozenset[Call]:
@@ -167,10 +139,9 @@ class RooflineCompute(SumModel):
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as its cost beside wide ones, forward and backward, and what it saves, (n, 1 + W)."""
-        narrow = self.kernels.narrow_calls
-        kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) / narrow.left_of(loads.dim)
+        kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) / _NARROW.left_of(loads.dim)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
-        saved = narrow.saved_of((kernels_ms / _UNIT_MS).astype(np.float32), loads.dim)
+        saved = _NARROW.saved_of((kernels_ms / _UNIT_MS).astype(np.float32), loads.dim)
         saved *= loads.pooled[:, None]  # kernels of sequences are as they are
         return np.column_stack([(kernels_ms + rest_ms) / _UNIT_MS, saved]).astype(np.float32)
 
@@ -191,23 +162,23 @@ class RooflineCompute(SumModel):
 
     def _alone(self, loads: Loads, kernels_ms: FloatArray) -> FloatArray:
         """Take away what sequences don't save in narrow calls, (n,)."""
-        return np.where(loads.pooled, kernels_ms, kernels_ms / self.kernels.narrow_calls.left_of(loads.dim))
+        return np.where(loads.pooled, kernels_ms, kernels_ms / _NARROW.left_of(loads.dim))
 
     def _lookups_ms(self, loads: Loads) -> FloatArray:
         """Predict the ms of lookups by a pooled call's threads, from the device's memory, (n,)."""
         looked_up, outputs = passes(loads)[:2]
         row_bytes = moved_row_bytes(loads)
-        ms = self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * self.kernels.bag_ns * _NS
+        ms = self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * BAG_NS * _NS
         return ms * self.measured[0](row_bytes)
 
     def _rows_ms(self, loads: Loads) -> FloatArray:
         """Predict the ms of a pooled call's gradients, sorted lookups, and rows updated one by one, (n,)."""
         _, outputs, _, update, _ = passes(loads)  # of an output's gradient all lookups but the first are in a cache
-        unique, kernels = touched_rows(loads.rows, loads.lookups, loads.reuse), self.kernels
+        unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
         one_by_one = update + np.where(_copied(loads), 0, _at(loads, Tier.DEVICE) * self._states(loads))
         one_by_one += 2 * unique * STATE_FLOATS[self.optimizer][1] * SECTOR_BYTES
-        hot_ns = kernels.hot_row_ns * loads.reuse[:, _HOT].sum(axis=1)
-        ns = loads.lookups * kernels.lookup_ns + unique * (kernels.row_ns + hot_ns)
+        hot_ns = _HOT_ROW_NS * loads.reuse[:, _HOT].sum(axis=1)
+        ns = loads.lookups * _LOOKUP_NS + unique * (_ROW_NS + hot_ns)
         ms = self._memory_ms(outputs + one_by_one / _UPDATE_SHARE) + ns * _NS
         corrected: FloatArray = ms * self.measured[1](moved_row_bytes(loads))
         return corrected
@@ -325,10 +296,8 @@ class RooflineComm(Stored, CommModel):
 
     def point_ms(self, point: ExchangePoint) -> float:
         """Predict the ms of a collective whose time was measured."""
-        given, one = (
-            np.full((1, 1), point.size_bytes),
-            replace(self, gathers=point.collective == "all_gather", rounds=1),
-        )
+        given, gathers = np.full((1, 1), point.size_bytes), point.collective == "all_gather"
+        one = replace(self, gathers=gathers, rounds=1)
         return float(one._collective_ms(given, _COLLECTIVES[point.collective], point.devices, None).item())
 
     def _collective_ms(

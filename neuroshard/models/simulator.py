@@ -82,8 +82,7 @@ class Simulator:
 
         So parts move shards, at the place of compute. Of models that are no sums it is about what they say (`as_sum`).
         """
-        parts = [part.of_shards(task) for part in self.models.parts if self._counts(part)]
-        adds = tuple(one for one in parts if one is not None)
+        adds = tuple(one for part in self._counted if (one := part.of_shards(task)) is not None)
         compute = as_sum(self.models.compute, task.loads, task.topology.num_devices)
         return WithParts(compute, adds) if adds else compute
 
@@ -108,15 +107,14 @@ class Simulator:
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict the ms of parts on each of devices alike, (B,), besides `compute_for`'s of loads: `PartModel`."""
-        parts = (part.shared_ms(task, kernels, counts, input_bytes) for part in self.models.parts if self._counts(part))
+        parts = (part.shared_ms(task, kernels, counts, input_bytes) for part in self._counted)
         return sum(parts, np.zeros(len(kernels)))
 
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
         """Predict the ms that devices alike wait at a step's end, (B,), if they are ready by then: `PartModel`."""
-        counted = (part for part in self.models.parts if self._counts(part))
-        waits = (part.waited_ms(task, ready_ms, kernels, counts, input_bytes) for part in counted)
+        waits = (part.waited_ms(task, ready_ms, kernels, counts, input_bytes) for part in self._counted)
         return sum(waits, np.zeros(len(kernels)))
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
@@ -183,12 +181,20 @@ class Simulator:
         margin = None if margins is None else part.margin(margins.of(part.name), called, ms, ready_ms)
         return Part(part.name, part.when, ms, margin, self._counts(part), part.about, part.hides)
 
+    @property
+    def _counted(self) -> list[PartModel]:
+        return [part for part in self.models.parts if self._counts(part)]
+
     def _counts(self, part: PartModel) -> bool:
         return self.count_input or not part.hidden
 
-    def predicted(self, plan: Plan) -> Plan:
-        """Return the same plan, with what these models predict of it."""
-        return with_prediction(plan, self.cost(plan.task, plan), self.models.name)
+    def predicted(self, plan: Plan, cost: Cost | None = None) -> Plan:
+        """Return the same plan, with what these models predict of it: its `cost`, where that is known already."""
+        cost = cost or self.cost(plan.task, plan)
+        margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
+        counts_input = any(part.name == INPUT for part in cost.counted)
+        known = cost.total_ms, margin_ms, expected_ms, cost.caveat, counts_input
+        return replace(plan, prediction=Prediction(self.models.name, *known))
 
     def caveat(self, plan: Plan) -> str | None:
         """Say in a few words what must stand wherever the plan's predicted cost is shown; None if nothing must.
@@ -247,7 +253,7 @@ class Simulator:
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
         yield EXCHANGES, {"hosts": np.array([hosts])} | dict([lopsidedness(plan.traffic.columns)])
-        for part in filter(self._counts, self.models.parts):
+        for part in self._counted:
             yield part.name, part.amounts(plan.traffic)
         for number, call in enumerate(CALLS):
             which = np.flatnonzero(calls.calls == number)
@@ -257,14 +263,6 @@ class Simulator:
             for one in its.held:
                 if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.given(one).any():
                     yield exchange_part(direction, one), of_exchanges(its.alone(one))
-
-
-def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
-    """Return the same plan, with its cost as the models of that name predict it."""
-    margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
-    counts_input = any(part.name == INPUT for part in cost.counted)
-    prediction = Prediction(models, cost.total_ms, margin_ms, expected_ms, cost.caveat, counts_input)
-    return replace(plan, prediction=prediction)
 
 
 def _exchanges(

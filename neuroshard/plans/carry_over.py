@@ -40,7 +40,8 @@ class Carried:
         elsewhere = {placed.shard.table for placed in self.others}
         if any(dims[i] != table.dim for i, table in enumerate(self.task.tables) if i not in elsewhere):
             return None
-        columns = (self._at_home(placed) for placed in in_columns(self.task, self.columns))
+        placed = in_columns(self.task, self.columns)
+        columns = (replace(one, home=self.homes.get(one.shard.table, ON_DEVICE)) for one in placed)
         plan = Plan(self.task, (*columns, *self.others))
         return None if plan.violations else plan
 
@@ -79,10 +80,6 @@ class Carried:
             if total <= most:
                 kept.append(column)
         return replace(self, columns=tuple(kept))
-
-    def _at_home(self, placed: Placement) -> Placement:
-        """Put a placement in the memory that its table had."""
-        return replace(placed, home=self.homes.get(placed.shard.table, ON_DEVICE))
 
     def _size_bytes(self, column: tuple[int, int, int]) -> int:
         """Compute the bytes of a column shard's weights."""

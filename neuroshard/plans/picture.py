@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,6 @@ from neuroshard.cost.cost import BACKWARD, FORWARD, Cost
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.files import write_atomically
 
 if TYPE_CHECKING:  # slow to import: only where something is drawn
     from matplotlib.axes import Axes
@@ -144,8 +142,3 @@ def curves_png(
         if named:
             axes.legend(frameon=False, fontsize=8)
     return picture.getvalue()
-
-
-def save_png(path: Path, picture: bytes) -> None:
-    """Write a picture, atomically."""
-    write_atomically(path, picture)

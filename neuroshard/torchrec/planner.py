@@ -23,7 +23,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingPlanner
 
 from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator, with_prediction
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan, copies_remarks
 from neuroshard.plumbing.errors import InfeasibleError, UserError
@@ -438,7 +438,7 @@ class NeuroShardPlanner(ShardingPlanner):
             return
         simulator, task = found.finder.simulator, plan.task
         cost = simulator.cost(task, plan)
-        self.last_plan, self.last_cost = with_prediction(plan, cost, simulator.models.name), cost
+        self.last_plan, self.last_cost = simulator.predicted(plan, cost), cost
         doubts = *simulator.warnings(plan), *simulator.models.left_out("TorchRec")
         for warning in (*doubts, *copies_remarks(plan), *loading_remarks(plan)):
             _log.warning(warning)

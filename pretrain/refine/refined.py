@@ -9,8 +9,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rich.console import Console
 from rich.table import Table as Grid
 
-from neuroshard.plans.picture import canvas, save_png
+from neuroshard.plans.picture import canvas
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.files import write_atomically
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.stages.pretrain.refine.rounds import PARTS, WHYS, Part, Round, Why, frame_of, noise_of, slowness
 
@@ -39,7 +40,7 @@ class Refined:
         with canvas(9, 3.9) as (figure, picture):
             for axes, part in zip(np.ravel(figure.subplots(1, len(PARTS))), PARTS, strict=True):
                 self._draw(axes, part)
-        save_png(self.path / "refine.png", picture.getvalue())
+        write_atomically(self.path / "refine.png", picture.getvalue())
 
     def show(self, console: Console) -> None:
         """Print errors by round, and what comes next."""

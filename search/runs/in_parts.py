@@ -20,10 +20,10 @@ from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.lab.plan_costs import Advance, PlanRecords, measure_plans, steps
 from neuroshard.lab.recorder import Meters, meters_of
-from neuroshard.plans.picture import plan_png, save_png
+from neuroshard.plans.picture import plan_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import digest_of
+from neuroshard.plumbing.files import digest_of, write_atomically
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import Result, print_lines, printer, progress_bar
@@ -138,7 +138,7 @@ class EvaluateResult(Generic[Kept]):
         RunDirectory(self.path).finish("evaluate", facts)
         if self.picture is not None:
             name, draw = self.picture
-            save_png(self.path / name, draw())
+            write_atomically(self.path / name, draw())
 
     def show(self, console: Console) -> None:
         """Print the tables and lines, and where the files are."""

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from neuroshard.plans.picture import save_png
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import check_directory
+from neuroshard.plumbing.files import check_directory, write_atomically
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import check_nothing_else
 from neuroshard.stages.search.report.gather import find_runs, gather
@@ -68,7 +67,7 @@ class Report:
             *learning_shown(gathered),
         ]
         for picture in (picture for section in sections for picture in section.pictures):
-            save_png(out / "figures" / f"{picture.name}.png", picture.png)
+            write_atomically(out / "figures" / f"{picture.name}.png", picture.png)
         save_page(out / "report.html", render("Sharding plans compared", "", sections))
         return ReportResult(out, len(sections))
 

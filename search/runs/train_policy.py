@@ -17,7 +17,7 @@ from safetensors.torch import save
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.stored import within
-from neuroshard.plans.picture import curves_png, save_png
+from neuroshard.plans.picture import curves_png
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import regular_file, write_atomically
@@ -208,7 +208,7 @@ class TrainResult:
         write_frame(self.path / "curve.parquet", self.history)
         curve = (self.method, self.history["valid_ms"].to_numpy())
         title = f"{self.method}: plans for validation tasks"
-        save_png(self.path / "curve.png", curves_png([curve], self.references, title))
+        write_atomically(self.path / "curve.png", curves_png([curve], self.references, title))
         RunDirectory(self.path).finish("train-policy", facts)
 
     def show(self, console: Console) -> None:
