@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.layouts import LAYOUTS, Layout, has_row_blocks, row_blocks
+from neuroshard.layouts import LAYOUTS, ROWS, Layout, row_blocks
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, ByteSize, CacheShare, Devices, Dim, Features, Share, TableCount
@@ -177,7 +177,7 @@ class ComputeAugmentation:
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
         """Select the tables that can lie so, with a row for each of so many blocks."""
         small = (its for its in group if not layout.dense or self._narrowest(its).size_bytes <= self.max_copy_bytes)
-        return tuple(table for table in small if has_row_blocks(table.rows, blocks))
+        return tuple(table for table in small if ROWS.fits(table.rows, blocks))
 
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator

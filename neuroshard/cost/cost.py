@@ -52,8 +52,7 @@ class Called(NamedTuple):
 
     def beside(self, other: "Called") -> "Called":
         """Add to these calls others that the same devices make besides."""
-        ms, spread_ms = self.ms + other.ms, self.spread_ms + other.spread_ms
-        return Called(ms, spread_ms, self.kernels + other.kernels, self.counts + other.counts)
+        return Called(*(own + its for own, its in zip(self, other, strict=True)))
 
 
 class Part(NamedTuple):
@@ -114,10 +113,7 @@ class Step:
         Raises:
             KeyError: the step has none of that name.
         """
-        for part in self.parts:
-            if part.name == name:
-                return part.ms
-        raise KeyError(name)
+        return {part.name: part.ms for part in self.parts}[name]
 
     @property
     def compute(self) -> FloatArray:

@@ -9,7 +9,7 @@ from neuroshard.cost.loads import Loads
 from neuroshard.layouts.columns import Columns, in_columns
 from neuroshard.layouts.copies import Copies, in_copies
 from neuroshard.layouts.layout import Layout
-from neuroshard.layouts.rows import Rows, has_row_blocks, in_rows, row_blocks
+from neuroshard.layouts.rows import Rows, in_rows, row_blocks
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.tables import Table
 from neuroshard.words.collective import INDEX_BYTES, Collective
@@ -19,8 +19,8 @@ from neuroshard.words.placement import ON_DEVICE, Placement, Shard, by_table
 COLUMNS, ROWS, COPIES = Columns(), Rows(), Copies()
 LAYOUTS: dict[Form, Layout] = {layout.form: layout for layout in (COLUMNS, ROWS, COPIES)}  # in the order of `FORMS`
 __all__ = [
-    "COLUMNS", "COPIES", "LAYOUTS", "ROWS", "Layout", "are", "given_bytes", "has_row_blocks", "in_columns",
-    "in_copies", "in_rows", "layout_of", "layouts_of", "placed_loads", "row_blocks",
+    "COLUMNS", "COPIES", "LAYOUTS", "ROWS", "Layout", "are", "given_bytes", "in_columns", "in_copies", "in_rows",
+    "layout_of", "layouts_of", "placed_loads", "row_blocks",
 ]  # fmt: skip
 
 

@@ -41,8 +41,8 @@ class Rows(Layout):
         return any(shard.rows < table.rows for shard in shards)
 
     def fits(self, rows: int, count: int) -> bool:
-        """Tell whether there are rows for so many blocks."""
-        return has_row_blocks(rows, count)
+        """Tell whether there are rows for so many blocks, none of them empty."""
+        return block_rows(rows, count) * (count - 1) < rows
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
         """Place a block of a table on each device of the group."""
@@ -144,7 +144,7 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
         UserError: a block would be empty.
     """
     size = block_rows(table.rows, count)
-    if not has_row_blocks(table.rows, count):
+    if size * (count - 1) >= table.rows:
         raise UserError(
             f"table {table.name!r} has {table.rows} rows: in {count} blocks of {size} the last would be empty; "
             "give each device columns of it, or a copy"
@@ -152,17 +152,18 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
     return tuple((first, min(size, table.rows - first)) for first in range(0, table.rows, size))
 
 
-def has_row_blocks(rows: int, count: int) -> bool:
-    """Tell whether there are rows for `count` blocks, none of them empty."""
-    return block_rows(rows, count) * (count - 1) < rows
-
-
 def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:
     """Check the blocks, in order of device, of the columns from one to before another."""
     where = f"plan: columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
     devices = [placement.device for placement in blocks]
     if not _is_group(devices, topology):
-        raise _not_a_group(where, devices, topology)
+        named = ", ".join(map(str, devices[:8])) + (", ..." if len(devices) > 8 else "")
+        one_host = topology.domain_size == topology.num_devices
+        hosts = "" if one_host else f", or on each of the {topology.domain_size} of one host"
+        raise UserError(
+            f"{where} are in blocks of rows on {len(devices)} device(s) ({named}); "
+            f"put a block on each of the {topology.num_devices} devices{hosts}"
+        )
     if len(devices) == topology.num_devices and columns != (0, table.dim):
         raise UserError(f"{where} are in blocks of rows on all devices; give such blocks all columns")
     for placement, (row, rows) in zip(blocks, row_blocks(table, len(devices)), strict=True):
@@ -179,13 +180,3 @@ def _is_group(devices: Sequence[int], topology: Topology) -> bool:
     count, size = len(devices), topology.domain_size
     one_host = count == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1
     return count == topology.num_devices or one_host
-
-
-def _not_a_group(where: str, devices: Sequence[int], topology: Topology) -> UserError:
-    named = ", ".join(map(str, devices[:8])) + (", ..." if len(devices) > 8 else "")
-    one_host = topology.domain_size == topology.num_devices
-    hosts = "" if one_host else f", or on each of the {topology.domain_size} of one host"
-    return UserError(
-        f"{where} are in blocks of rows on {len(devices)} device(s) ({named}); "
-        f"put a block on each of the {topology.num_devices} devices{hosts}"
-    )

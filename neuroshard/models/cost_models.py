@@ -13,6 +13,7 @@ from neuroshard.models.bundle import ModelSet, bundle_at, load_with_digest
 from neuroshard.models.parts import HostWait
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import build
+from neuroshard.words.collective import Precision
 from neuroshard.words.fingerprint import Fingerprint
 
 IN_TORCHREC = "+torchrec"  # behind a name: what TorchRec adds to a step counts
@@ -111,10 +112,10 @@ class CostModels(ModelSet):
             return cls.load(base)._in_steps().in_torchrec()
         if dense := _DENSE.fullmatch(how):
             return cls.load(base).beside_dense(float(dense[1]))
-        from neuroshard.models.precision import is_precision, narrowed  # and datasheets: most models are without
-
-        if not is_precision(how):
+        if how.partition("/")[0] not in tuple(Precision):
             return None
+        from neuroshard.models.precision import narrowed  # and datasheets: most models are without
+
         if whole := _WHOLE.fullmatch(base):  # what that adds is known of models in fp32 first, and counted last
             return cls.load(f"{whole[1]}+{how}{whole[2]}")
         narrow = narrowed(cls.load(base), how)

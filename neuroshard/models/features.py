@@ -157,10 +157,19 @@ def _of_distribution(column: str) -> bool:
 _PAPER = ("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES)
 _LOGS = (DIM, "log_rows", "log_pooling_factor", "log_size_bytes", "log_columns_read", *_REUSE_NAMES)
 _PHYSICAL = (
-    DIM, "log_rows", "log_pooling_factor", "log_batch_size", "log_lookups", "log_unique_rows", "log_row_bytes",
-    "log_bytes_read", "log_unique_bytes", "log_size_bytes", "log_outputs",
+    DIM,
+    "log_rows",
+    "log_pooling_factor",
+    "log_batch_size",
+    "log_lookups",
+    "log_unique_rows",
+    "log_row_bytes",
+    "log_bytes_read",
+    "log_unique_bytes",
+    "log_size_bytes",
+    "log_outputs",
     *(f"multiple_of_{lanes}" for lanes in _LANES),
-)  # fmt: skip
+)
 _PHYSICAL_REUSE = (*_PHYSICAL, "log_reuse_of_a_lookup", "half_precision")
 _FEATURES: dict[str, tuple[tuple[str, ...], Callable[[Loads], FloatArray]]] = {  # columns, and what computes them
     "paper": (_PAPER, _paper),

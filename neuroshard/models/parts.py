@@ -337,6 +337,5 @@ class Framework(Stored):
 
     def scaled(self, factor: float) -> "Framework":
         """Scale what TorchRec adds on devices by the factor; kernels' costs are others', hosts have their own speed."""
-        each: dict[str, Slopes] = {name: getattr(self, name) for name in _ABOUT}
-        longer = {name: {term: ms * factor for term, ms in its.items()} for name, its in each.items()}
+        longer = {name: {term: ms * factor for term, ms in getattr(self, name).items()} for name in _ABOUT}
         return Framework(self.factor, **longer, host=self.host)

@@ -27,11 +27,6 @@ _AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of copies 
 Models = TypeVar("Models", bound=ModelSet)
 
 
-def is_precision(name: str) -> bool:
-    """Tell whether a word, before a slash if there is one, is a precision's."""
-    return name.partition("/")[0] in {one.value for one in Precision}
-
-
 def narrowed(models: Models, name: str) -> Models:
     """Give the models' exchanges another precision: "fp16", or "fp16/bf16" with another one for gradients.
 

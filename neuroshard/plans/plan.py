@@ -246,8 +246,7 @@ class Plan:
         if Path(path).is_dir():
             plans = sorted(Path(path).glob("plans/*.json"))
             raise UserError(f"{path} is a directory; give a plan file{f', such as {plans[0]}' if plans else ''}")
-        content = read_json(Path(path), "plan")
-        return cls.from_json(content, str(path))
+        return cls.from_json(read_json(Path(path), "plan"), str(path))
 
     def to_json(self) -> dict[str, Any]:
         """Convert the plan to JSON-ready fields."""
