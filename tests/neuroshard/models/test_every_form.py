@@ -111,7 +111,9 @@ def test_a_datasheet_among_the_models_of_exchanges_is_told():
 def test_the_input_is_shown_and_counts_where_it_is_asked_for():
     task, plan = _task(), _mixed()
     shown, counted = (Simulator(MODELS, count_input).cost(task, plan) for count_input in (False, True))
-    assert (shown.ms("input") == counted.ms("input")).all()
+    comes_ms = MODELS.input.predict(plan.traffic.alone(Collective.INPUT), np.zeros((1, 4)))[0]
+    assert (shown.ms("input") == comes_ms).all()
+    assert (counted.ms("input") == comes_ms).all()
     assert shown.total_ms == (shown.compute + shown.forward + shown.backward).max()
     assert np.allclose(counted.device_ms, counted.compute + counted.forward + counted.backward + counted.ms("input"))
     ready = shown.backward + shown.compute
@@ -122,12 +124,6 @@ def test_the_input_is_shown_and_counts_where_it_is_asked_for():
     assert "input" not in str(Simulator(replace(MODELS, input=None)).cost(task, plan))
     with pytest.raises(UserError, match="don't know the exchange of indices; leave count_input out"):
         Simulator(replace(MODELS, input=None), count_input=True)
-
-
-def test_the_input_is_told_as_what_comes_to_a_device():
-    plan = _mixed()
-    expected = MODELS.input.predict(plan.traffic.alone(Collective.INPUT), np.zeros((1, 4)))
-    assert (Simulator(MODELS).cost(_task(), plan).ms("input") == expected[0]).all()
 
 
 def test_margins_are_of_forms_and_collectives():

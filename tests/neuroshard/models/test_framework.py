@@ -22,6 +22,8 @@ FRAMEWORK = Framework(
     outputs={"mean MB out of columns": 0.2, "calls but of copies x devices": 0.01},
 )
 TASK = toy_task(4, num_devices=2)
+CRITEO = Task(load_tables("criteo", batch_size=65536), Topology(8, "80GB"), 65536)
+SEQUENCE = replace(TASK, tables=(replace(TASK.tables[0], pooled=False), *TASK.tables[1:]))
 PLAIN = replace(random_form_models(), framework=FRAMEWORK, name="toy")
 COUNTED = PLAIN.in_torchrec()
 
@@ -72,14 +74,9 @@ def test_outputs_of_several_forms_are_joined():
     """All that a device gets for its samples, once more, whichever form it comes from."""
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(_mixed(), MB_out_of_several_forms=2.0) == pytest.approx([2 * out] * 2)
-    columns, copied = whole(TASK), laid_out(TASK, *[COPIES] * 4)
-    assert _outputs_ms(columns, MB_out_of_several_forms=2.0) == _outputs_ms(copied, MB_out_of_several_forms=2.0)
-    assert _outputs_ms(columns, MB_out_of_several_forms=2.0) == [0.0, 0.0]
-
-
-def test_sequence_tables_are_joined_to_nothing():
-    task = replace(TASK, tables=(replace(TASK.tables[0], pooled=False), *TASK.tables[1:]))
-    assert _outputs_ms(laid_out(task, [0, 1], 1, 0, 1), MB_out_of_several_forms=2.0) == [0.0, 0.0]
+    sequences = laid_out(SEQUENCE, [0, 1], 1, 0, 1)  # joined to nothing
+    for plan in (whole(TASK), laid_out(TASK, *[COPIES] * 4), sequences):
+        assert _outputs_ms(plan, MB_out_of_several_forms=2.0) == [0.0, 0.0]
 
 
 def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
@@ -93,8 +90,7 @@ def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
     out -= TASK.batch_size / 2 * second.dim * 4 / 1e6
     assert _outputs_ms(some, MB_out_of_columns_if_some_are_cut=3.0) == pytest.approx([3 * out] * 2)
     assert _outputs_ms(whole(TASK), MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
-    sequences = replace(TASK, tables=(replace(first, pooled=False), *TASK.tables[1:]))
-    assert _outputs_ms(laid_out(sequences, cut, 1, 0, 1), MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
+    assert _outputs_ms(laid_out(SEQUENCE, cut, 1, 0, 1), MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
 
 
 def test_where_all_tables_are_copied_nothing_is_exchanged_and_put_in_order():
@@ -127,31 +123,30 @@ def test_searches_move_shards_by_what_these_add():
     np.testing.assert_allclose(added, 1e-4 * lookups + 2 * copied + 0.01 * shards, rtol=1e-4)
 
 
-def test_shards_that_cost_much_by_themselves_are_few():
-    task, shards = toy_task(6, num_devices=2, seed=2), []
-    for each_ms in (0.0, 50.0):
-        models = replace(linear_models(2), framework=Framework(1.0, {}, {"own shards": each_ms}, {}))
-        plan = search(task, Simulator(models.in_torchrec()))
-        shards.append(len(plan.placements))
+@pytest.mark.parametrize(
+    "dear",
+    [
+        Framework(1.0, {}, {"own shards": 50.0}, {}),
+        Framework(1.0, {}, {}, {"MB out of columns if some are cut": 1000.0}),
+    ],
+    ids=["each shard", "the first cut"],
+)
+def test_tables_stay_whole_where_cuts_cost_more_than_they_save(dear):
+    task, models = toy_task(6, num_devices=2, seed=2), linear_models(2)
+    free, whole = (replace(models, framework=its).in_torchrec() for its in (Framework(1.0, {}, {}, {}), dear))
+    shards = [len(search(task, Simulator(its)).placements) for its in (free, whole)]
     assert shards[1] == len(task.tables) < shards[0]
 
 
-def test_tables_stay_whole_where_the_first_cut_costs_more_than_it_saves():
-    task, cut = toy_task(6, num_devices=2, seed=2), []
-    for each_ms in (0.0, 1000.0):
-        work = {"MB out of columns if some are cut": each_ms}
-        models = replace(linear_models(2), framework=Framework(1.0, {}, {}, work))
-        cut.append(len(search(task, Simulator(models.in_torchrec())).placements) > len(task.tables))
-    assert cut == [True, False]
+def _used(models):
+    """The forms in which Criteo's tables are found to lie best."""
+    return {form.value for form in search(CRITEO, Simulator(models)).forms}
 
 
 def test_forms_that_cost_much_by_being_there_are_left_out():
-    tables, used = load_tables("criteo", batch_size=65536), []
-    task = Task(tables, Topology(8, "80GB"), 65536)
-    for each_ms in (0.0, 5.0):
-        models = replace(CostModels.load("roofline:h100"), framework=Framework(1.0, {}, {"calls": each_ms}, {}))
-        used.append({form.value for form in search(task, Simulator(models.in_torchrec())).forms})
-    assert used == [{"columns", "rows", "copies"}, {"columns"}]
+    sheet = CostModels.load("roofline:h100")
+    of_calls = [replace(sheet, framework=Framework(1.0, {}, {"calls": each_ms}, {})) for each_ms in (0.0, 5.0)]
+    assert [_used(models.in_torchrec()) for models in of_calls] == [{"columns", "rows", "copies"}, {"columns"}]
 
 
 HOST = {"step": 30.0, "calls": 20.0, "own shards": 0.5}
@@ -173,12 +168,10 @@ def test_devices_that_are_done_before_their_host_wait_for_it_and_dense_work_hide
 
 
 def test_forms_that_their_host_launches_long_are_used_where_dense_work_hides_it():
-    task, used = Task(load_tables("criteo", batch_size=65536), Topology(8, "80GB"), 65536), []
     framework = Framework(1.0, {}, {}, {}, {"calls": 5.0})
     models = replace(CostModels.load("roofline:h100"), framework=framework).in_torchrec()
-    for dense_ms in (0.0, 15.0):
-        used.append({form.value for form in search(task, Simulator(models.beside_dense(dense_ms))).forms})
-    assert used == [{"columns"}, {"columns", "rows", "copies"}]
+    assert _used(models.beside_dense(0.0)) == {"columns"}
+    assert _used(models.beside_dense(15.0)) == {"columns", "rows", "copies"}
 
 
 def test_models_that_know_nothing_of_it_say_so():
@@ -187,11 +180,10 @@ def test_models_that_know_nothing_of_it_say_so():
 
 
 def test_datasheets_have_what_an_h100s_steps_add_by_their_memory():
-    task = Task(load_tables("criteo", batch_size=65536), Topology(8, "80GB"), 65536)
     cut = {4: dict.fromkeys(range(8), 16)}
-    plan = laid_out(task, *(cut.get(table, table % 8) for table in range(26)))
+    plan = laid_out(CRITEO, *(cut.get(table, table % 8) for table in range(26)))
     names = ("h100", "roofline:h100", "roofline:h200")
-    measured, sheet, other = (Simulator(CostModels.load(f"{name}+torchrec")).cost(task, plan) for name in names)
+    measured, sheet, other = (Simulator(CostModels.load(f"{name}+torchrec")).cost(CRITEO, plan) for name in names)
     np.testing.assert_allclose(sheet.ms("framework.outputs"), measured.ms("framework.outputs"))
     np.testing.assert_allclose(other.ms("framework.outputs"), measured.ms("framework.outputs") * 3.35 / 4.8)
     waits = [cost.ms("framework.host") for cost in (measured, sheet, other)]
@@ -249,16 +241,12 @@ def test_the_margin_of_a_wait_is_the_hosts_and_hides_the_devices():
     assert nearly.margin_ms == pytest.approx(np.hypot(ready.margin_ms, 0.9 * (0.2 * 100.0 - 10.0)))
 
 
-def test_bundles_from_before_hosts_were_known_are_read(tmp_path):
+def test_bundles_keep_it_exactly_and_those_from_before_hosts_were_known_are_read(tmp_path):
     save_bundle(tmp_path, PLAIN, Card())
+    assert load_bundle(tmp_path)[0].framework == FRAMEWORK
     content = json.loads((tmp_path / "bundle.json").read_text())
     del content["models"]["framework"]["settings"]["host"]
     (tmp_path / "bundle.json").write_text(json.dumps(content))
-    assert load_bundle(tmp_path)[0].framework == FRAMEWORK
-
-
-def test_bundles_keep_it_exactly(tmp_path):
-    save_bundle(tmp_path, PLAIN, Card())
     assert load_bundle(tmp_path)[0].framework == FRAMEWORK
     converting = replace(FRAMEWORK, outputs=FRAMEWORK.outputs | {CONVERTED: 1 / 3}, host=HOST)
     save_bundle(tmp_path, replace(PLAIN, framework=converting), Card())

@@ -94,9 +94,12 @@ def test_searches_move_shards_by_what_is_converted():
     assert not simulator.models.of_whole_steps
 
 
-def test_models_that_did_not_learn_it_count_nothing():
+def test_models_that_did_not_learn_it_count_nothing_and_full_precision_changes_nothing():
     assert not CostModels.load("cpu+fp16").more
     assert "conversion" not in {part.name for part in CostModels.load("cpu+torchrec+fp16").more}
+    models = CostModels.load("cpu+fp32")
+    assert type(models.forward) is type(CostModels.load("cpu").forward)
+    assert not models.more
 
 
 @pytest.mark.parametrize("name", ["cpu+fp16", "roofline:h100+adam+bf16/fp8"])
@@ -107,12 +110,6 @@ def test_searches_take_them_and_plans_say_so(name):
     heuristic = Greedy("size").find(TASK, simulator).plan
     assert plan.prediction.models == models.name == name
     assert simulator.cost(TASK, plan).total_ms <= simulator.cost(TASK, heuristic).total_ms
-
-
-def test_full_precision_changes_nothing():
-    models = CostModels.load("cpu+fp32")
-    assert type(models.forward) is type(CostModels.load("cpu").forward)
-    assert not models.more
 
 
 @pytest.mark.parametrize(
