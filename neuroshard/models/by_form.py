@@ -18,16 +18,7 @@ from neuroshard.models.compute_models import (
     RegressionCompute,
 )
 from neuroshard.models.host_tiers import BehindLink, HostLink, HostTiers
-from neuroshard.models.interface import (
-    NUM_WAITS,
-    Chain,
-    CommModel,
-    Coverage,
-    Outline,
-    ReluHead,
-    SumModel,
-    waits,
-)
+from neuroshard.models.interface import NUM_WAITS, Chain, CommModel, Coverage, Outline, ReluHead, SumModel, waits
 from neuroshard.models.stored import Stored, Tensors, tensors_of, within
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.errors import check_name

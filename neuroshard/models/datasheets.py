@@ -144,13 +144,12 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 def _of_kernels(model: RooflineCompute, sheet: str) -> list[Check]:
     its = (point for point in kernel_points() if point.sheet == sheet)
     groups = grouped(its, lambda point: f"{'backward' if point.backward else 'forward'}, {point.home.tier.value}")
-    return [_of_group(model, group, points) for group, points in groups.items()]
-
-
-def _of_group(model: RooflineCompute, group: str, points: list[KernelPoint]) -> Check:
-    times = [(point.ms, model.point_ms(point), _left_out_ms(model, point)) for point in points]
-    what = tuple(f"{point.dim} columns, {point.lookups:,.0f} lookups, {point.optimizer}" for point in points)
-    return Check(group, what, *np.array(times).T)
+    checks = []
+    for group, points in groups.items():
+        times = [(point.ms, model.point_ms(point), _left_out_ms(model, point)) for point in points]
+        what = tuple(f"{point.dim} columns, {point.lookups:,.0f} lookups, {point.optimizer}" for point in points)
+        checks.append(Check(group, what, *np.array(times).T))
+    return checks
 
 
 def _left_out_ms(model: RooflineCompute, point: KernelPoint) -> float:

@@ -229,12 +229,9 @@ class Simulator:
         That nobody measured them on such a machine or with these versions, histograms made for another batch
         size, and what lies outside the range that the models were fitted to.
         """
-        return self._unmeasured(plan) + plan.task.warnings + self._outside(plan)
-
-    def _unmeasured(self, plan: Plan) -> tuple[str, ...]:
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
-        told = (f"predicted costs: {caveat}" for caveat in caveats)
-        return (*told, *([] if self._elsewhere is None else [self._elsewhere]))
+        told = [f"predicted costs: {caveat}" for caveat in caveats] + [one for one in (self._elsewhere,) if one]
+        return (*told, *plan.task.warnings, *self._outside(plan))
 
     def _outside(self, plan: Plan) -> tuple[str, ...]:
         """List what of a plan lies outside the models' range."""

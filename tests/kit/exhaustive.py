@@ -88,7 +88,7 @@ class TinyTask:
                 _shard_bytes(table, spread[device], self.free.memory, self.free.batch_size)
                 for table, spread in zip(self.free.tables, spreads, strict=False)
             )
-            if used + self._received_bytes() > self._device_memory(device):
+            if used + self._received_bytes() > self.free.topology.device_memory[device]:
                 return False
             for group in self.constraints.apart:
                 if sum(held[name][device] > 0 for name in set(group) if name in held) > 1:
@@ -97,12 +97,6 @@ class TinyTask:
             if len({tuple(dim > 0 for dim in held[name]) for name in group if name in held}) > 1:
                 return False
         return True
-
-    def _device_memory(self, device: int) -> int:
-        memory = self.free.topology.memory_bytes
-        size = memory[device] if isinstance(memory, tuple) else memory
-        assert isinstance(size, int)
-        return size
 
     def _received_bytes(self) -> int:
         columns = sum(table.dim * _outputs(table) for table in self.free.tables)

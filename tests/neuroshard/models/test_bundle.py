@@ -78,14 +78,11 @@ def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, device
         assert (one.name, one.ms.tolist()) == (other.name, other.ms.tolist())
 
 
-def _truncate(file):
-    file.write_bytes(file.read_bytes()[:40])
+def _written(change):
+    return lambda file: file.write_bytes(change(file.read_bytes()))
 
 
-def _change_a_byte(file):
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+_truncate = _written(lambda content: content[:40])
 
 
 def _make_a_pipe(file):
@@ -100,7 +97,7 @@ def _make_a_pipe(file):
         ("weights-*", Path.unlink, "weights"),
         ("bundle.json", _truncate, None),
         ("weights-*", _truncate, None),
-        ("weights-*", _change_a_byte, "was changed or damaged"),
+        ("weights-*", _written(lambda content: content[:-1] + bytes([content[-1] ^ 1])), "was changed or damaged"),
         ("weights-*", _make_a_pipe, "lacks"),
     ],
 )
