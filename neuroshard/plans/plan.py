@@ -16,20 +16,7 @@ from neuroshard.layouts.layout import table_of
 from neuroshard.plumbing.arrays import IntArray, own_places
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.schema import (
-    CacheShare,
-    Count,
-    Device,
-    Dim,
-    FirstRow,
-    Name,
-    Offset,
-    Rows,
-    as_fields,
-    of_format,
-    parse,
-    readable_bytes,
-)
+from neuroshard.plumbing.schema import CacheShare, Device, Name, as_fields, of_format, parse, readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
@@ -315,14 +302,9 @@ def _as_fields(placement: Placement) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _Placed(Shard):
     """A placement as it stands in a file."""
 
-    table: Count
-    column: Offset
-    dim: Dim
-    row: FirstRow
-    rows: Rows
     device: Device
     tier: Name
     cached: CacheShare | None = None
