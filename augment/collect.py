@@ -123,7 +123,7 @@ class Collect:
             return self._collect(DataDirectory(Path(self.out)))
 
     def _collect(self, directory: DataDirectory) -> Summary:
-        split, here = split_tables(self.tables, self.seed), self.hardware.fingerprint.to_json()
+        split, here = split_tables(self.tables, self.seed), asdict(self.hardware.fingerprint)
         directory.begin(Manifest(here, versions(), self._settings(), self.seed), self.tables)
         with progress_bar() as progress:
             summaries = tuple(series.collect(progress) for series in self._series(directory, split))

@@ -6,7 +6,7 @@ NEUROSHARD_FUZZ=10000 pytest tests/test_damaged_files.py tries 10,000 of each ki
 import json
 import os
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +104,7 @@ def _calibrated(root):
 
 
 HERE = Fingerprint("cpu", "x", 1, 1)
-MANIFEST = Manifest(HERE.to_json(), {"torch": "2"}, {"rounds": [1, 2], "timing": {"live": 3}}, 0)
+MANIFEST = Manifest(asdict(HERE), {"torch": "2"}, {"rounds": [1, 2], "timing": {"live": 3}}, 0)
 
 
 def _data(path):

@@ -50,7 +50,7 @@ class Manifest:
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any], seed: int = 0) -> "Manifest":
         """Describe a run that measures plans on such hardware; of fixed tables it holds out samples only."""
-        return cls(here.to_json(), versions(), {**hardware, "held_out": _SAMPLES}, seed)
+        return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, seed)
 
     @property
     def holds_out_tables(self) -> bool:

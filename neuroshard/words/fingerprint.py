@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,8 @@ class Fingerprint:
     memory_bytes: int
     revision: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert the fingerprint to fields, for a manifest or a card."""
-        return asdict(self)
-
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Tell whether `other`, as `to_json` gives it, may be the same type and model, as far as is known of both."""
+        """Tell whether `other`, fields as a manifest has them, may be the same type and model, as far as is known."""
         known = self.revision and other.get("revision")
         return (self.kind, self.device) == (other.get("kind"), other.get("device")) and (
             not known or self.revision == other["revision"]

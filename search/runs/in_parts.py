@@ -103,7 +103,7 @@ def begun(
     """
     by_task = runnable_by_task(entries)
     tasks = tuple(plans_of(its)[0].task for its in by_task.values())
-    here = hardware.fingerprint.to_json()
+    here = asdict(hardware.fingerprint)
     facts = {"through": through, **settings, "hardware": here, "seed": seed, "versions": versions()}
     fixed = {name: value for name, value in facts.items() if name != "builds"}
     fixed |= {"hardware": asdict(hardware), "measured on": here}

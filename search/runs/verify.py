@@ -61,7 +61,7 @@ class Verify:
     @property
     def settings(self) -> dict[str, Any]:
         """What the answers depend on, besides the search's; JSON-ready."""
-        return {"verify": asdict(self) | {"on": self.hardware.fingerprint.to_json()}}
+        return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
 
     def opened(self, tasks: Sequence[Task], count_input: bool, warn: Warn) -> AbstractContextManager[Measure]:
         """Open the meters that these tasks need.

@@ -1,6 +1,7 @@
 """What was measured on made-up devices, and what is fitted to it where it doesn't matter how well, in tests."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def begun(
 ) -> DataDirectory:
     """Begin a data directory of a machine, with nothing measured in it."""
     directory = DataDirectory(path)
-    directory.begin(Manifest(machine.to_json(), versions or {}, {}, 0), tables)
+    directory.begin(Manifest(asdict(machine), versions or {}, {}, 0), tables)
     return directory
 
 

@@ -2,7 +2,7 @@
 
 import errno
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -126,7 +126,7 @@ def test_a_run_learns_and_saves_what_it_learned(data, by_sets, kinds):
     assert 0.7 < result.metrics["compute"].coverage <= 1
     assert models.ranges.devices.most == 3
     written = json.loads((data / "bundle" / "bundle.json").read_text())["card"]
-    assert written["hardware"] == MACHINE.to_json()
+    assert written["hardware"] == asdict(MACHINE)
     assert {"decile_mape", "kendall_tau", "mape", "mse", "samples"} == written["metrics"]["forward"]["test"].keys()
 
 

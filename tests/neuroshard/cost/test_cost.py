@@ -1,6 +1,6 @@
 """What plans cost: as predicted, and by which models; as expected where predictions err; in parts that make a step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_models_of_other_hardware_are_noticed(monkeypatch, measured, warned):
 
 
 def test_this_machine_is_itself():
-    assert fingerprint("cpu").same_hardware(fingerprint("cpu").to_json())
+    assert fingerprint("cpu").same_hardware(asdict(fingerprint("cpu")))
 
 
 def test_searches_predict_what_is_expected():
