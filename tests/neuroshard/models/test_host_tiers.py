@@ -1,6 +1,6 @@
 """What tables in host memory cost: arithmetic, by hand and against a published benchmark."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from neuroshard import CostModels, Home, Table, Tier, UserError, zipf_reuse
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.composed import columns_model
 from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.host_tiers import HostLink, HostTiers, link_bytes, managed_lookups, memory_bytes
@@ -140,28 +139,24 @@ def test_every_datasheet_knows_host_memory_and_any_number_of_devices(name):
     assert device < host
 
 
-FIGURES = HostTiers(1, 1, 1, 1).settings()
+FIGURES, TIERS = HostTiers(1, 1, 1, 1).settings(), HostTiers(1, 1, 1, 1)
+BEHIND_LINK = with_host_tiers(random_models(), "roofline:h100").compute
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("model", "settings", "message"),
     [
-        ({"memory_ms_per_gb": 1.0}, "link_ms_per_gb"),
-        (FIGURES | {"call_ms": -1.0}, "call_ms"),
-        (FIGURES | {"cache_lookup_ns": float("nan")}, "cache_lookup_ns"),
-        (FIGURES | {"more": 1.0}, "more"),
+        (TIERS, {"memory_ms_per_gb": 1.0}, "link_ms_per_gb"),
+        (TIERS, FIGURES | {"call_ms": -1.0}, "call_ms"),
+        (TIERS, FIGURES | {"cache_lookup_ns": float("nan")}, "cache_lookup_ns"),
+        (TIERS, FIGURES | {"more": 1.0}, "more"),
+        (BEHIND_LINK, BEHIND_LINK.settings() | {"host": asdict(HostLink(0.0, 1.0, 1.0))}, "link_gb_per_s"),
     ],
+    ids=["missing", "negative", "no number", "unknown", "a link that carries nothing"],
 )
-def test_figures_that_cannot_be_are_refused(settings, message):
+def test_figures_that_cannot_be_are_refused(model, settings, message):
     with pytest.raises(UserError, match=message):
-        HostTiers.restored(settings, {})
-
-
-def test_a_link_that_carries_nothing_is_refused():
-    model = with_host_tiers(random_models(), "roofline:h100").compute
-    host = {"link_gb_per_s": 0.0, "cache_lookup_ns": 1.0, "cache_call_ms": 1.0}
-    with pytest.raises(UserError, match="link_gb_per_s"):
-        ComputeByForm.restored(model.settings() | {"host": host}, model.tensors())
+        model.restored(settings, model.tensors())
 
 
 def test_a_datasheet_s_link_comes_on_top_of_what_was_fitted():
