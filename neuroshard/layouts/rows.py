@@ -153,13 +153,13 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
 
 
 def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:
-    """Check the blocks, in order of device, of the columns from one to before another."""
+    """Check the blocks, each on a device of its own and in their order, of the columns from one to before another."""
     where = f"plan: columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
-    devices = [placement.device for placement in blocks]
-    if not _is_group(devices, topology):
+    devices, size = [placement.device for placement in blocks], topology.domain_size
+    on_a_host = len(devices) == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1
+    if len(devices) != topology.num_devices and not on_a_host:
         named = ", ".join(map(str, devices[:8])) + (", ..." if len(devices) > 8 else "")
-        one_host = topology.domain_size == topology.num_devices
-        hosts = "" if one_host else f", or on each of the {topology.domain_size} of one host"
+        hosts = "" if size == topology.num_devices else f", or on each of the {size} of one host"
         raise UserError(
             f"{where} are in blocks of rows on {len(devices)} device(s) ({named}); "
             f"put a block on each of the {topology.num_devices} devices{hosts}"
@@ -173,10 +173,3 @@ def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placem
                 f"{where}: device {placement.device} has rows {shard.row} to {shard.row_end - 1}, not {row} to "
                 f"{row + rows - 1}; blocks are of ceil(rows / devices) rows, in order of device"
             )
-
-
-def _is_group(devices: Sequence[int], topology: Topology) -> bool:
-    """Tell whether these devices, each once and in order, are all or those of one host."""
-    count, size = len(devices), topology.domain_size
-    one_host = count == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1
-    return count == topology.num_devices or one_host

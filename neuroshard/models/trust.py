@@ -296,17 +296,14 @@ class Margin:
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
         """Compute the margin, (...,) ms, of predictions (...,) on which members disagree by `spread_ms` (...,)."""
-        return self.factor * self._scale(predicted_ms, spread_ms)
-
-    def _scale(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
-        return np.hypot(self.relative * predicted_ms, spread_ms)
+        return self.factor * np.hypot(self.relative * predicted_ms, spread_ms)
 
     @classmethod
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
         """Fit the margin to predictions, spreads and measurements (n,) that training didn't see."""
         error = np.abs(predicted_ms - measured_ms)
         relative = float(np.median(error / np.maximum(predicted_ms, _LEAST_MS)))
-        ratios = error / np.maximum(cls(relative, 1.0)._scale(predicted_ms, spread_ms), _LEAST_MS)
+        ratios = error / np.maximum(cls(relative, 1.0)(predicted_ms, spread_ms), _LEAST_MS)
         level = min(1.0, LEVEL * (1 + 1 / len(ratios)))
         return cls(min(relative, _MOST), min(float(np.quantile(ratios, level)), _MOST))
 
