@@ -250,10 +250,8 @@ class _Series(Generic[Sample]):
         )
 
     def _drawn(self, sample_id: int, sample: Sample, split: str, second_pass: bool = False) -> Due[Sample]:
-        return Due(sample, sample_id, self._lookup_seed(sample_id), split, second_pass)
+        lookups = np.random.SeedSequence([self.run.seed, self.stream, _LOOKUPS, sample_id])
+        return Due(sample, sample_id, int(lookups.generate_state(1)[0]), split, second_pass)
 
     def _rng(self, sample_id: int) -> np.random.Generator:
         return np.random.default_rng([self.run.seed, self.stream, _DRAW, sample_id])
-
-    def _lookup_seed(self, sample_id: int) -> int:
-        return int(np.random.SeedSequence([self.run.seed, self.stream, _LOOKUPS, sample_id]).generate_state(1)[0])

@@ -41,7 +41,7 @@ from neuroshard.hardware.specs import EmbeddingSettings, check_tiers
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import BlockLookups, ComputeSample
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Tier
 
 _ON_CUDA = {
     Tier.DEVICE: EmbeddingLocation.DEVICE,
@@ -55,21 +55,16 @@ DENSE_WARNING = "fbgemm::dense_embedding"  # how what torch says of the CPU kern
 Update = Callable[[torch.Tensor], object]
 
 
-class Arenas:
-    """The weights' memory, by precision."""
-
-    def __init__(self) -> None:
-        self._by_bytes = {size: Arena(dtype) for size, (_, dtype) in PRECISIONS.items()}
-
-    def __getitem__(self, bytes_per_element: int) -> Arena:
-        return self._by_bytes[bytes_per_element]
+def make_arenas() -> dict[int, Arena]:
+    """Make the weights' memory, by their bytes per element."""
+    return {size: Arena(dtype) for size, (_, dtype) in PRECISIONS.items()}
 
 
 def fused_run(
     sample: ComputeSample,
     settings: EmbeddingSettings,
     device: torch.device,
-    arenas: Arenas,
+    arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> Prepared:
     """Prepare a fused forward and backward call over what the device holds of the sample's tables.
@@ -94,7 +89,7 @@ def build_operator(
     sample: ComputeSample,
     settings: EmbeddingSettings,
     device: torch.device,
-    arenas: Arenas,
+    arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
     """Build the fused operator over all of the sample's tables; on CPU its weights lie in the arena.
@@ -110,6 +105,9 @@ def build_operator(
     weights = (
         {"preallocated_host_buffers": {"weights": arenas[bytes_per_element].view(elements, rng)}} if on_cpu else {}
     )
+    cache: dict[str, Any] = {}
+    if sample.home.tier is Tier.CACHED:  # of all tables: for so large a share of all their rows
+        cache = {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": sample.home.cached_share}
     operator = SplitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=[(table.rows, table.dim, *place) for table in sample.held],
         feature_table_map=table_of_feature(sample),
@@ -119,18 +117,11 @@ def build_operator(
         weights_precision=PRECISIONS[bytes_per_element][0],
         device=device,
         **weights,
-        **_cache(sample.home),
+        **cache,
     )
     if not on_cpu and sample.home.tier is Tier.DEVICE:
         operator.init_embedding_weights_uniform(-_SPREAD, _SPREAD)
     return operator
-
-
-def _cache(home: Home) -> dict[str, Any]:
-    """Return the operator's arguments for its cache, if it has one: for so large a share of all tables' rows."""
-    if home.tier is not Tier.CACHED:
-        return {}
-    return {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": home.cached_share}
 
 
 def dense_run(
@@ -194,7 +185,7 @@ class ComputeBench:
         self._device = device
         self._settings = settings
         self._protocol = protocol
-        self._arenas = Arenas()
+        self._arenas = make_arenas()
 
     def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """Measure an outcome for each sample; its repeats are (R,) ms. Those without room beside others go alone."""

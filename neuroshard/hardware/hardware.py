@@ -1,6 +1,7 @@
 """Real hardware, ready to measure samples on."""
 
 import logging
+import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,7 +15,7 @@ from warnings import filterwarnings
 from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link, check_tiers, no_device
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.hardware.two_hosts import NUM_HOSTS, Hosts, two_hosts
-from neuroshard.hardware.workers import Bench, Joining, Meter, Sample, WorkerGroup, forked_warm, spawned
+from neuroshard.hardware.workers import Bench, Joining, Meter, Sample, WorkerGroup, forked_warm
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
@@ -164,7 +165,8 @@ class Hardware:
         return Torchrun(how)
 
     def _context(self) -> ForkServerContext | SpawnContext:
-        return forked_warm() if self.device.kind == "cpu" else spawned()
+        # CUDA wants every worker to be a fresh interpreter.
+        return forked_warm() if self.device.kind == "cpu" else multiprocessing.get_context("spawn")
 
 
 def under_torchrun() -> bool:

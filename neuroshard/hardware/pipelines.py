@@ -5,6 +5,7 @@ By a loop, or by TorchRec's pipeline, which sends inputs ahead.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import IntEnum
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from neuroshard.hardware.step_samples import PHASES, Stretch
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import HOST, LOCAL_PHASES
 
-INPUT, LOOKUPS, OUTPUT, DENSE, GRADIENTS, BACKWARD, ALL_REDUCE, OPTIMIZER = range(len(PHASES))
+Phase = IntEnum("Phase", "INPUT LOOKUPS OUTPUT DENSE GRADIENTS BACKWARD ALL_REDUCE OPTIMIZER", start=0)  # of PHASES
 # The loss of a batch, which goes backward, and once more without its graph.
 Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
@@ -34,7 +35,7 @@ class Walk(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    phase: int
+    phase: Phase
     until: str
     began: Any
     at: Any
@@ -53,16 +54,16 @@ class PhaseClock:
         """Forget all phases entered so far, and begin with the input."""
         self._ended: list[_Ended] = []
         self._restarted_s = perf_counter()
-        self._phase, self._began = INPUT, self._device.moment()
+        self._phase, self._began = Phase.INPUT, self._device.moment()
 
-    def enter(self, phase: int) -> None:
+    def enter(self, phase: Phase) -> None:
         """Charge the time from now on to this phase."""
         if phase != self._phase:
             now = self._device.moment()
             self._ended.append(_Ended(self._phase, "", self._began, now))
             self._phase, self._began = phase, now
 
-    def entering(self, phase: int) -> Callable[..., None]:
+    def entering(self, phase: Phase) -> Callable[..., None]:
         """Make a hook that charges the time from its call on to this phase."""
         return lambda *_: self.enter(phase)
 
@@ -99,18 +100,16 @@ class PhaseClock:
         amounts = [
             (self._device.ms_between(its.began, its.at), its.sent_bytes, its.received_bytes) for its in self._ended
         ]
-        walk = Walk(tuple(stretches[:each]), np.reshape(amounts, (steps, each, 3)).mean(axis=0).T)
-        return _with_host(walk, host_ms) if self._device.beside_host else walk
-
-
-def _with_host(walk: Walk, host_ms: float) -> Walk:
-    return Walk((*walk.stretches, Stretch(HOST, "")), np.column_stack([walk.amounts, [host_ms, 0, 0]]))
+        told, means = tuple(stretches[:each]), np.reshape(amounts, (steps, each, 3)).mean(axis=0).T
+        if not self._device.beside_host:
+            return Walk(told, means)
+        return Walk((*told, Stretch(HOST, "")), np.column_stack([means, [host_ms, 0, 0]]))
 
 
 class Optimizers:
     """The optimizers of a model, which a clock is told of by their phases."""
 
-    def __init__(self, clock: PhaseClock, by_phase: list[tuple[int, Optimizer]]) -> None:
+    def __init__(self, clock: PhaseClock, by_phase: list[tuple[Phase, Optimizer]]) -> None:
         self._clock, self._by_phase = clock, by_phase
 
     def step(self) -> None:
@@ -188,9 +187,9 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
 
     def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
         """Wait for the splits, and begin to send lengths and indices; what follows is the dense network's backward."""
-        self._clock.enter(INPUT)
+        self._clock.enter(Phase.INPUT)
         super().wait_sparse_data_dist(context)
-        self._clock.enter(DENSE)
+        self._clock.enter(Phase.DENSE)
 
 
 MADE: Mapping[str, Callable[[Trainee], Loop | SparseDist]] = {"none": Loop, "sparse_dist": SparseDist}

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from neuroshard.cost.loads import Traffic
 from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.grouping import grouped
@@ -66,22 +67,19 @@ def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
     Copies exchange nothing forward. The input, which comes before anything else, is left out (`input_exchange`).
     """
     traffic = plan.traffic if direction == BACKWARD else plan.traffic.forward
-    given = {which: traffic.given(which)[0] for which in Collective if which is not Collective.INPUT}
-    return tuple(_exchange(plan, which, sizes.tolist()) for which, sizes in given.items() if sizes.any())
+    return _exchanges(plan, traffic, [which for which in Collective if which is not Collective.INPUT])
 
 
 def input_exchange(plan: Plan) -> tuple[CommSample, ...]:
     """Return the exchange of indices and lengths, without delays; none if nothing is looked up across devices."""
-    sizes = plan.traffic.given(Collective.INPUT)[0]
-    return (_exchange(plan, Collective.INPUT, sizes.tolist()),) if sizes.any() else ()
+    return _exchanges(plan, plan.traffic, [Collective.INPUT])
 
 
-def _exchange(plan: Plan, collective: Collective, sizes: Sequence[float]) -> CommSample:
-    topology = plan.task.topology
-    return CommSample(
-        tuple(round(size) for size in sizes),
-        (0.0,) * topology.num_devices,
-        plan.task.batch_size,
-        collective,
-        topology.fast_links,
+def _exchanges(plan: Plan, traffic: Traffic, collectives: Sequence[Collective]) -> tuple[CommSample, ...]:
+    task, starts = plan.task, (0.0,) * plan.task.topology.num_devices
+    given = {which: traffic.given(which)[0] for which in collectives}
+    return tuple(
+        CommSample(tuple(map(round, sizes.tolist())), starts, task.batch_size, which, task.topology.fast_links)
+        for which, sizes in given.items()
+        if sizes.any()
     )

@@ -23,20 +23,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.group import Group
 from neuroshard.hardware.inputs import FUSED, LEARNING_RATE
-from neuroshard.hardware.pipelines import (
-    ALL_REDUCE,
-    BACKWARD,
-    DENSE,
-    GRADIENTS,
-    INPUT,
-    LOOKUPS,
-    MADE,
-    OPTIMIZER,
-    OUTPUT,
-    Optimizers,
-    PhaseClock,
-    Trainee,
-)
+from neuroshard.hardware.pipelines import MADE, Optimizers, Phase, PhaseClock, Trainee
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, StandIn, drawn_batches, modules_of, renamed, share_of
@@ -98,7 +85,7 @@ class StepBench:
                 hooked.enter_context(lookup.register_forward_hook(lambda *_: self._let_pass(after)))
             trained.step()
         self._device.synchronize()
-        return float(trained.clock.spent_ms()[LOOKUPS])
+        return float(trained.clock.spent_ms()[Phase.LOOKUPS])
 
     def _let_pass(self, count: int) -> None:
         """Wait until so many ranks have looked up."""
@@ -134,7 +121,7 @@ class Trained:
             sharders=_sharders(settings, precision, where),
         )
         copied, dense = _parted(self._model, set(plan.names_where(lambda layout: layout.dense)))
-        groups = ((DENSE, torch.optim.SGD, dense), (OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
+        groups = ((Phase.DENSE, torch.optim.SGD, dense), (Phase.OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
         optimizers = Optimizers(
             clock, [(phase, optimizer(its, lr=LEARNING_RATE)) for phase, optimizer, its in groups if its]
         )
@@ -151,18 +138,18 @@ class Trained:
 
     def step(self) -> torch.Tensor:
         """Train on the next batch; returns its loss."""
-        self.clock.enter(INPUT)
+        self.clock.enter(Phase.INPUT)
         loss = self.pipeline.train()
-        self.clock.enter(INPUT)
+        self.clock.enter(Phase.INPUT)
         return loss
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of a batch, to go backward from, and to tell of."""
         first, *rest = self._model(batch)
-        self.clock.enter(DENSE)
+        self.clock.enter(Phase.DENSE)
         torch.mm(self._ballast, self._ballast)
         first = first.view_as(first)  # a node of its own: hooks of lookups' outputs come after it
-        first.register_hook(self.clock.entering(GRADIENTS))
+        first.register_hook(self.clock.entering(Phase.GRADIENTS))
         loss = self._model.module.loss([first, *rest])
         return loss, loss.detach()
 
@@ -197,19 +184,19 @@ def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.
 
 def _watch(module: ShardedModule[Any, Any, Any, Any], clock: PhaseClock) -> None:
     """Tell the clock when lookups begin and end, when gradients come back to them, and when copies have theirs."""
-    module.register_forward_pre_hook(clock.entering(INPUT))
+    module.register_forward_pre_hook(clock.entering(Phase.INPUT))
     for lookup in module._lookups:
-        lookup.register_forward_pre_hook(clock.entering(LOOKUPS))
+        lookup.register_forward_pre_hook(clock.entering(Phase.LOOKUPS))
         lookup.register_forward_hook(partial(_looked_up, clock))
         if isinstance(lookup, DistributedDataParallel):
             for weights in lookup.module.parameters():
-                weights.register_post_accumulate_grad_hook(clock.entering(ALL_REDUCE))
+                weights.register_post_accumulate_grad_hook(clock.entering(Phase.ALL_REDUCE))
 
 
 def _looked_up(
     clock: PhaseClock, _module: nn.Module, _inputs: object, output: torch.Tensor | list[torch.Tensor]
 ) -> None:
-    clock.enter(OUTPUT)
+    clock.enter(Phase.OUTPUT)
     for one in [output] if isinstance(output, torch.Tensor) else output:
         if one.requires_grad:
-            one.register_hook(clock.entering(BACKWARD))  # type: ignore[no-untyped-call]
+            one.register_hook(clock.entering(Phase.BACKWARD))  # type: ignore[no-untyped-call]

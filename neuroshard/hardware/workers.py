@@ -74,18 +74,12 @@ class Joining(Generic[Sample]):
     make_bench: "Callable[[Device, TimingProtocol, float], Bench[Sample]]"
 
 
+@dataclass(eq=False)
 class _Stopped(Exception):
     """End of a worker that died, hung or couldn't start; `blamed` is the sample it was at."""
 
-    def __init__(self, reason: str, blamed: int = 0) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.blamed = blamed
-
-
-def spawned() -> SpawnContext:
-    """Return the context that makes every worker a fresh interpreter: the only way to several that use CUDA."""
-    return multiprocessing.get_context("spawn")
+    reason: str
+    blamed: int = 0
 
 
 def forked_warm() -> ForkServerContext:
@@ -139,8 +133,10 @@ class WorkerGroup(Meter[Sample]):
         while missing := [i for i in range(len(samples)) if i not in outcomes]:
             self._ensure_started()
             try:
-                results = self._measure_once([samples[i] for i in missing], [seeds[i] for i in missing])
-                outcomes |= dict(zip(missing, results, strict=True))
+                with suppress(OSError):  # of a worker that has died since; following it finds out how
+                    for pipe in self._pipes:
+                        pipe.send(([samples[i] for i in missing], [seeds[i] for i in missing]))
+                outcomes |= zip(missing, self._follow(self._timeout_s), strict=True)
             except _Stopped as stopped:
                 self.close()
                 self._warn(f"{stopped.reason}; recorded for the sample in flight, going on with a fresh worker")
@@ -161,12 +157,6 @@ class WorkerGroup(Meter[Sample]):
             except UserError as error:
                 self.close()
                 raise UserError(f"the workers can't be started: {error}") from None
-
-    def _measure_once(self, samples: list[Sample], seeds: list[int]) -> list[Outcome]:
-        with suppress(OSError):  # of a worker that has died since; following it finds out how
-            for pipe in self._pipes:
-                pipe.send((samples, seeds))
-        return self._follow(self._timeout_s)
 
     def _start(self) -> None:
         port = _free_port()

@@ -38,11 +38,9 @@ class Meters:
         if isinstance(sample, CommSample):
             return self.comm(sample.num_devices)
         if isinstance(sample, LocalSample):
-            return self._opened("local", self._local)
+            steps = _LOCAL[self.hardware.device.kind]
+            return self._opened("local", lambda: LocalMeter(self.hardware.mirror_meter(steps, self.warn)))
         return self._opened("compute", lambda: self.hardware.compute_meter(self.warn))
-
-    def _local(self) -> LocalMeter:
-        return LocalMeter(self.hardware.mirror_meter(_LOCAL[self.hardware.device.kind], self.warn))
 
     def comm(self, num_devices: int) -> Meter[CommSample]:
         """Return the meter of exchanges between so many devices."""

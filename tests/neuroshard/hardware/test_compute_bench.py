@@ -11,7 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from neuroshard import Home, Tier, UserError
 from neuroshard.hardware import compute_bench
-from neuroshard.hardware.compute_bench import DENSE_WARNING, Arenas, ComputeBench, build_operator, dense_run, fused_run
+from neuroshard.hardware.compute_bench import DENSE_WARNING, ComputeBench, build_operator, dense_run, fused_run
 from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.inputs import Prepared, draw_inputs, inputs_of
 from neuroshard.hardware.specs import EmbeddingSettings
@@ -36,11 +36,12 @@ def _tables(features, **fields):
 
 
 def _built(sample, arenas=None, device=CPU):
-    return build_operator(sample, EmbeddingSettings(), device, arenas or Arenas(), np.random.default_rng(0))
+    arenas = arenas or compute_bench.make_arenas()
+    return build_operator(sample, EmbeddingSettings(), device, arenas, np.random.default_rng(0))
 
 
 def _fused(sample, optimizer="sgd"):
-    return fused_run(sample, EmbeddingSettings(optimizer), CPU, Arenas(), np.random.default_rng(0))
+    return fused_run(sample, EmbeddingSettings(optimizer), CPU, compute_bench.make_arenas(), np.random.default_rng(0))
 
 
 def _dense(sample, optimizer="sgd"):
@@ -160,7 +161,7 @@ def test_mixed_precisions_are_refused(run, form):
 
 
 def test_operators_share_the_arena():
-    arenas, sample = Arenas(), ComputeSample(toy_tables(2), 16)
+    arenas, sample = compute_bench.make_arenas(), ComputeSample(toy_tables(2), 16)
     arenas[4].reserve(sample.size_bytes // 4)
     first, second = (_built(sample, arenas).weights_host.untyped_storage().data_ptr() for _ in range(2))
     assert first == second
@@ -169,7 +170,7 @@ def test_operators_share_the_arena():
 @pytest.mark.parametrize(
     "reserve",
     [
-        lambda: Arenas()[4].reserve(1 << 45),
+        lambda: compute_bench.make_arenas()[4].reserve(1 << 45),
         lambda: _dense(ComputeSample((replace(toy_tables(1)[0], rows=1 << 38),), 16, Form.COPIES)),
     ],
     ids=["arena", "copies"],

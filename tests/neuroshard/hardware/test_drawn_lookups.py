@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.hardware.compute_bench import Arenas, build_operator
+from neuroshard.hardware.compute_bench import build_operator, make_arenas
 from neuroshard.hardware.drawn_lookups import PopularRows, draw_batch, draw_counts, draw_lookups, in_block, seen_in
 from neuroshard.hardware.inputs import host_run
 from neuroshard.hardware.specs import EmbeddingSettings
@@ -285,7 +285,7 @@ def test_what_is_drawn_fits_the_kernel():
         for home in (Home(Tier.CACHED, 0.5), Home(Tier.HOST)):
             sample = ComputeSample((one, replace(one, name="other")), 64, home=home)
             plain = replace(sample, home=Home())
-            operator = build_operator(plain, EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
+            operator = build_operator(plain, EmbeddingSettings(), CPU, make_arenas(), np.random.default_rng(0))
             before = operator.split_embedding_weights()[0].clone()
 
             def train(inputs, operator=operator):
