@@ -53,11 +53,7 @@ class Override:
 
 
 def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split flags from everything else.
-
-    Raises:
-        UserError: a flag is unknown.
-    """
+    """Split flags from everything else; raise UserError if one is unknown."""
     flags = [text for text in arguments if text.startswith("-")]
     for flag in flags:
         if flag not in (*_SWEEP_FLAGS, *HELP_FLAGS):

@@ -55,9 +55,8 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def _shipped_bundles() -> Grid:
-    grid = Grid(title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
-    for column in ("name", "hardware", "batch sizes", "devices", "forms", "compute", "forward", "backward"):
-        grid.add_column(column)
+    columns = "name", "hardware", "batch sizes", "devices", "forms", "compute", "forward", "backward"
+    grid = Grid(*columns, title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
     for name in shipped_names():
         path = shipped_path(name)
         assert path is not None
@@ -71,11 +70,8 @@ def _shipped_bundles() -> Grid:
 
 
 def _datasheets() -> Grid:
-    grid = Grid(
-        title="Arithmetic on datasheets and published points, not measured here (any batch size, any number of devices)"
-    )
-    for column in ("name", "source"):
-        grid.add_column(column)
+    title = "Arithmetic on datasheets and published points, not measured here (any batch size, any number of devices)"
+    grid = Grid("name", "source", title=title)
     for name in choices("roofline"):
         grid.add_row(f"{ROOFLINE}{name}", str(described("roofline", name)["source"]))
     return grid

@@ -53,11 +53,8 @@ def _named(command: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             continue
         with suppress(OmegaConfBaseException, ValueError):  # what only Hydra knows
             value = OmegaConf.select(config, key)
-            yield from ((key, one) for one in (value if isinstance(value, ListConfig) else [value]) if _is_path(one))
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str) and "/" in value
+            values = value if isinstance(value, ListConfig) else [value]
+            yield from ((key, one) for one in values if isinstance(one, str) and "/" in one)
 
 
 def _lacking(text: str) -> str | None:

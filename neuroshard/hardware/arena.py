@@ -21,11 +21,7 @@ class Arena:
         self._buffer = torch.empty(0, dtype=dtype)
 
     def reserve(self, elements: int) -> None:
-        """Make room for views of up to `elements`, touching every page; earlier views stay valid.
-
-        Raises:
-            MemoryError: the machine has no room for it.
-        """
+        """Touch memory for views of up to `elements`, or raise MemoryError; earlier views stay valid."""
         if elements <= len(self._buffer):
             return
         check_room(elements * self._buffer.element_size())

@@ -100,11 +100,7 @@ class CudaDevice(Device):
     backend, beside_host = "nccl", True
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
-        """Claim GPU `rank` of this host; at least twice its L2 cache is flushed.
-
-        Raises:
-            UserError: there is no GPU.
-        """
+        """Claim GPU `rank` of this host, or raise UserError if it has none; at least twice its L2 cache is flushed."""
         if not torch.cuda.is_available():
             raise no_device()
         self.torch_device = torch.device("cuda", rank % torch.cuda.device_count())

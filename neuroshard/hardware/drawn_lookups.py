@@ -14,13 +14,11 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import BlockLookups, ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.misses import Popularity
-from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS, TOPS, histogram
-from neuroshard.tables.table import NUM_REUSE_BINS
+from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS, TOPS, TOUCHED_ONCE, histogram
 
 _GOLDEN = 0.618  # of the table: neighbours by how hot they are lie far apart
 _MOST = 1 << 62  # that a product of two row numbers may be
 _FEW = 4  # times as many rows as are drawn, from which on they are drawn with repeats, which are left out
-_TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,9 +168,9 @@ def draw_lookups(
     """Draw indices (L,) and lengths (features x batch_size,), feature by feature.
 
     Lengths sum to L = batch_size x pooling factor, rounded, at least 1; each is the floor or the ceiling of their mean.
-    Which rows are the hot ones is random, but for a share
-    `hot_first` of them: these are the table's first rows, hottest first. Where that is 0 and the table knows its
-    `row_lookups`, its blocks of rows get their shares of the lookups. Both are int64 on the generator's device.
+    Which rows are the hot ones is random, but for a share `hot_first` of them: these are the first ones, hottest first.
+    Where that is 0 and the table knows its `row_lookups`, its blocks of rows get their shares of the lookups. Both are
+    int64 on the generator's device.
     """
     lookups = _lookups(table, batch_size)
     counts = draw_counts(table, lookups, generator)
@@ -222,7 +220,7 @@ def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> t
 def seen_in(indices: torch.Tensor) -> BlockLookups:
     """Sum up lookups (K,) in a block: how many, and their reuse histogram."""
     counts = torch.unique(indices, return_counts=True)[1].cpu().numpy()
-    return BlockLookups(len(indices), histogram(counts) if len(counts) else _TOUCHED_ONCE)
+    return BlockLookups(len(indices), histogram(counts) if len(counts) else TOUCHED_ONCE)
 
 
 def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch.Tensor:

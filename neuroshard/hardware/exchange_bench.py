@@ -51,8 +51,7 @@ class Circle:
 
     Attributes:
         ranks: of all of them, this one's included, in order.
-        rank: this device's.
-        group: of torch.distributed, which they make up.
+        rank, group: this device's, and what they make up.
     """
 
     ranks: tuple[int, ...]

@@ -77,11 +77,7 @@ class Hardware:
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def devices_per_host(self, num_devices: int) -> int | None:
-        """Count the devices of a host, of so many processes that exchange; None where one host has all.
-
-        Raises:
-            UserError: hosts can't have equally many.
-        """
+        """Count a host's devices, of so many; None: one host has all. Raise UserError if hosts can't share them."""
         if under_torchrun():
             local = int(os.environ["LOCAL_WORLD_SIZE"])
             return local if local < num_devices else None
@@ -110,13 +106,7 @@ class Hardware:
         return self._group_meter(num_devices, self._exchanges, None, warn)
 
     def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> AbstractContextManager[Meter[Plan]]:
-        """Make the meter of training steps of plans for that topology.
-
-        Each device is in a process of its own; under torchrun, in those that it started.
-
-        Raises:
-            UserError: as `comm_meter`.
-        """
+        """Make the meter of training steps of plans for that topology, where `comm_meter` does, or raise as it does."""
         return self._group_meter(topology.num_devices, self._steps(protocol), topology.host_size, warn)
 
     def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
@@ -125,10 +115,7 @@ class Hardware:
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def follow(self, steps: StepProtocol | None = None) -> None:
-        """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures.
-
-        Or in training `steps` that are timed so.
-        """
+        """Take part, as one of torchrun's other processes, in what rank 0 measures: exchanges, or training `steps`."""
         from neuroshard.hardware.group import Torchrun
 
         how: Joining[Any] = self._exchanges if steps is None else self._steps(steps)

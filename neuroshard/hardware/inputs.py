@@ -92,11 +92,7 @@ def table_of_feature(sample: ComputeSample) -> list[int]:
 
 
 def common_precision(sample: ComputeSample) -> int:
-    """Return the bytes per element of all of the sample's tables.
-
-    Raises:
-        UserError: they mix precisions, which one call can't.
-    """
+    """Return the bytes per element of all tables; raise UserError if they mix precisions, which one call can't."""
     widths = {table.bytes_per_element for table in sample.tables}
     if len(widths) > 1:
         raise UserError(f"one fused call can't mix bytes_per_element {sorted(widths)}")

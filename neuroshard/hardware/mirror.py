@@ -68,10 +68,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         name: str = dist.distributed_c10d._world.pg_names[self]
         return name
 
-    @property
-    def group_name(self) -> str:
-        """The name that torch gave this group, under torch's newer word for it."""
-        return self.pg_name
+    group_name = pg_name  # torch's newer word for it
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -170,11 +167,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_tensor = reduce_scatter_single
 
     def _refused(self, *_: object) -> Work:
-        """Refuse what has one sender or receiver.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Raise RuntimeError: this has one sender or receiver."""
         raise RuntimeError("mirrored ranks take part in collectives only; nothing goes from one rank to another")
 
     send = recv = recv_anysource = gather = scatter = reduce = _refused

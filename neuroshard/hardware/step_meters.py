@@ -130,11 +130,7 @@ def measure_rank(
 
 @dataclass(frozen=True)
 class LocalMeter(Meter[LocalSample]):
-    """Meter of local work by phase, one step after another in one process.
-
-    Attributes:
-        meter: of single ranks' steps.
-    """
+    """Meter of local work by phase, one step after another, by a meter of single ranks' steps."""
 
     meter: Meter[LocalSample]
 
@@ -175,11 +171,7 @@ class MirroredStep:
 
     @classmethod
     def of(cls, steps: Sequence[LocalStep], pipeline: str = "none") -> "MirroredStep":
-        """Put the local work of ranks together.
-
-        Raises:
-            ValueError: a rank failed, or ranks come to different exchanges.
-        """
+        """Put the local work of ranks together; raise ValueError if one failed, or they come to different exchanges."""
         errors = [step.error for step in steps if step.error is not None]
         if errors:
             raise ValueError(errors[0])

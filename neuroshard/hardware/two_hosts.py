@@ -28,9 +28,11 @@ class Hosts:
 
     Attributes:
         namespaces: path of each one's network.
+        address: of the host of rank 0, as all of them reach it.
     """
 
     namespaces: tuple[str, ...]
+    address: str
 
     def enter(self, rank: int, num_devices: int) -> str:
         """Move this process, which hasn't opened a socket yet, to its host; returns its network interface."""
@@ -41,11 +43,6 @@ class Hosts:
         finally:
             os.close(namespace)
         return _interface(host)
-
-    @property
-    def address(self) -> str:
-        """Address of the host of rank 0, as all of them reach it."""
-        return _address(0)
 
 
 @contextmanager
@@ -62,7 +59,7 @@ def two_hosts(link: Link) -> Iterator[Hosts]:
             held.callback(os.close, namespace)
             namespaces.append(f"/proc/{os.getpid()}/fd/{namespace}")
         _join(namespaces, link)
-        yield Hosts(tuple(namespaces))
+        yield Hosts(tuple(namespaces), _address(0))
 
 
 def _new_namespace() -> int:

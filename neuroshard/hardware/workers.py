@@ -62,8 +62,6 @@ class Joining(Generic[Sample]):
     """How a process joins the others that measure with it.
 
     Attributes:
-        device: that it measures on.
-        timing: by which samples are timed.
         timeout_s: that the others have to come.
         make_bench: what measures, of the prepared device, the timing and the timeout.
     """
@@ -124,11 +122,7 @@ class WorkerGroup(Meter[Sample]):
         return [process.pid for process in self._processes if process.pid is not None]
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """Measure an outcome for each sample, whatever happens to the workers.
-
-        Raises:
-            UserError: the workers can't even be started.
-        """
+        """Measure an outcome for each sample, whatever happens to workers; raise UserError if they can't be started."""
         outcomes: dict[int, Outcome] = {}
         while missing := [i for i in range(len(samples)) if i not in outcomes]:
             self._ensure_started()
@@ -159,7 +153,9 @@ class WorkerGroup(Meter[Sample]):
                 raise UserError(f"the workers can't be started: {error}") from None
 
     def _start(self) -> None:
-        port = _free_port()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
         try:
             for rank in range(self._count):
                 self._start_one(rank, port)
@@ -249,12 +245,6 @@ def _no_main_module() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve(

@@ -76,8 +76,7 @@ class Due(Generic[Sample]):
     Attributes:
         number: of the sample in its run.
         lookups: the seed of what is looked up.
-        split: that it is recorded for.
-        second_pass: whether it has been measured before.
+        split, second_pass: as its measurement's.
     """
 
     sample: Sample

@@ -72,11 +72,7 @@ def regular_file(path: Path, what: str) -> Path:
 
 
 def read_bytes(path: Path, what: str) -> bytes:
-    """Read a regular file, whole.
-
-    Raises:
-        UserError: as `regular_file`.
-    """
+    """Read a regular file, whole; raise what `regular_file` does."""
     try:
         return regular_file(path, what).read_bytes()
     except OSError as error:
@@ -93,11 +89,7 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def digest_of(*paths: Path) -> str:
-    """Hash files' contents by SHA-256: what a run that reads them depends on besides their names.
-
-    Raises:
-        UserError: as `read_bytes`.
-    """
+    """Hash files' contents by SHA-256: what a run depends on besides their names; raise what `read_bytes` does."""
     return hashlib.sha256(b"".join(read_bytes(path, "file") for path in paths)).hexdigest()
 
 

@@ -39,11 +39,7 @@ class Journal(Generic[Value]):
         write_json(self.path(number), {"format": self._format, **asdict(content)})
 
     def get(self, number: int) -> Value | None:
-        """Read the value of a number, if there is one.
-
-        Raises:
-            UserError: its file is damaged, or holds another's value.
-        """
+        """Read a number's value, if there is one; raise UserError if its file is damaged, or holds another's value."""
         path = self.path(number)
         if not path.exists():
             return None
@@ -57,22 +53,14 @@ class Journal(Generic[Value]):
         return value
 
     def read(self) -> tuple[Value, ...]:
-        """Read all values before the first that isn't there.
-
-        Raises:
-            UserError: as `get`.
-        """
+        """Read all values before the first that isn't there; raise what `get` does."""
         values: list[Value] = []
         while (value := self.get(len(values))) is not None:
             values.append(value)
         return tuple(values)
 
     def filled(self, count: int, make: Callable[[Sequence[Value]], Value]) -> tuple[Value, ...]:
-        """Read all values, and make and keep more up to `count`; `make` gets those before the one that it makes.
-
-        Raises:
-            UserError: as `get`.
-        """
+        """Read all values as `read` does, make and keep more up to `count`; `make` gets those before its own."""
         values = self.read()
         while len(values) < count:
             values = (*values, make(values))

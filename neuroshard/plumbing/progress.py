@@ -77,17 +77,12 @@ def _told(progress: Progress, wait: Wait) -> Iterator[None]:
     finally:
         ended.set()
         teller.join()
-    _print(progress, progress.tasks)
+    print_lines(progress.console, map(_line, progress.tasks))
 
 
 def _tell(progress: Progress, ended: Event, wait: Wait) -> None:
     while not wait(ended):
-        _print(progress, [task for task in progress.tasks if not task.finished])
-
-
-def _print(progress: Progress, tasks: list[Task]) -> None:
-    for task in tasks:
-        printer(progress)(_line(task))
+        print_lines(progress.console, [_line(task) for task in progress.tasks if not task.finished])
 
 
 def _line(task: Task) -> str:

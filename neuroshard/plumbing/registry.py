@@ -22,11 +22,7 @@ _MAX_DEPTH = 20  # of lists and fields in each other
 
 
 def described(group: str, name: str) -> dict[str, Any]:
-    """Read what `conf/<group>/<name>.yaml` says, with the defaults of what it builds.
-
-    Raises:
-        UserError: no such name.
-    """
+    """Read `conf/<group>/<name>.yaml`, with the defaults of what it builds; raise UserError if there is none."""
     check_name(group, name, choices(group))
     return own(filled(group, name))
 
@@ -88,11 +84,7 @@ def _plain(value: Any) -> bool:
 
 
 def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
-    """Compose a command's config after the choices and values in `asked`.
-
-    Raises:
-        UserError: a value can't be read.
-    """
+    """Compose a command's config after the choices and values in `asked`; raise UserError if one can't be read."""
     try:
         return OmegaConf.create(dict(Composed.of(command, asked).settings))
     except OmegaConfBaseException as error:

@@ -137,11 +137,7 @@ def padded(columns: int) -> int:
 
 
 def of_format(content: object, name: str, where: str) -> dict[str, Any]:
-    """Check that a file of ours begins with its format, and return the other fields.
-
-    Raises:
-        UserError: it is no object of the format `name`.
-    """
+    """Return a file's fields, but for its format; raise UserError if it is no object of the format `name`."""
     its_format = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or its_format != name:
         other = "" if its_format is None else f" but {shown(its_format)}"

@@ -27,14 +27,12 @@ class TimingProtocol:
     has R = rounds x repeats_per_round repeats, spread over the batch's whole duration: a slow spell of the machine
     hits a few repeats of every sample instead of all repeats of a few. With rounds=1 the repeats are back to back.
 
-    Before every run `flush_bytes` are written on the device that is measured, so that no run finds its rows cached.
-
     Attributes:
         warmup: untimed runs of each sample.
         rounds: in random order over all live samples.
         repeats_per_round: timed runs in a row.
         live: samples in memory at once.
-        flush_bytes: written before every run, so that no run finds its rows cached.
+        flush_bytes: written before every run, so that no run finds its rows cached. On the device that is measured.
     """
 
     warmup: Count = 1
@@ -42,11 +40,6 @@ class TimingProtocol:
     repeats_per_round: PositiveCount = 1
     live: PositiveCount = 64
     flush_bytes: ByteSize = 32 << 20
-
-    @property
-    def repeats(self) -> int:
-        """R, the timed runs of each sample."""
-        return self.rounds * self.repeats_per_round
 
     def visits(self, count: int, rng: np.random.Generator) -> list[Visit]:
         """List every run of `count` live samples, in order; each round's order is drawn by `rng`."""

@@ -166,14 +166,9 @@ class _LocalRow(_Row):
         return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank, Precision(self.precision))
 
 
-def _hints(row: type) -> dict[str, Any]:
-    """List what the columns of a dataclass hold, a column a field."""
-    return get_type_hints(row, include_extras=True)
-
-
 def _schema(row: type) -> pa.Schema:
     """Make the schema of columns that hold what a dataclass does."""
-    return pa.schema([(name, _stored(hint)) for name, hint in _hints(row).items()])
+    return pa.schema([(name, _stored(hint)) for name, hint in get_type_hints(row, include_extras=True).items()])
 
 
 def _stored(hint: Any) -> pa.DataType:
@@ -191,7 +186,7 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
         msgspec.ValidationError: a value is of the wrong type or out of range.
     """
     if column.type != _stored(hint) or not pa.types.is_list(column.type) or column.null_count:
-        return _checked(column.to_pylist(), hint)
+        return msgspec.convert(column.to_pylist(), list[hint])
     while get_origin(hint) is not tuple:
         hint = get_args(hint)[0]
     held, sizes = _held(column.flatten(), get_args(hint)[0]), pc.list_value_length(column).to_pylist()
@@ -201,14 +196,10 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
 def _held(values: pa.Array, hint: Any) -> Any:
     """Check what all lists of a column hold; floats stay an array, and its least and its largest tell their range."""
     if not pa.types.is_floating(values.type):
-        return _checked(values.to_pylist(), hint)
+        return msgspec.convert(values.to_pylist(), list[hint])
     floats = values.to_numpy(zero_copy_only=False)  # NaN where there is none, which no range has
-    _checked([floats.min().item(), floats.max().item()] if len(floats) else [], hint)
+    msgspec.convert([floats.min().item(), floats.max().item()] if len(floats) else [], list[hint])
     return floats
-
-
-def _checked(values: list[Any], hint: Any) -> list[Any]:
-    return msgspec.convert(values, list[hint])
 
 
 @dataclass(frozen=True)
@@ -231,16 +222,12 @@ class RowCodec(Generic[Sample]):
         return pa.Table.from_pylist(rows, schema=_schema(self.row))
 
     def measurements(self, table: pa.Table) -> list[Measurement[Sample]]:
-        """Read the measurements of a Parquet table.
-
-        Raises:
-            UserError: a row is malformed, or contradicts itself; it names the sample by its number.
-        """
+        """Read measurements; raise UserError, with the sample's number, if a row is malformed or contradicts itself."""
         return list(map(self._measurement, self._rows(table)))
 
     def _rows(self, table: pa.Table) -> Iterable[_Row]:
         """Read the rows, column by column; one by one where a column isn't as it should be, to say which."""
-        hints = _hints(self.row)
+        hints = get_type_hints(self.row, include_extras=True)
         with suppress(KeyError, msgspec.ValidationError):
             if {*table.column_names} <= hints.keys():
                 return map(self.row, *[_values(table[name].combine_chunks(), hint) for name, hint in hints.items()])
@@ -315,11 +302,7 @@ def tables_rows(tables: Sequence[Table]) -> pa.Table:
 
 
 def read_tables(rows: Sequence[object]) -> dict[str, Table]:
-    """Read the tables of `tables.parquet`, by name.
-
-    Raises:
-        UserError: they are malformed, or two have one name.
-    """
+    """Read the tables of `tables.parquet`, by name; raise UserError if they are malformed, or two have one name."""
     tables = tuple(Table.from_json(row) for row in rows)
     check_unique_names(tables)
     return {table.name: table for table in tables}

@@ -124,11 +124,7 @@ class RunDirectory:
         return parse({"kind": facts.pop("kind", None), "facts": facts}, RunFile, where)
 
     def facts(self, kind: RunKind) -> dict[str, Any]:
-        """Read what `run.json` says of a whole run of that kind.
-
-        Raises:
-            UserError: there is none, it is of another kind, or malformed.
-        """
+        """Read what `run.json` says of a whole run of a kind; raise UserError if there is none, or it is malformed."""
         run = self.read(f"{kind} run")
         if run is None or run.kind != kind:
             holds = "" if run is None else f"; it holds one of the kind {run.kind!r}"

@@ -13,11 +13,7 @@ Split = dict[str, tuple[Table, ...]]  # disjoint; every sample draws from the ta
 
 
 def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
-    """Split the tables 80/10/10, at least one in each group, drawn by `seed`.
-
-    Raises:
-        UserError: fewer than three tables.
-    """
+    """Split the tables 80/10/10, at least one in each group, drawn by `seed`; raise UserError below 3 tables."""
     if len(tables) < len(_SHARES):
         raise UserError(
             f"{len(tables)} table(s): at least 3 are needed to hold out unseen ones for validation and test"

@@ -63,11 +63,7 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: Path) -> "Manifest":
-        """Read the manifest of a data directory.
-
-        Raises:
-            UserError: there is none, or it is malformed.
-        """
+        """Read the manifest of a data directory; raise UserError if there is none, or it is malformed."""
         path = directory / _NAME
         where = f"data manifest {path}"
         return parse(of_format(read_json(path, "data manifest"), _FORMAT, where), cls, where)
@@ -128,11 +124,7 @@ class Chunks(Generic[Sample]):
         return fastest(self.each())
 
     def each(self) -> list[list[Measurement[Sample]]]:
-        """Read every chunk, in order, with all that was measured.
-
-        Raises:
-            UserError: as `read`.
-        """
+        """Read every chunk, in order, with all that was measured; raise what `read` does."""
         return [self._read(path) for path in self._paths]
 
     @property

@@ -20,6 +20,7 @@ BIN_TOPS = 2 ** np.arange(NUM_REUSE_BINS - 1)  # the last bin has no top
 BOTTOMS = np.concatenate([[0], BIN_TOPS])
 TOPS = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])  # counts in the open last bin are taken up to twice its bottom
 MEAN_COUNTS: FloatArray = (BOTTOMS + 1 + TOPS) / 2  # (17,) of the rows in each bin, taken as uniform
+TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))  # the histogram of rows that a batch touches once each, if at all
 ZIPF_EXPONENT = 1.05  # of tables of which no more is known
 Exponent = Annotated[float, Meta(ge=0, le=10)]
 _Shift = Annotated[float, Meta(ge=0, le=MAX_ROWS)]

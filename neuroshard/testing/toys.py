@@ -23,7 +23,7 @@ from neuroshard.models.stored import Mlp, Normaliser
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tables.reuse import TOUCHED_ONCE, zipf_reuse
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
@@ -33,7 +33,7 @@ from neuroshard.words.placement import Tier
 from neuroshard.words.topology import Topology
 
 _BATCH_SIZE = 256
-ONCE = (1.0, *(0.0,) * 16)  # the (17,) reuse histogram of a table whose rows a batch touches once each, if at all
+ONCE = TOUCHED_ONCE
 
 
 @cache

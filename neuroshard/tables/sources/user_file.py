@@ -2,10 +2,10 @@
 
 Columns: `name` (text), `rows` (vectors), `dim` (columns, a multiple of 4), `pooling_factor` (mean lookups per
 sample; 0 counts as one lookup in a batch); optional `bytes_per_element` (2 or 4, default 4) or `dtype` (fp16 or fp32),
-`features` (how many read the table, default 1; the pooling
-factor is that of all of them), `pooled` (false for sequence tables, default true), and the reuse histogram: `reuse_0`
-... `reuse_16` (shares of unique rows, together 1), or `reuse`, a list of them, and `reuse_batch_size`, the batch size
-that it was made for. Without the histogram it is estimated from rows, pooling factor, batch size and a Zipf exponent.
+`features` (how many read the table, default 1; the pooling factor is that of all of them), `pooled` (false for
+sequence tables, default true), and the reuse histogram: `reuse_0` ... `reuse_16` (shares of unique rows, together 1),
+or `reuse`, a list of them, and `reuse_batch_size`, the batch size that it was made for. Without the histogram it is
+estimated from rows, pooling factor, batch size and a Zipf exponent.
 `row_lookups` says how lookups are spread over the rows, as `Table` has it: a list of shares, or text with spaces
 between them; empty where nobody knows. Names of columns may be written as other systems have them (`num_embeddings`,
 `embedding_dim`, `table_name`), in capitals, with blanks.
@@ -94,9 +94,17 @@ def _named(column: str) -> str:
 
 def _read(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Table | UserError:
     try:
-        return _table(row, batch_size, zipf_exponent, pad_dims)
+        said = parse(_cells(row, batch_size, pad_dims), _UserTable, row.where)
+        reuse, made_for = said.reuse, said.reuse_batch_size
+        if reuse is None:
+            reuse, made_for = zipf_reuse(said.rows, batch_size * said.pooling_factor, zipf_exponent), batch_size
+        return Table(
+            said.name, said.rows, said.dim, said.pooling_factor, reuse, said.bytes_per_element, made_for,
+            said.row_lookups or (), said.features, said.pooled,
+        )  # fmt: skip
     except UserError as error:
-        return error
+        where = " ".join(row.where.split())  # as errors have it, whatever blanks are in a path
+        return error if str(error).startswith(where) else UserError(f"{where}: {error}")
 
 
 def _together(errors: list[UserError], path: str) -> UserError:
@@ -145,13 +153,13 @@ def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
     """Read what the row says of each field of a table."""
     cells = {name: _whole(cell) if name in _WHOLE else cell for name, cell in row.cells.items()}
     if "reuse_0" in cells:
-        cells["reuse"] = [_checked_share(cells.pop(name), name, row) for name in _REUSE]
+        cells["reuse"] = [_checked_share(cells.pop(name), name) for name in _REUSE]
     if isinstance(spread := cells.get("row_lookups"), str):
         cells["row_lookups"] = [number_in(share) for share in spread.split()]
     if "dtype" in cells:
-        cells["bytes_per_element"] = _bytes_of(cells.pop("dtype"), row)
+        cells["bytes_per_element"] = _bytes_of(cells.pop("dtype"))
     if type(dim := cells["dim"]) is int and 0 < dim < MAX_DIM and dim % DIM_MULTIPLE:
-        cells["dim"] = _padded(dim, row, pad_dims)
+        cells["dim"] = _padded(dim, pad_dims)
     if type(cells["pooling_factor"]) in (int, float) and not cells["pooling_factor"]:
         # Nobody looks it up, but it takes room: as little as costs can be predicted for.
         cells = {name: cell for name, cell in cells.items() if name not in _LOOKUPS}
@@ -161,42 +169,26 @@ def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
     return cells
 
 
-def _table(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Table:
-    parsed = parse(_cells(row, batch_size, pad_dims), _UserTable, row.where)
-    reuse, made_for = parsed.reuse, parsed.reuse_batch_size
-    try:
-        if reuse is None:
-            reuse, made_for = zipf_reuse(parsed.rows, batch_size * parsed.pooling_factor, zipf_exponent), batch_size
-        return Table(
-            parsed.name, parsed.rows, parsed.dim, parsed.pooling_factor, reuse, parsed.bytes_per_element, made_for,
-            parsed.row_lookups or (), parsed.features, parsed.pooled,
-        )  # fmt: skip
-    except UserError as error:
-        raise UserError(f"{row.where}: {error}") from None
-
-
 def _whole(cell: object) -> object:
     """Turn a number that was written as 10.0 or 1e6, as pandas and spreadsheets do, into a whole one."""
     return int(cell) if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53 else cell
 
 
-def _padded(dim: int, row: Row, pad_dims: bool) -> int:
+def _padded(dim: int, pad_dims: bool) -> int:
     """Pad a width to the next one that FBGEMM has, or refuse it: the user may or may not want that."""
     if not pad_dims:
         raise UserError(
-            f"{row.where}: dim={dim} must be a multiple of {DIM_MULTIPLE}; pad it to {padded(dim)}, "
+            f"dim={dim} must be a multiple of {DIM_MULTIPLE}; pad it to {padded(dim)}, "
             "or every such table by tables.pad_dims=true"
         )
     return padded(dim)
 
 
-def _bytes_of(dtype: object, row: Row) -> int:
+def _bytes_of(dtype: object) -> int:
     """Look up the bytes that weights of a type take, by any of its names, also torch's and TorchRec's."""
     name = str(dtype).strip().lower().rpartition(".")[2]
     if name not in _DTYPES:
-        raise UserError(
-            f"{row.where}: dtype={shown(dtype)} must be fp32 or fp16; of other types, give bytes_per_element, 4 or 2"
-        )
+        raise UserError(f"dtype={shown(dtype)} must be fp32 or fp16; of other types, give bytes_per_element, 4 or 2")
     return _DTYPES[name]
 
 
@@ -205,8 +197,8 @@ def _truth(cell: object) -> object:
     return {"true": True, "1": True, "false": False, "0": False}.get(str(cell).lower(), cell)
 
 
-def _checked_share(cell: object, name: str, row: Row) -> object:
+def _checked_share(cell: object, name: str) -> object:
     """Check a share of the histogram; its column is named here, for the list that it goes into has none."""
     if isinstance(cell, bool) or not isinstance(cell, (int, float)) or not 0 <= cell <= 1:
-        raise UserError(f"{row.where}: {name}={shown(cell)} must be a number from 0 to 1")
+        raise UserError(f"{name}={shown(cell)} must be a number from 0 to 1")
     return cell

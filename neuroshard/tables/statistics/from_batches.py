@@ -112,11 +112,7 @@ def count_batches(
     row_blocks: int,
     max_bytes: Size,
 ) -> MeasuredTables:
-    """Count as `tables_from_batches` does, for tables that several features may read: each batch gives (T,) features.
-
-    Raises:
-        UserError: as there.
-    """
+    """Count, and raise, as `tables_from_batches` does; each batch gives (T,) features: several may read a table."""
     _check_names(shapes)
     most_held = _most_held(shapes, row_blocks, to_bytes(max_bytes, "max_bytes"))
     tallies: list[Tally] = []
@@ -163,11 +159,7 @@ def _slices(
 
 
 def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int) -> int:
-    """Count the samples that a batch has of every table.
-
-    Raises:
-        UserError: of some tables or features it has more than of others.
-    """
+    """Count the samples of a batch; raise UserError if it has more of some tables or features than of others."""
     counts = [
         (shape.name, name, its.samples)
         for shape, features in zip(shapes, batch, strict=True)

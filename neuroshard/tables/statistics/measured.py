@@ -61,11 +61,7 @@ class MeasuredTables:
 
 
 def write_tables(path: Path, tables: Sequence[Table]) -> None:
-    """Write tables to a file that the table source `user_file` reads.
-
-    Raises:
-        UserError: the path doesn't end in .csv, .parquet or .json.
-    """
+    """Write tables to a .csv, .parquet or .json file, which the source `user_file` reads; of others raise UserError."""
     writers: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
         ".csv": _write_csv,
         ".parquet": lambda to, rows: write_frame(to, pd.DataFrame(rows)),
@@ -74,11 +70,7 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
     suffix = path.suffix.lower()
     if suffix not in writers:
         raise UserError(f"{path}: tables are written to {', '.join(writers)}, not {path.suffix or 'no suffix'!r}")
-    writers[suffix](path, [{name: _plain(value) for name, value in asdict(table).items()} for table in tables])
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+    writers[suffix](path, [asdict(table) for table in tables])
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -9,13 +9,12 @@ import numpy as np
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import BytesPerElement, Dim, Name, Rows
-from neuroshard.tables.reuse import histogram
+from neuroshard.tables.reuse import TOUCHED_ONCE, histogram
 from neuroshard.tables.statistics.lookups import Lookups
 from neuroshard.tables.statistics.row_counts import RowCounts, SharedRoom, block_counts
 from neuroshard.tables.table import NUM_REUSE_BINS, Table
 
 Features = Mapping[str, Lookups]  # of one table in one batch
-_TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Tally:
         """
         its = shape.name, shape.rows, shape.dim
         if not self.lookups:
-            return Table(*its, 1 / samples, _TOUCHED_ONCE, shape.bytes_per_element, batch_size)
+            return Table(*its, 1 / samples, TOUCHED_ONCE, shape.bytes_per_element, batch_size)
         reuse = tuple((self.reuse / self.touching).tolist())
         spread = tuple((self.blocks / self.lookups).tolist())
         return Table(*its, self.lookups / samples, reuse, shape.bytes_per_element, batch_size, spread)
