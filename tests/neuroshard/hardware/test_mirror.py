@@ -50,11 +50,14 @@ def _steps_of_a_real_rank(rank, plan, protocol, folder):
     (folder / str(rank)).write_bytes(pickle.dumps(trail.walk(1)))
 
 
+def _mirrored(sample, protocol=PROTOCOL, device=CpuDevice):
+    bench = MirrorBench(device(pin=False), EmbeddingSettings(), protocol)
+    (outcome,) = bench.measure([sample], [SEED], lambda _: None)
+    return outcome
+
+
 def _steps_beside_mirrors(rank, plan, protocol, folder):
-    device = CpuDevice(pin=False)
-    bench = MirrorBench(device, EmbeddingSettings(), protocol)
-    (outcome,) = bench.measure([LocalSample(plan, rank)], [SEED], lambda _: None)
-    (folder / f"mirrored{rank}").write_bytes(pickle.dumps(outcome))
+    (folder / f"mirrored{rank}").write_bytes(pickle.dumps(_mirrored(LocalSample(plan, rank), protocol)))
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
@@ -73,11 +76,8 @@ def test_exchanges_are_those_of_real_ranks(tmp_path, pipeline):
 
 
 def test_ballast_is_dense_work_and_nothing_else_of_a_step():
-    plain, laden = (
-        LocalStep.of(0, MirrorBench(CpuDevice(pin=False), EmbeddingSettings(), its).measure([sample], [SEED], print)[0])
-        for sample in [LocalSample(mixed_plan(2), 0)]
-        for its in (PROTOCOL, replace(PROTOCOL, ballast=2048))
-    )
+    protocols, sample = (PROTOCOL, replace(PROTOCOL, ballast=2048)), LocalSample(mixed_plan(2), 0)
+    plain, laden = (LocalStep.of(0, _mirrored(sample, its)) for its in protocols)
     assert laden.stretches == plain.stretches
     assert (laden.sent_bytes, laden.received_bytes) == (plain.sent_bytes, plain.received_bytes)
     dense_ms = [
@@ -87,12 +87,8 @@ def test_ballast_is_dense_work_and_nothing_else_of_a_step():
 
 
 def test_fewer_bits_are_exchanged_where_a_sample_says_so():
-    full, half = (
-        LocalStep.of(
-            0, MirrorBench(CpuDevice(pin=False), EmbeddingSettings(), PROTOCOL).measure([its], [SEED], print)[0]
-        )
-        for its in (LocalSample(mixed_plan(4), 0), LocalSample(mixed_plan(4), 0, Precision.FP16))
-    )
+    precisions = Precision.FP32, Precision.FP16
+    full, half = (LocalStep.of(0, _mirrored(LocalSample(mixed_plan(4), 0, its))) for its in precisions)
     assert (full.error, half.error) == (None, None) and full.stretches == half.stretches
     pooled = {("outputs", "all_to_all"), ("outputs", "reduce_scatter"), ("gradients", "all_gather")}
     assert pooled <= {(its.phase, its.until) for its in full.stretches}
@@ -164,8 +160,7 @@ class _BesideItsHost(CpuDevice):
 
 
 def test_a_device_that_works_beside_its_host_tells_what_that_took_to_launch_a_step():
-    bench = MirrorBench(_BesideItsHost(pin=False), EmbeddingSettings(), replace(PROTOCOL, turns=2, steps=2))
-    (outcome,) = bench.measure([LocalSample(mixed_plan(2), 1)], [SEED], lambda _: None)
+    outcome = _mirrored(LocalSample(mixed_plan(2), 1), replace(PROTOCOL, turns=2, steps=2), _BesideItsHost)
     assert [one for one in outcome.seen if one.phase == "host"] == [outcome.seen[-1]]
     times_ms = by_phase(outcome).repeats.times_ms
     assert times_ms.shape == (2, len(LOCAL_PHASES) + 1)

@@ -59,14 +59,10 @@ def test_a_build_that_failed_says_why():
     assert (failed.step_ms, failed.error) == ((), "broken")
 
 
-def test_plans_of_other_tables_are_not_compared():
-    one, other = (whole(toy_task(1, seed=seed)) for seed in (0, 1))
+def test_plans_of_other_tables_or_that_do_not_fit_together_are_refused():
+    (one, other), hardware = (whole(toy_task(1, seed=seed)) for seed in (0, 1)), Hardware(DeviceSpec("cpu"))
     with pytest.raises(UserError, match="same tables and devices"):
-        check_steps([one, other], Hardware(DeviceSpec("cpu")))
-
-
-def test_plans_that_do_not_fit_together_are_refused():
-    plan = whole(toy_task(1))
-    too_many = Hardware(DeviceSpec("cpu")).fingerprint.memory_bytes // sum(plan.device_bytes) + 1
+        check_steps([one, other], hardware)
+    too_many = hardware.fingerprint.memory_bytes // sum(one.device_bytes) + 1
     with pytest.raises(UserError, match="give fewer plans at a time"):
-        check_steps([plan] * min(too_many, 10**6), Hardware(DeviceSpec("cpu")))
+        check_steps([one] * min(too_many, 10**6), hardware)

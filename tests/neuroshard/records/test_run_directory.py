@@ -66,10 +66,6 @@ def test_another_run_is_refused_with_what_differs(run, change, message):
     with pytest.raises(UserError, match=message) as caught:
         run.begin(SETTINGS | change, TASKS)
     assert str(caught.value).startswith(f"{run.path} holds a run already")
-
-
-def test_other_tasks_are_refused(run):
-    run.begin(SETTINGS, TASKS)
     with pytest.raises(UserError, match="holds a run already, begun with other tasks"):
         run.begin(SETTINGS, (toy_task(4),))
 

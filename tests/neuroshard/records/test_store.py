@@ -145,13 +145,6 @@ def test_records_that_contradict_themselves_are_refused(directory, kind, number,
     assert "part-00000.parquet doesn't hold measurements" in str(caught.value)
 
 
-def test_tables_come_back_with_their_features(tmp_path):
-    tables = tuple(replace(table, features=1 + i, pooled=i < 2) for i, table in enumerate(toy_tables(4)))
-    directory = DataDirectory(tmp_path / "data")
-    directory.begin(_manifest(), tables)
-    assert tuple(directory.tables().values()) == tables
-
-
 def test_what_holds_other_columns_is_measured_anew(directory):
     parts = directory.comm()
     parts.write(0, _comm()[:1])
@@ -160,8 +153,13 @@ def test_what_holds_other_columns_is_measured_anew(directory):
         parts.read()
 
 
-def test_tables_and_manifest_come_back_exactly(directory):
-    assert tuple(directory.tables().values()) == toy_tables(4)
+def test_tables_and_manifest_come_back_exactly(tmp_path):
+    """A run that goes on compares them with its own."""
+    plain, known, *others = toy_tables(4)
+    shared = [replace(table, features=2 + i, pooled=i > 0) for i, table in enumerate(others)]
+    tables, directory = (plain, replace(known, row_lookups=(0.75, 0.25)), *shared), DataDirectory(tmp_path)
+    directory.begin(_manifest(), tables)
+    assert tuple(directory.tables().values()) == tables
     assert directory.manifest() == _manifest()
 
 
@@ -240,13 +238,6 @@ def test_of_a_sample_measured_again_the_fastest_counts(directory):
     assert found == [(first, False, None), (second, False, None), (first, True, "MemoryError")]
     assert parts.read()[0].repeats.times_ms.tolist() == [2.0, 2.0]
     assert parts.end == 4
-
-
-def test_tables_come_back_with_what_is_known_of_their_lookups():
-    """A run that goes on compares them with its own."""
-    known, unknown = toy_tables(2)
-    tables = [replace(known, row_lookups=(0.75, 0.25)), unknown]
-    assert list(read_tables(tables_rows(tables).to_pylist()).values()) == tables
 
 
 def test_tables_from_before_are_read():

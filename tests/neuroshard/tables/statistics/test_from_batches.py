@@ -1,6 +1,5 @@
 """Statistics counted from batches, against counting by brute force."""
 
-import json
 import tracemalloc
 import warnings
 from collections import Counter
@@ -446,14 +445,3 @@ def test_other_suffixes_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"tables are written to \.csv, \.parquet, \.json, not '\.txt'"):
         found.save(tmp_path / "tables.txt")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_searches_read_what_was_saved(tmp_path):
-    """Through the config of the command line."""
-    from neuroshard.plumbing.registry import build
-
-    path = tmp_path / "tables.json"
-    found = _count([_batch(64)], 64)
-    found.save(str(path))
-    assert build("tables", "user_file", path=str(path), batch_size=64) == found.tables
-    assert "row_lookups" in json.loads(path.read_text())[0]
