@@ -92,10 +92,8 @@ class CommAugmentation:
         rng: np.random.Generator,
     ) -> list[int]:
         """Draw the bytes that each device puts in, (D,), as `CommSample` has them."""
-        if collective is Collective.ALL_TO_ALL:
-            return [ELEMENT_BYTES * batch_size * dim for dim in self._placed(self._dims(rng), num_devices, rng)]
-        if collective is Collective.INPUT:
-            return [INDEX_BYTES * count for count in self._placed(self._indices(batch_size, rng), num_devices, rng)]
+        if collective in (Collective.ALL_TO_ALL, Collective.INPUT):
+            return self._placed(self._table_bytes(collective, batch_size, rng), num_devices, rng)
         if collective is Collective.ALL_REDUCE:
             return [self._gradient_bytes(rng)] * num_devices
         if collective is Collective.REDUCE_SCATTER:
@@ -105,16 +103,15 @@ class CommAugmentation:
         hosts = [self._row_columns(rng) for _ in range(num_devices // devices_per_host)]
         return [ELEMENT_BYTES * (batch_size // sharers) * dim for dim in hosts for _ in range(devices_per_host)]
 
-    def _dims(self, rng: np.random.Generator) -> IntArray:
+    def _table_bytes(self, collective: Collective, batch_size: int, rng: np.random.Generator) -> IntArray:
+        """Draw what tables (n,) give, most first; indices and lengths by pooling factors like published tables'."""
         tables = int(rng.integers(self.min_tables, self.max_tables + 1))
-        return np.sort(rng.choice(halvings(self.max_dim), size=tables))[::-1]
-
-    def _indices(self, batch_size: int, rng: np.random.Generator) -> IntArray:
-        """Draw indices and lengths of tables (n,), most first, with pooling factors like those of published tables."""
-        tables = int(rng.integers(self.min_tables, self.max_tables + 1))
-        pooling = np.minimum(rng.lognormal(*_LOG_POOLING, size=tables), _MAX_POOLING)
-        indices: IntArray = np.sort(np.round(batch_size * (1 + pooling)).astype(np.int64))[::-1]
-        return indices
+        if collective is Collective.ALL_TO_ALL:
+            sizes: IntArray = ELEMENT_BYTES * batch_size * rng.choice(halvings(self.max_dim), size=tables)
+        else:
+            pooling = np.minimum(rng.lognormal(*_LOG_POOLING, size=tables), _MAX_POOLING)
+            sizes = INDEX_BYTES * np.round(batch_size * (1 + pooling)).astype(np.int64)
+        return np.sort(sizes)[::-1]
 
     def _row_columns(self, rng: np.random.Generator) -> int:
         tables = int(rng.integers(1, self.max_row_tables + 1))
