@@ -64,16 +64,13 @@ class StandIn(nn.Module):
         super().__init__()
         self._features = {path: _features_of(*its) for path, its in grouped(tables, _path_of).items()}
         pooled = [table for table in tables if table.pooled]
-        widths = sorted({table.dim for table in tables if not table.pooled})
+        by_width = grouped([table for table in tables if not table.pooled], lambda table: table.dim)
         if pooled:
             self.pooled = EmbeddingBagCollection([_config(EmbeddingBagConfig, table) for table in pooled], device=_META)
         self.sequences = nn.ModuleDict(
             {
-                str(dim): EmbeddingCollection(
-                    [_config(EmbeddingConfig, table) for table in tables if not table.pooled and table.dim == dim],
-                    device=_META,
-                )
-                for dim in widths
+                str(dim): EmbeddingCollection([_config(EmbeddingConfig, table) for table in its], device=_META)
+                for dim, its in sorted(by_width.items())
             }
         )
         sizes = [sum(table.dim * table.features for table in pooled), *dense]
