@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -22,12 +21,7 @@ from neuroshard.plumbing.schema import SEEDS, Dim
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.fitting import ComputeFitter, HiddenLayers, OnEpoch, compute_tables
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
-from neuroshard.stages.pretrain.networks import (
-    MonotoneNetwork,
-    alternating,
-    linear_layers,
-    segment_sums,
-)
+from neuroshard.stages.pretrain.networks import MonotoneNetwork, alternating, linear_layers, segment_sums
 from neuroshard.stages.pretrain.result import accuracy_of
 from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
@@ -141,7 +135,6 @@ class Additive(HiddenLayers, ComputeFitter):
     """An own cost for every table, and a correction of the sum.
 
     Attributes:
-        hidden: widths of the network's layers.
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags.
         corrections: numbers that say what tables do to each other. The width of the head's hidden layer.
         kernel_widths: columns up to which a call's kernel is faster if no table is wider; on GPUs [32, 64, 128].
@@ -183,8 +176,7 @@ class Additive(HiddenLayers, ComputeFitter):
         network = self._network(features, normaliser, start)
         if start is None:
             network.begin(train, scale_ms)
-        examples = [its.examples(normaliser, scale_ms) for its in (train, valid)]
-        fit(network, examples[0], examples[1], self.training, seed, on_epoch)
+        fit(network, [its.examples(normaliser, scale_ms) for its in (train, valid)], self.training, seed, on_epoch)
         return network.model(features, normaliser, scale_ms)
 
     def _network(self, features: FeatureSet, normaliser: Normaliser, start: AdditiveCompute | None) -> AdditiveNetwork:
@@ -223,17 +215,14 @@ class Ensemble(ComputeFitter):
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
         """Fit every member; from `start`'s members on, if it isn't None."""
+
+        def fitted(number: int, start: Any) -> AdditiveCompute:
+            before = number * self.member.epochs  # of other members
+            its_seed = (seed * 1000 + number) % SEEDS
+            return self.member.fit(measured, start, its_seed, lambda epoch, loss: on_epoch(before + epoch, loss))
+
         starts = [None] * self.members if start is None else start.members
-        fitted = []
-        for number, one in enumerate(starts):
-            told = partial(_told, on_epoch, number * self.member.epochs)
-            fitted.append(self.member.fit(measured, one, (seed * 1000 + number) % SEEDS, told))
-        return ComputeEnsemble(tuple(fitted))
-
-
-def _told(on_epoch: OnEpoch, done: int, epoch: int, loss: float) -> None:
-    """Tell of an epoch after so many of other members."""
-    on_epoch(done + epoch, loss)
+        return ComputeEnsemble(tuple(map(fitted, range(len(starts)), starts)))
 
 
 @dataclass(frozen=True)
@@ -248,11 +237,6 @@ class Regression(ComputeFitter):
 
     def __post_init__(self) -> None:
         FeatureSet(self.features)
-
-    @property
-    def epochs(self) -> int:
-        """The epochs that are trained, 1: the weights are solved for at once."""
-        return 1
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> RegressionCompute:
         """Fit a model from nothing; nothing is random.

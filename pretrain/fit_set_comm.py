@@ -97,7 +97,6 @@ class SetCommunication(HiddenLayers, CommFitter):
     """One network for every device, which sees the others as a set.
 
     Attributes:
-        hidden: widths of the network's layers.
         parts: of a transfer, besides what remains after the last start.
         training_further: how a model of another machine is fitted further.
     """
@@ -126,8 +125,7 @@ class SetCommunication(HiddenLayers, CommFitter):
         scale_ms = float(np.median(train.transfer_ms)) if start is None else start.scale_ms
         torch.manual_seed(seed)
         network = self._network(signs, start)
-        examples = [its.examples(normaliser, scale_ms) for its in (train, valid)]
-        fit(network, examples[0], examples[1], self.training, seed, on_epoch)
+        fit(network, [its.examples(normaliser, scale_ms) for its in (train, valid)], self.training, seed, on_epoch)
         model = network.model(normaliser, scale_ms)
         return model if direction == FORWARD else replace(model, lead=np.zeros_like(model.lead))
 

@@ -17,7 +17,7 @@ from neuroshard.stages.pretrain.training import TrainingSettings
 OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on the validation set
 
 
-class Fitter(ABC):
+class Fitter:
     """A fitter of models of one kind.
 
     Attributes:
@@ -27,9 +27,9 @@ class Fitter(ABC):
     goes_on_from: ClassVar[Any] = None
 
     @property
-    @abstractmethod
     def epochs(self) -> int:
-        """The epochs that are trained at most."""
+        """The epochs that are trained at most; 1 where all is solved for at once."""
+        return 1
 
     @property
     def further(self) -> Self:
@@ -37,7 +37,7 @@ class Fitter(ABC):
         return self
 
 
-class ComputeFitter(Fitter):
+class ComputeFitter(Fitter, ABC):
     """A fitter of compute models of one kind."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class ComputeFitter(Fitter):
         """Fit a model to the training samples, from `start` (a model of the same kind) or from nothing (None)."""
 
 
-class CommFitter(Fitter):
+class CommFitter(Fitter, ABC):
     """A fitter of communication models of one kind."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class HiddenLayers(Fitter):
     """What fitters of one network have in common.
 
     Attributes:
-        hidden: widths of the network's hidden layers.
+        hidden: widths of the network's layers.
         training: how it is fitted.
     """
 

@@ -75,7 +75,9 @@ class MonotoneNetwork(nn.Module):
 
     def to_mlp(self) -> Mlp:
         """Export the trained layers, for inference."""
-        self._keep()
+        with torch.no_grad():
+            for layer, sign in zip(self._layers, self._signs, strict=True):
+                layer.weight.copy_(_kept(layer.weight, sign))
         return to_mlp(self.network)
 
     def load(self, mlp: Mlp) -> None:
@@ -84,20 +86,13 @@ class MonotoneNetwork(nn.Module):
         Raises:
             UserError: they don't have the signs.
         """
-        with torch.no_grad():
-            for layer, weight, bias in zip(self._layers, mlp.weights, mlp.biases, strict=True):
-                layer.weight.copy_(torch.from_numpy(weight.T.copy()))
+        for layer, sign, columns, bias in zip(self._layers, self._signs, mlp.weights, mlp.biases, strict=True):
+            weight = torch.from_numpy(columns.T.copy())
+            if (_kept(weight, sign) != weight).any():
+                raise UserError("init is a model whose costs fall where they must rise; leave init out")
+            with torch.no_grad():
+                layer.weight.copy_(weight)
                 layer.bias.copy_(torch.from_numpy(bias.copy()))
-        before = [layer.weight.detach().clone() for layer in self._layers]
-        self._keep()
-        after = [layer.weight.detach() for layer in self._layers]
-        if any((one != other).any() for one, other in zip(before, after, strict=True)):
-            raise UserError("init is a model whose costs fall where they must rise; leave init out")
-
-    def _keep(self) -> None:
-        with torch.no_grad():
-            for layer, sign in zip(self._layers, self._signs, strict=True):
-                layer.weight.copy_(_kept(layer.weight, sign))
 
 
 def alternating(count: int) -> torch.Tensor:

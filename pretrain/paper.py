@@ -62,18 +62,13 @@ class PaperCompute(ComputeFitter):
         normaliser, scale_ms = Normaliser.fitted(train.features), float(train.cost_ms.mean())
         torch.manual_seed(seed)
         network = ComputeNetwork(len(features.columns), self.table, self.head)
-        examples = [its.examples(normaliser, scale_ms) for its in (train, valid)]
-        fit(network, examples[0], examples[1], self.training, seed, on_epoch)
+        fit(network, [its.examples(normaliser, scale_ms) for its in (train, valid)], self.training, seed, on_epoch)
         return NeuralCompute(features, normaliser, to_mlp(network.table), to_mlp(network.head), scale_ms)
 
 
 @dataclass(frozen=True)
 class PaperComm(HiddenLayers, CommFitter):
-    """One network from the columns and starts of a fixed number of devices, sorted, to their costs.
-
-    Attributes:
-        hidden: widths of the network's layers.
-    """
+    """One network from the columns and starts of a fixed number of devices, sorted, to their costs."""
 
     hidden: Widths = (128, 64, 32, 16)
 
@@ -90,6 +85,5 @@ class PaperComm(HiddenLayers, CommFitter):
         normaliser, scale_ms = Normaliser.fitted(train.features), float(np.abs(train.transfer_ms).mean())
         torch.manual_seed(seed)
         network = perceptron((2 * num_devices, *self.hidden, num_devices))
-        examples = [its.examples(normaliser, scale_ms) for its in (train, valid)]
-        fit(network, examples[0], examples[1], self.training, seed, on_epoch)
+        fit(network, [its.examples(normaliser, scale_ms) for its in (train, valid)], self.training, seed, on_epoch)
         return NeuralComm(normaliser, to_mlp(network), scale_ms)

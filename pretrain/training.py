@@ -1,7 +1,7 @@
 """The one training loop."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -71,26 +71,30 @@ FURTHER = TrainingSettings(
 
 def fit(
     network: nn.Module,
-    train: Examples,
-    valid: Examples,
+    examples: Sequence[Examples],
     settings: TrainingSettings,
     seed: int,
     on_epoch: Callable[[int, float], None],
 ) -> None:
-    """Train `network` in place; it ends with the weights of the epoch that is best on `valid`.
+    """Train `network` in place by training and validation examples; it keeps the weights that are best on the latter.
 
     `on_epoch(epoch, validation loss)` is called after every epoch. The order of samples depends on `seed` alone.
     """
-    loss_of = _LOSSES[settings.loss]
+    (train, valid), loss_of = examples, _LOSSES[settings.loss]
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate, fused=True)
-    scheduler = _scheduler(optimizer, settings)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
     generator = torch.Generator().manual_seed(seed)
     everything = torch.arange(len(valid.targets))
     best = copy.deepcopy(network.state_dict())
     best_loss, best_epoch = float("inf"), -1
     for epoch in range(settings.epochs):
-        _one_epoch(network, train, loss_of, optimizer, settings.batch_size, generator)
-        scheduler.step()
+        for chosen in torch.split(torch.randperm(len(train.targets), generator=generator), settings.batch_size):
+            loss = loss_of(network(*train.inputs(chosen)), train.targets[chosen])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        if settings.schedule == "cosine":
+            cosine.step()
         with torch.no_grad():
             valid_loss = float(loss_of(network(*valid.inputs(everything)), valid.targets))
         on_epoch(epoch, valid_loss)
@@ -99,24 +103,3 @@ def fit(
         elif epoch - best_epoch >= settings.patience:
             break
     network.load_state_dict(best)
-
-
-def _scheduler(optimizer: torch.optim.Optimizer, settings: TrainingSettings) -> torch.optim.lr_scheduler.LRScheduler:
-    if settings.schedule == "cosine":
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
-    return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-
-
-def _one_epoch(
-    network: nn.Module,
-    train: Examples,
-    loss_of: Loss,
-    optimizer: torch.optim.Optimizer,
-    batch_size: int,
-    generator: torch.Generator,
-) -> None:
-    for chosen in torch.split(torch.randperm(len(train.targets), generator=generator), batch_size):
-        loss = loss_of(network(*train.inputs(chosen)), train.targets[chosen])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()

@@ -341,7 +341,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run():
     network = perceptron((6, 8, 3))
     seen = []
     settings = TrainingSettings(epochs=300, batch_size=16, learning_rate=0.1, patience=5)
-    fit(network, examples, examples, settings, 0, lambda epoch, loss: seen.append(loss))
+    fit(network, [examples, examples], settings, 0, lambda epoch, loss: seen.append(loss))
     assert len(seen) < 300
     assert int(np.argmin(seen)) == len(seen) - 6
     with torch.no_grad():
