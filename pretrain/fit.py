@@ -1,8 +1,8 @@
 """Fitting a model to every kernel call and every collective that was measured, with or without models to start from."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.progress import Progress
@@ -11,21 +11,16 @@ from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
 from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.host_tiers import HostTiers, host_amounts
 from neuroshard.models.parts import EXCHANGES, compute_part, lopsidedness
 from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.grouping import grouped
-from neuroshard.records.samples import CommSample, Measurement
+from neuroshard.records.sample_loads import loads_of
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.stages.pretrain.fit_framework import predicted_framework
-from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, check_start
-from neuroshard.stages.pretrain.measurements import (
-    Measured,
-    MeasuredCalls,
-    MeasuredExchange,
-    MeasuredPart,
-    SplitMeasurements,
-)
+from neuroshard.stages.pretrain.measurements import Measured, MeasuredCalls, MeasuredExchange, MeasuredPart
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, by_part, given_exchanges, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, tested
 from neuroshard.words.form import IN_COLUMNS, Call
@@ -33,6 +28,8 @@ from neuroshard.words.placement import Tier
 
 _LEAST_TRAIN = 8  # samples of a part that more than its factor is learned from, where there is a model to start from
 _LEAST_VALID = 8  # samples of a part that decide alone whether that is better, and set a margin where the start has one
+_LEAST_MS = 1e-6  # of a call of tables in host memory: what takes no time at all would outweigh everything else
+_TINY = 1e-12
 _COLUMNS_AND_ALL_TO_ALLS = {COMPUTE, FORWARD, BACKWARD}
 
 
@@ -66,16 +63,11 @@ class Fit:
                 check_start(pieces[name], fitter, f"the {name} model of {start.name or 'the start'}")
 
     def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:
-        """Fit the models; without margins, which `margins_of` sets.
-
-        Raises:
-            UserError: the start is of other kinds than what is fitted.
-        """
+        """Fit the models, from a start that `check` passes; without margins, which `margins_of` sets."""
         host, given, batch_sizes = None, self.exchanges, measured.batch_sizes
         if start is None:
             pieces = self._from_nothing(measured, bars)
         else:
-            self.check(start)
             pieces = self._further(measured, at_speed(pieces_of(start), measured.parts), bars)
             given = {name: one for name, one in given_exchanges(start).items() if name not in pieces} | {**given}
             host = start.compute.host if isinstance(start.compute, ComputeByForm) else None
@@ -121,6 +113,23 @@ class Fit:
         return self.compute.fit(its, start, self.seed, _bar(bars, part.name, self.compute.epochs))
 
 
+def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTiers:
+    """Fit the figures that say best what kernel calls of one type took, of tables in host memory; each has repeats.
+
+    They are solved for at once, and what was measured says less the more alike the samples are: figures that it doesn't
+    tell apart may take each other's place.
+    """
+    from scipy.optimize import nnls  # slow to import: only where it is used
+
+    calls = loads_of([m.sample for m in measurements])
+    cost_ms = np.array([m.typical_ms for m in measurements])
+    sums = np.column_stack([sums_of(host_amounts(calls.loads), calls.counts), np.ones(len(calls))])
+    amounts: FloatArray = sums / np.maximum(cost_ms, _LEAST_MS)[:, None]
+    unit = np.maximum(amounts.max(axis=0), _TINY)  # amounts are of very different sizes
+    solved, _ = nnls(amounts / unit, np.ones(len(amounts)))
+    return HostTiers(*(solved / unit).tolist())
+
+
 def _in_fused_blocks(call: Call) -> bool:
     return LAYOUTS[call.form].blocks and not LAYOUTS[call.form].dense
 
@@ -138,15 +147,10 @@ def margins_of(
     before = None if start is None else start.margins
     known = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
     known |= of_exchanges or {}
-    for name, predicted in _predicted(models, measured, lambda its: its.valid):
+    for name, predicted in predicted_parts(models, measured, "valid").items():
         if len(predicted.measured_ms) >= (_LEAST_VALID if name in known else 1):
             known[name] = predicted.margin()
     return Margins.by_part(known) if known.keys() >= _COLUMNS_AND_ALL_TO_ALLS else None
-
-
-def predicted_tests(models: CostModels, measured: Measured) -> dict[str, Predicted]:
-    """Predict the test samples of every part that the models know, by its name."""
-    return dict(_predicted(models, measured, lambda its: its.test))
 
 
 def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: Measured) -> dict[str, ModelTest]:
@@ -159,15 +163,12 @@ def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: M
     }
 
 
-def _predicted(
-    models: CostModels, measured: Measured, some: Callable[[SplitMeasurements], list[Measurement[Any]]]
-) -> Iterator[tuple[str, Predicted]]:
-    """Predict some samples of every part that the models know, if there are any, by its name."""
+def predicted_parts(models: CostModels, measured: Measured, split: Literal["valid", "test"]) -> dict[str, Predicted]:
+    """Predict the samples of a split of every part that the models know, if there are any, by its name."""
     pieces = by_part(models)
-    for part in measured.parts:
-        if part.name in pieces and (its := some(part.measured)):
-            yield part.name, part.predict(pieces[part.name], its)
-    yield from predicted_framework(models, some(measured.local)).items()
+    samples = [(part, getattr(part.measured, split)) for part in measured.parts if part.name in pieces]
+    predicted = {part.name: part.predict(pieces[part.name], its) for part, its in samples if its}
+    return predicted | predicted_framework(models, getattr(measured.local, split))
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:

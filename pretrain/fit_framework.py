@@ -23,9 +23,8 @@ _OF_KERNELS = (  # with more terms, ranks of steps hardly tell what each costs, 
     *("step", "calls", "own shards", "own copies", "own lookups", "own lookups of copies", "own lookups in rows"),
     *("own MB of sequences out of columns", "own MB of sequences out of rows", "own million weights of copies", _ALONE),
 )
-_START_COUNTS = (
-    8.0  # samples: where few were measured, plans are chosen as well as by the start, and errors are smaller
-)
+# Samples: where few were measured, plans are chosen as well as by the start, and errors are smaller.
+_START_COUNTS = 8.0
 _KEPT_UP = 1.1  # steps of so many times what their host took: it kept their devices busy
 _SEVERAL, _ROUNDS = 8, 10  # ranks of a task that tell how fast its host was; and how often they are asked
 _ROUNDING_MS = 1e-9  # of a term: less is what is left of sums that cancel
@@ -146,15 +145,12 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
         return {}
     slopes = _known(models.framework)
     return {
-        f"{FRAMEWORK}.{name}": _compared(asked.amounts @ slopes[name], asked.took_ms)
+        f"{FRAMEWORK}.{name}": Predicted.alone(
+            asked.amounts @ slopes[name], np.zeros(len(asked.took_ms)), asked.took_ms
+        )
         for name, asked in _Asked.by_part(models, some).items()
         if len(asked.took_ms)
     }
-
-
-def _compared(predicted_ms: FloatArray, took_ms: FloatArray) -> Predicted:
-    none, each = np.zeros(len(took_ms)), np.ones(len(took_ms), dtype=np.int64)
-    return Predicted(predicted_ms, none, took_ms, none, each)
 
 
 def _solved_alike(asked: _Asked, before: FloatArray | None) -> FloatArray:
@@ -189,11 +185,10 @@ def _solved(asked: _Asked, before: FloatArray | None) -> FloatArray:
     if before is not None:
         told = (before > 0) | (np.array(_AMOUNTS) != CONVERTED)  # of which 0 says that nobody measured it
         drawn = np.diag(told * _START_COUNTS * np.median(weight))
-        known = before * _typical_ratio(amounts, took_ms, before) * scale
+        known = before * np.median(took_ms / np.maximum(amounts @ before, _LEAST_MS)) * scale
         weighted, wanted = np.concatenate([weighted, drawn]), np.concatenate([wanted, drawn @ known])
     largest_ms = _least_deviations(weighted, wanted)  # of each term, where there is most of it
-    solved: FloatArray = np.where(largest_ms > _ROUNDING_MS, largest_ms, 0.0) / scale
-    return solved
+    return np.where(largest_ms > _ROUNDING_MS, largest_ms, 0.0) / scale
 
 
 def _least_deviations(amounts: FloatArray, wanted: FloatArray) -> FloatArray:
@@ -204,9 +199,4 @@ def _least_deviations(amounts: FloatArray, wanted: FloatArray) -> FloatArray:
     costs = np.repeat([0.0, 1.0], [terms, count])
     solution = linprog(costs, A_ub=within, b_ub=np.concatenate([wanted, -wanted]), method="highs")
     assert solution.x is not None  # 0 of everything is allowed, and no error is below 0: there is a least one
-    solved: FloatArray = solution.x[:terms]
-    return solved
-
-
-def _typical_ratio(amounts: FloatArray, took_ms: FloatArray, slopes: FloatArray) -> float:
-    return float(np.median(took_ms / np.maximum(amounts @ slopes, _LEAST_MS)))
+    return solution.x[:terms]

@@ -62,20 +62,16 @@ class SplitMeasurements:
         """The measurements that aren't for testing, once each."""
         return [*self.train, *self.valid]
 
-    def limited(self, most: int | None) -> "SplitMeasurements":
-        """Keep the first `most` training samples only; None keeps all."""
-        return replace(self, train=self.train[:most])
-
-    def combining(self, most: int | None) -> "SplitMeasurements":
-        """Keep training samples of at most so many tables only; None keeps all.
+    def limited(self, most: int | None, most_tables: int | None = None) -> "SplitMeasurements":
+        """Keep the first `most` training samples only, of those with at most so many tables; None keeps all.
 
         Raises:
-            UserError: there are none.
+            UserError: none have so few tables.
         """
-        train = [m for m in self.train if most is None or len(m.sample.tables) <= most]
-        if not train:
-            raise UserError(f"max_tables={most} leaves no sample to train on")
-        return replace(self, train=train)
+        train = [m for m in self.train if most_tables is None or len(m.sample.tables) <= most_tables]
+        if most_tables is not None and not train:
+            raise UserError(f"max_tables={most_tables} leaves no sample to train on")
+        return replace(self, train=train[:most])
 
     @property
     def level(self) -> "SplitMeasurements":
@@ -114,14 +110,10 @@ class MeasuredCalls:
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict some of the calls by their model, in groups of one batch size."""
-        groups = []
-        for _, group in sorted(grouped(some, lambda m: m.sample.batch_size).items()):
-            sets = loads_of([m.sample for m in group])
-            measured = np.array([m.typical_ms for m in group])
-            each = np.ones(len(group), dtype=np.int64)
-            groups.append((model.predict(sets), model.spread_ms(sets), measured, np.zeros(len(group)), each))
-        return Predicted(*(np.concatenate(arrays) for arrays in zip(*groups, strict=True)))
+        """Predict some of the calls by their model, those of the smallest batches first."""
+        some = sorted(some, key=lambda m: m.sample.batch_size)
+        sets, took_ms = loads_of([m.sample for m in some]), np.array([m.typical_ms for m in some])
+        return Predicted.alone(model.predict(sets), model.spread_ms(sets), took_ms)
 
     def quantities(self) -> dict[str, FloatArray]:
         """Collect what the calls' costs hang on in the training samples, by name."""
@@ -155,9 +147,10 @@ class MeasuredExchange:
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict some of the exchanges, every device, by their model: in groups of alike devices and batch size."""
+        """Predict some of the exchanges, every device, by their model: alike batches, devices and hosts together."""
         groups = []
-        for _, group in sorted(grouped(some, _size).items()):
+        alike = grouped(some, lambda m: (m.sample.batch_size, m.sample.num_devices, m.sample.host_size))
+        for _, group in sorted(alike.items()):
             samples, measured = [m.sample for m in group], np.array([m.typical_ms[self.repeats] for m in group])
             starts = starts_of(samples, self.repeats)
             predicted = model.predict(traffic_of(samples), starts)
@@ -225,7 +218,8 @@ class Measured:
         for call in sorted({*measured.compute, *needed}, key=CALLS.index):
             measured.compute.get(call, nothing).check(_of_call(call), where)
         for one in sorted({*measured.comm, *exchanges}):
-            measured.comm.get(one, nothing).check(_of_collective(one), where)
+            named = "" if one is Collective.ALL_TO_ALL else f" {name_of(one)}"
+            measured.comm.get(one, nothing).check(f"exchanges{named}", where)
         if local.everything:
             local.check("samples of local work", where)
         return replace(measured, local=local)
@@ -233,7 +227,7 @@ class Measured:
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
         """Keep so many training samples of each part at most, and so many tables in each; None keeps all."""
         return Measured(
-            {call: one.combining(max_tables).limited(max_samples) for call, one in self.compute.items()},
+            {call: one.limited(max_samples, max_tables) for call, one in self.compute.items()},
             {collective: one.limited(max_samples) for collective, one in self.comm.items()},
             self.local.limited(max_samples),
         )
@@ -252,15 +246,12 @@ class Measured:
 
         Copies exchange nothing forward.
         """
-        calls = [MeasuredCalls(call, its) for call, its in self.compute.items()]
-        there, back = (
-            [MeasuredExchange(direction, one, its) for one, its in self.comm.items()]
-            for direction in (FORWARD, BACKWARD)
-        )
-        before = [its for its in there if its.collective is Collective.INPUT]
-        there = [its for its in there if its.collective not in (*BACK_ONLY, Collective.INPUT)]
-        back = [its for its in back if its.collective is not Collective.INPUT]
-        return (*calls, *there, *back, *before)
+        back = [one for one in self.comm if one is not Collective.INPUT]
+        there = [(FORWARD, one) for one in back if one not in BACK_ONLY]
+        before = [(FORWARD, one) for one in self.comm if one is Collective.INPUT]
+        ways = (*there, *((BACKWARD, one) for one in back), *before)
+        calls = (MeasuredCalls(call, its) for call, its in self.compute.items())
+        return (*calls, *(MeasuredExchange(direction, one, self.comm[one]) for direction, one in ways))
 
     @property
     def columns(self) -> SplitMeasurements:
@@ -337,17 +328,7 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
             )
 
 
-def _size(measurement: Measurement[CommSample]) -> tuple[int, int, int]:
-    """Return the size by which exchanges are predicted together: the batch, all devices, those on a host."""
-    sample = measurement.sample
-    return sample.batch_size, sample.num_devices, sample.host_size
-
-
 def _of_call(call: Call) -> str:
     of_sequences = "" if call.pooled else " of sequence tables"
     in_form = "" if LAYOUTS[call.form].free else f" in {call.form.value}"
     return f"compute samples{of_sequences}{in_form}" + ("" if call.tier is Tier.DEVICE else f" in tier {call.tier}")
-
-
-def _of_collective(collective: Collective) -> str:
-    return "exchanges" if collective is Collective.ALL_TO_ALL else f"exchanges {name_of(collective)}"

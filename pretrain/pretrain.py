@@ -20,7 +20,7 @@ from neuroshard.plumbing.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.pretrain.fit import Fit, margins_of, predicted_tests, tests_of
+from neuroshard.stages.pretrain.fit import Fit, margins_of, predicted_parts, tests_of
 from neuroshard.stages.pretrain.fit_framework import fit_framework
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import Measured
@@ -107,9 +107,9 @@ class Pretrain:
                 fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train, known))
             of_given = {} if margin is None else dict.fromkeys(given, margin)
             fitted = replace(fitted, margins=margins_of(fitted, measured, start, of_given))
-            after = predicted_tests(fitted, measured)
+            after = predicted_parts(fitted, measured, "test")
             metrics = tests_of(fitted, after, measured)
-            before = {} if start is None else predicted_tests(start, measured)
+            before = {} if start is None else predicted_parts(start, measured, "test")
             if start is not None and not self.keep_worse:
                 self._check_better(start.name, before, after, metrics)
             card = self._card(manifest, measured, metrics, start)

@@ -84,6 +84,12 @@ class Predicted:
     wait_ms: FloatArray
     devices: IntArray
 
+    @classmethod
+    def alone(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Predicted":
+        """Make predictions of samples that each are of one device, which waits for no other."""
+        count = len(measured_ms)
+        return cls(predicted_ms, spread_ms, measured_ms, np.zeros(count), np.ones(count, dtype=np.int64))
+
     @property
     def typical_ratio(self) -> float:
         """The median of measured over predicted, without waiting."""
@@ -106,13 +112,11 @@ class Predicted:
     @property
     def _by_sample(self) -> FloatArray:
         """The mean relative error of each sample, (s,)."""
-        errors: FloatArray = sums_of(self._relative_errors(), self.devices) / self.devices
-        return errors
+        return sums_of(self._relative_errors(), self.devices) / self.devices
 
     def _relative_errors(self, factor: float = 1.0) -> FloatArray:
         """Compute by how much the predictions times the factor are off, (n,)."""
-        errors: FloatArray = np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)
-        return errors
+        return np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)
 
     def margin(self) -> Margin:
         """Fit the margin that holds 90% of these measurements."""

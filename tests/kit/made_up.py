@@ -11,6 +11,9 @@ from neuroshard.hardware import Meter
 from neuroshard.hardware.hardware import Warn
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Repeats
+from neuroshard.records.splits import split_tables
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit_additive import Additive
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.training import TrainingSettings
@@ -39,15 +42,18 @@ def begun(
 def collected(
     path: Path,
     tables: Sequence[Table],
-    calls: Sequence[tuple[ComputeSample, str]],
-    exchanges: Sequence[tuple[CommSample, str]],
-    rng: np.random.Generator,
+    calls: tuple[int, ComputeAugmentation],
+    exchanges: tuple[int, CommAugmentation],
+    batch_size: int = 4096,
+    devices_per_host: int | None = None,
     device: MadeUpDevice = MADE_UP["cpu"],
 ) -> DataDirectory:
-    """Begin a data directory with kernel calls and exchanges as they are drawn, measured with some noise."""
-    directory = begun(path, tables)
-    directory.compute().write(0, measured_compute(device, calls, 0.03, rng))
-    directory.comm().write(0, measured_comm(device, exchanges, 0.03, rng))
+    """Begin a data directory with so many random kernel calls and exchanges of 4 devices, measured with some noise."""
+    rng, split, directory = np.random.default_rng(0), split_tables(tables, 0), begun(path, tables)
+    compute = [calls[1].draw(split, batch_size, rng) for _ in range(calls[0])]
+    comm = [exchanges[1].draw(4, batch_size, rng, devices_per_host) for _ in range(exchanges[0])]
+    directory.compute().write(0, measured_compute(device, compute, 0.03, rng))
+    directory.comm().write(0, measured_comm(device, comm, 0.03, rng))
     return directory
 
 

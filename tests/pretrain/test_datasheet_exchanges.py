@@ -11,7 +11,6 @@ from neuroshard.models.datasheets import exchanges_of
 from neuroshard.models.interface import Coverage
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.trust import DATASHEET
-from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.pieces import by_part
@@ -29,13 +28,10 @@ TABLES = tuple(dlrm_like(num_tables=80, batch_size=BATCH_SIZE))
 EVERY = tuple(name_of(one) for one in Collective)
 
 
-def _collected(path, exchanges=0, calls=120, forms=tuple(Form)):
-    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
+def _collected(path, exchanges=0, forms=tuple(Form)):
     drawn = ComputeAugmentation(max_tables=5, max_bytes=1 << 28, forms=forms, sharers=(2, 4))
     swapped = CommAugmentation(num_devices=(4,), collectives=EVERY)
-    compute = [drawn.draw(split, BATCH_SIZE, rng) for _ in range(calls)]
-    comm = [swapped.draw(4, BATCH_SIZE, rng, 2) for _ in range(exchanges)]
-    return collected(path, TABLES, compute, comm, rng).path
+    return collected(path, TABLES, (120, drawn), (exchanges, swapped), BATCH_SIZE, 2).path
 
 
 def _pretrain(data, out, **settings):

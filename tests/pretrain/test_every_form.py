@@ -10,7 +10,6 @@ from neuroshard import CostModels, Simulator, Task, Topology, UserError
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.models.parts import compute_part
 from neuroshard.records import DataDirectory
-from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit_additive import Additive
@@ -48,18 +47,19 @@ ALL_PARTS = {
 
 
 def _write(path, calls, exchanges, **changes):
-    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
-    forms = {"forms": tuple(Form), "sharers": (2, 4)} | changes
-    drawn = ComputeAugmentation(max_tables=6, max_bytes=1 << 30, **forms)
+    drawn = ComputeAugmentation(max_tables=6, max_bytes=1 << 30, **{"forms": tuple(Form), "sharers": (2, 4)} | changes)
     swapped = CommAugmentation(max_start_ms=DEVICE.max_start_ms, collectives=tuple(name_of(one) for one in Collective))
-    compute = [drawn.draw(split, 4096, rng) for _ in range(calls)]
-    comm = [swapped.draw(4, 4096, rng, 2) for _ in range(exchanges)]
-    return collected(path, TABLES, compute, comm, rng)
+    return collected(path, TABLES, (calls, drawn), (exchanges, swapped), devices_per_host=2)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return _write(tmp_path_factory.mktemp("forms") / "data", 600, 600).path
+
+
+@pytest.fixture(scope="module")
+def columns(data):
+    return [m for m in DataDirectory(data).compute().read() if m.sample.call == IN_COLUMNS]
 
 
 @pytest.fixture(scope="module")
@@ -245,10 +245,9 @@ def _linked(path, devices_per_host, seed, calls):
 
 
 @pytest.mark.slow
-def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
+def test_models_see_which_exchanges_cross_hosts(columns, tmp_path):
     """From directories of exchanges on one host and between two."""
-    calls = [m for m in DataDirectory(data).compute().read() if m.sample.call == IN_COLUMNS]
-    _linked(tmp_path / "one", None, 1, calls)
+    _linked(tmp_path / "one", None, 1, columns)
     _linked(tmp_path / "two", 2, 2, [])
     directories = tuple(str(tmp_path / name) for name in ("one", "two"))
     Pretrain(data=directories, out=str(tmp_path / "bundle"), **BRIEF_SETS | {"comm_model": FEWER}).run()
@@ -261,37 +260,29 @@ def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
     assert (inside == models.backward.predict(Traffic.of_columns(dims, 4096), np.zeros((1, 4)))).all()
 
 
-def test_a_table_is_the_same_with_more_features_and_larger_batches(data, tmp_path):
-    tables = tuple(replace(table, features=2, reuse=table.reuse[::-1]) for table in TABLES)
-    other = begun(tmp_path / "other", tables, MACHINE)
-    calls = [m for m in DataDirectory(data).compute().read() if m.sample.call == IN_COLUMNS]
-    changed = {table.name: table for table in tables}
-    its = [
-        replace(m, split="train", sample=replace(m.sample, tables=tuple(
-            changed[table.name].with_dim(table.dim) for table in m.sample.tables
-        )))
-        for m in calls
-    ]  # fmt: skip
-    other.compute().write(0, its)
-    with pytest.raises(UserError, match=r"is in the (test|valid) and in the train split"):
-        Pretrain(data=(str(data), str(other.path)), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
-
-
 def test_a_directory_named_twice_is_refused(data, tmp_path):
     with pytest.raises(UserError, match="is named twice, and would count twice; name it once"):
         Pretrain(data=(str(data), f"{data}/."), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
 
 
 @pytest.mark.parametrize(
-    ("machine", "said"),
+    ("change", "machine", "said"),
     [
-        (MACHINE, r"is in the (test|valid|train) and in the (test|valid|train) split"),
-        (replace(MACHINE, device="another"), "was measured on other hardware"),
+        (lambda table: table, MACHINE, r"is in the (test|valid) and in the train split"),
+        (
+            lambda table: replace(table, features=2, reuse=table.reuse[::-1]),
+            MACHINE,
+            r"is in the (test|valid) and in the train split",
+        ),
+        (lambda table: table, replace(MACHINE, device="another"), "was measured on other hardware"),
     ],
-    ids=["tables both trained on and tested with", "another machine"],
+    ids=["tables both trained on and tested with", "with more features and larger batches too", "another machine"],
 )
-def test_directories_that_do_not_go_together_are_refused(data, tmp_path, machine, said):
-    other = begun(tmp_path / "other", TABLES, machine)
-    other.compute().write(0, [replace(m, split="train") for m in DataDirectory(data).compute().read()])
+def test_directories_that_do_not_go_together_are_refused(data, columns, tmp_path, change, machine, said):
+    changed = {table.name: change(table) for table in TABLES}
+    other = begun(tmp_path / "other", tuple(changed.values()), machine)
+    its = [tuple(changed[table.name].with_dim(table.dim) for table in m.sample.tables) for m in columns]
+    both = zip(columns, its, strict=True)
+    other.compute().write(0, [replace(m, split="train", sample=replace(m.sample, tables=some)) for m, some in both])
     with pytest.raises(UserError, match=said):
         Pretrain(data=(str(data), str(other.path)), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()

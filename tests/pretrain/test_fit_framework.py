@@ -144,10 +144,8 @@ def test_whole_steps_are_predicted_by_the_cost():
 
 
 def test_pretrain_learns_it_where_it_was_measured(tmp_path):
-    rng = np.random.default_rng(0)
-    calls = [ComputeAugmentation(max_tables=5, max_bytes=1 << 28).draw(SPLIT, 1024, rng) for _ in range(80)]
-    exchanges = [CommAugmentation(num_devices=(4,)).draw(4, 1024, rng, None) for _ in range(60)]
-    directory = collected(tmp_path / "data", TABLES, calls, exchanges, rng)
+    drawn, swapped = ComputeAugmentation(max_tables=5, max_bytes=1 << 28), CommAugmentation(num_devices=(4,))
+    directory = collected(tmp_path / "data", TABLES, (80, drawn), (60, swapped), 1024)
     steps = _measured(60, models=linear_models())
     directory.local().write(0, steps)
     fitters = BRIEF_SETS | {"compute_model": Regression()}

@@ -12,7 +12,7 @@ from neuroshard.records.samples import ComputeSample
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
+from neuroshard.stages.pretrain.fit import fit_host_tiers
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing.devices import MADE_UP
@@ -26,10 +26,9 @@ TRUTH = HostTiers(0.4, 25.0, 2.0, 0.15)
 
 def _write(path):
     """Columns in device memory, and exchanges."""
-    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
-    compute = [ComputeAugmentation(max_tables=6, max_bytes=1 << 30).draw(split, 4096, rng) for _ in range(200)]
-    comm = [CommAugmentation(max_start_ms=DEVICE.max_start_ms).draw(4, 4096, rng) for _ in range(100)]
-    return collected(path, TABLES, compute, comm, rng, DEVICE)
+    drawn = ComputeAugmentation(max_tables=6, max_bytes=1 << 30)
+    swapped = CommAugmentation(max_start_ms=DEVICE.max_start_ms)
+    return collected(path, TABLES, (200, drawn), (100, swapped), device=DEVICE)
 
 
 def _measured(samples, noise, seed=0, first=0):
