@@ -1,13 +1,14 @@
 """The calibrate run: what traces of a training job say of a machine corrects the datasheet that is nearest to it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 from rich.console import Console
+from rich.table import Column
 from rich.table import Table as Grid
 
 from neuroshard.models import CostModels
@@ -20,8 +21,9 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.pretrain.traces import Points, read_traces
+from neuroshard.stages.pretrain.traces import read_traces
 
+Point = KernelPoint | ExchangePoint
 _SHEET = "roofline:"
 
 
@@ -45,11 +47,13 @@ class Sheet:
             raise UserError(f"model={name} is no datasheet; calibrate one, such as model=roofline:h100")
         return cls(compute, comm)
 
-    def corrected(self, points: "Calibration") -> "Sheet":
+    def corrected(self, points: Sequence[Point]) -> "Sheet":
         """Correct the datasheet by points."""
-        return Sheet(with_kernels(self.compute, points.kernels), with_exchanges(self.comm, points.exchanges))
+        kernels = [one for one in points if isinstance(one, KernelPoint)]
+        exchanges = [one for one in points if isinstance(one, ExchangePoint)]
+        return Sheet(with_kernels(self.compute, kernels), with_exchanges(self.comm, exchanges))
 
-    def ms(self, point: KernelPoint | ExchangePoint) -> float:
+    def ms(self, point: Point) -> float:
         """Predict the ms of a call or a collective."""
         return self.compute.point_ms(point) if isinstance(point, KernelPoint) else self.comm.point_ms(point)
 
@@ -90,30 +94,31 @@ class Calibrate:
         calibration = Calibration(name, optimizer or next(iter(updated_by), "sgd"), points.kernels, points.exchanges)
         with RunDirectory(out).held(["datasheet.json"]):
             calibration.save(out)
-        return CalibrateResult(out, sheet, calibration, points)
+        return CalibrateResult(out, sheet, calibration, points.skipped)
 
 
 @dataclass(frozen=True)
 class CalibrateResult:
-    """A calibrated datasheet, and how far it was off."""
+    """A calibrated datasheet, and how far it was off; calls of which no points were made, by why."""
 
     path: Path
     sheet: Sheet
     calibration: Calibration
-    points: Points
+    skipped: dict[str, int]
 
     def show(self, console: Console) -> None:
         """Print a row for every point, the errors on average, and what was left out."""
-        points: list[KernelPoint | ExchangePoint] = [*self.calibration.kernels, *self.calibration.exchanges]
+        points: list[Point] = [*self.calibration.kernels, *self.calibration.exchanges]
         measured = np.array([one.ms for one in points])
-        calibrated = self.sheet.corrected(self.calibration)
+        calibrated, without = self.sheet.corrected(points), [[o for o in points if o is not one] for one in points]
         by_sheet = np.array([self.sheet.ms(one) for one in points])
         corrected = np.array([calibrated.ms(one) for one in points])
-        left_out = np.array([self._without(one).ms(one) for one in points])
-        grid = Grid(title=f"Measured, and off by, with roofline:{self.calibration.sheet}")
-        grid.add_column("call or collective")
-        for column in ("measured ms", "datasheet", "calibrated", "from other points"):
-            grid.add_column(column, justify="right")
+        left_out = np.array([self.sheet.corrected(its).ms(one) for its, one in zip(without, points, strict=True)])
+        figures = (
+            Column(name, justify="right") for name in ("measured ms", "datasheet", "calibrated", "from other points")
+        )
+        title = f"Measured, and off by, with roofline:{self.calibration.sheet}"
+        grid = Grid("call or collective", *figures, title=title)
         for point, ms, *predicted in zip(points, measured, by_sheet, corrected, left_out, strict=True):
             grid.add_row(str(point), f"{ms:.3f}", *(f"{one / ms - 1:+.0%}" for one in predicted))
         console.print(grid)
@@ -122,16 +127,9 @@ class CalibrateResult:
             f"each point predicted from the others {_error(left_out, measured)}, as sizes that weren't measured may be",
             soft_wrap=True,
         )
-        if self.points.skipped:
-            console.print(f"left out{_why(self.points.skipped)}", soft_wrap=True)
+        if self.skipped:
+            console.print(f"left out{_why(self.skipped)}", soft_wrap=True)
         console.print(f"calibrated datasheet: model={self.path}", soft_wrap=True)
-
-    def _without(self, point: KernelPoint | ExchangePoint) -> Sheet:
-        """Correct the datasheet by all other points."""
-        its = self.calibration
-        kernels = tuple(one for one in its.kernels if one is not point)
-        exchanges = tuple(one for one in its.exchanges if one is not point)
-        return self.sheet.corrected(replace(its, kernels=kernels, exchanges=exchanges))
 
 
 def _error(predicted: FloatArray, measured: FloatArray) -> str:
@@ -140,5 +138,5 @@ def _error(predicted: FloatArray, measured: FloatArray) -> str:
 
 def _why(skipped: dict[str, int]) -> str:
     """Say of which calls no points were made, and why."""
-    told: Sequence[str] = [f"{count} calls: {why}" for why, count in skipped.items()]
+    told = [f"{count} calls: {why}" for why, count in skipped.items()]
     return f" ({'; '.join(told)})" if told else ""

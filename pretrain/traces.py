@@ -11,8 +11,8 @@ import re
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -84,23 +84,16 @@ def read_traces(paths: Sequence[Path]) -> Points:
     exchanges: list[ExchangePoint] = []
     skipped: dict[str, int] = {}
     for path in paths:
-        with _understood(path):
+        try:
             events = _events(path)
             kernels += _kernels(events, path.name, skipped)
             exchanges += _exchanges(events, path.name)
+        except _NO_TRACE as error:
+            raise UserError(
+                f"{path} is no trace of PyTorch's profiler, or damaged ({type(error).__name__}: {error}); write one "
+                "with profiler.export_chrome_trace(...)"
+            ) from None
     return Points(_median_calls(kernels), _undisturbed(exchanges), skipped)
-
-
-@contextmanager
-def _understood(path: Path) -> Iterator[None]:
-    """Refuse whatever can't be read: it is no trace."""
-    try:
-        yield
-    except _NO_TRACE as error:
-        raise UserError(
-            f"{path} is no trace of PyTorch's profiler, or damaged ({type(error).__name__}: {error}); write one with "
-            "profiler.export_chrome_trace(...)"
-        ) from None
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
@@ -211,13 +204,9 @@ def _exchanges(events: Iterable[dict[str, Any]], source: str) -> Iterator[Exchan
 
 def _median_calls(points: Sequence[KernelPoint]) -> tuple[KernelPoint, ...]:
     """Join calls of the same tables, whose lookups hardly differ, to one with the median time."""
-
-    def about(one: KernelPoint) -> tuple[Any, ...]:
-        """Return what calls that are joined have in common."""
-        of_tables = (one.optimizer, one.tables, one.rows, one.dim, one.pooled)
-        return (one.backward, one.home, *of_tables, _octave(one.lookups))
-
-    return tuple(_median_call(its) for its in grouped(points, about).values())
+    common = attrgetter("backward", "home", "optimizer", "tables", "rows", "dim", "pooled")
+    groups = grouped(points, lambda one: (*common(one), _octave(one.lookups)))
+    return tuple(_median_call(its) for its in groups.values())
 
 
 def _median_call(points: Sequence[KernelPoint]) -> KernelPoint:
