@@ -42,15 +42,12 @@ class DrawsCalls(Protocol):
     @property
     def tiers(self) -> Sequence[str]:
         """The memory that the tables lie in."""
-        ...
 
     def check(self, split: Split) -> None:
         """Raise UserError unless it can draw from these tables."""
-        ...
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         """Draw one combination at a global batch size, and name the split that its tables are of."""
-        ...
 
 
 class DrawsExchanges(Protocol):
@@ -59,17 +56,14 @@ class DrawsExchanges(Protocol):
     @property
     def collectives(self) -> tuple[str, ...]:
         """Names of those that are drawn."""
-        ...
 
     def check(self, devices_per_host: int | None) -> None:
         """Raise UserError if one needs several hosts and all devices are on one, which None says."""
-        ...
 
     def draw(
         self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
     ) -> tuple[CommSample, str]:
         """Draw one exchange, and name the split that it belongs to."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -115,13 +115,11 @@ class Round:
         """Compute measured over predicted, (n,)."""
         pairs = [(one.measured_ms or 0.0, one.predicted_ms) for one in self.of(part, why)]
         measured, predicted = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-        ratios: FloatArray = np.maximum(measured, _LEAST_MS) / np.maximum(predicted, _LEAST_MS)
-        return ratios
+        return np.maximum(measured, _LEAST_MS) / np.maximum(predicted, _LEAST_MS)
 
     def errors(self, part: Part, why: Why | None = None) -> FloatArray:
         """Compute the errors of predictions, relative to what was measured, (n,)."""
-        errors: FloatArray = np.abs(1 / self.ratios(part, why) - 1)
-        return errors
+        return np.abs(1 / self.ratios(part, why) - 1)
 
     def count(self, part: Part) -> int:
         """Count the samples of the part, failed ones included."""

@@ -19,7 +19,6 @@ from neuroshard.models.trust import DataSummary, versions_caveat
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import NonNegative, PathName, PositiveCount, Seed, parse
 from neuroshard.plumbing.threads import blas_threads
@@ -119,19 +118,16 @@ class Refine:
         with directory.held(), blas_threads(1), progress_bar() as progress:
             if caveat := versions_caveat(start.versions, start.hardware):
                 printer(progress)(f"warning: the models {self.model!r} were {caveat}")
-            done, began = self._journal.read(), self.clock()
+            done, began = rounds_in(Path(self.out)).read(), self.clock()
             first = None if done else self._choose(done, start)  # tasks without a plan leave nothing behind
             directory.begin(self._depends(start), self.tasks)
-            records = self._records(directory.path)
+            records = DataDirectory(directory.path / MEASURED)
+            manifest = Manifest.of_plans(self.hardware.fingerprint, asdict(self.hardware), self.seed)
+            records.begin(manifest, self._candidates.recorded)
             with meters_of(self.hardware, printer(progress)) as meters:
                 samples = RunSamples.of(records, self.hardware, meters, self.seed)
                 meters.join(task.topology for task in self.tasks)
                 return self._refined(start, done, first, samples, progress, began)
-
-    def _records(self, path: Path) -> DataDirectory:
-        directory, here = DataDirectory(path / MEASURED), self.hardware.fingerprint
-        directory.begin(Manifest.of_plans(here, asdict(self.hardware), self.seed), self._candidates.recorded)
-        return directory
 
     def _refined(
         self,
@@ -146,12 +142,12 @@ class Refine:
         rounds, chosen = list(done), first
         while (measurements := self._next(rounds)) > 0:
             advance = partial(progress.advance, progress.add_task(f"round {len(rounds) + 1}", total=measurements))
-            models = self._learned(start, rounds, samples)
+            models = samples.learned(self._fit, start, rounds)
             chosen = chosen or self._choose(rounds, models, *samples.known(rounds))
             one = Round(len(rounds), measurements, *samples.measure(rounds, chosen, models, advance))
             rounds.append(one)
             self._decide(rounds, int(sum(task.completed for task in progress.tasks)), self.clock() - began)
-            self._journal.keep(one.number, one)
+            rounds_in(Path(self.out)).keep(one.number, one)
             chosen = None
         return self._finished(start, rounds, samples)
 
@@ -162,7 +158,7 @@ class Refine:
         path = Path(self.out)
         result = Refined(path, path / "models", tuple(rounds), why)
         if not (result.models / "bundle.json").exists():
-            models = self._learned(start, rounds, samples)
+            models = samples.learned(self._fit, start, rounds)
             result.save()
             save_bundle(result.models, models, self._card(start, result, samples))
         return result
@@ -205,13 +201,6 @@ class Refine:
         rng = np.random.default_rng([self.seed, len(rounds)])
         return self._candidates.of_round(self._next(rounds), models, calls, exchanges, rng)
 
-    def _learned(self, start: CostModels, rounds: Sequence[Round], samples: RunSamples) -> CostModels:
-        """Fit the start to all rounds so far at once, so that a run that goes on equals one that wasn't stopped."""
-        if not rounds:
-            return start
-        samples.check(rounds)
-        return samples.learned(self._fit, start, rounds)
-
     @property
     def _fit(self) -> Fit:
         return Fit(self.compute_model, self.comm_model, self.seed)
@@ -219,10 +208,6 @@ class Refine:
     @property
     def _fitters(self) -> dict[str, Any]:
         return {"compute_model": _described(self.compute_model), "comm_model": _described(self.comm_model)}
-
-    @property
-    def _journal(self) -> Journal[Round]:
-        return rounds_in(Path(self.out))
 
     @cached_property
     def _candidates(self) -> Candidates:

@@ -1,6 +1,6 @@
 """A round of samples: predicted, then measured in batches of live ones, each a chunk on disk that is measured once."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -18,19 +18,11 @@ from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records import Chunks, DataDirectory
 from neuroshard.records.sample_loads import loads_of, starts_of, traffic_of
-from neuroshard.records.samples import (
-    BACKWARD,
-    FORWARD,
-    CommSample,
-    ComputeSample,
-    Measurement,
-    Sample,
-    as_drawn,
-)
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement, Sample, as_drawn
 from neuroshard.records.splits import split_of
 from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
-from neuroshard.stages.pretrain.pieces import Pieces, by_part
+from neuroshard.stages.pretrain.pieces import by_part
 from neuroshard.stages.pretrain.refine.candidates import RoundSamples
 from neuroshard.stages.pretrain.refine.propose import Chosen
 from neuroshard.stages.pretrain.refine.rounds import PARTS, Again, Foreseen, Part, Round, slowness
@@ -91,7 +83,7 @@ class Series(Generic[Sample]):
             UserError: chunks that are there are of other samples.
         """
         predicted = self.predict(models, [one.sample for one in chosen])
-        first = self._count(rounds)
+        first = sum(one.count(self.part) for one in rounds)
         new = [self._due(first + i, one.sample) for i, one in enumerate(chosen)]
         repeated = self._earlier(rounds, again)
         self._make(mixed(new, [due for due, _ in repeated]), advance)
@@ -122,10 +114,6 @@ class Series(Generic[Sample]):
                 )
         return took
 
-    def _count(self, rounds: Sequence[Round]) -> int:
-        """Count the samples of these rounds: the number of the next one."""
-        return sum(one.count(self.part) for one in rounds)
-
     def _earlier(self, rounds: Sequence[Round], again: int) -> list[tuple[Due[Sample], int]]:
         """Choose so many samples of these rounds, or all, that weren't measured twice, with their rounds' numbers."""
         done = {one.sample_id for its in rounds for one in its.again if one.part == self.part}
@@ -135,15 +123,12 @@ class Series(Generic[Sample]):
 
     def _make(self, due: Sequence[Due[Sample]], advance: Advance) -> None:
         """Measure what isn't on disk; the number of a chunk is made of its first sample's, so that no other has it."""
+        groups = sorted(grouped(due, lambda one: self.group(one.sample)).items())
+        batches = (batch for _, group in groups for batch in in_batches(group, self.recorder.live))
         for outcomes in self.recorder.complete(
-            (2 * one[0].number + one[0].second_pass, partial(list, one)) for one in self._batches(due)
+            (2 * one[0].number + one[0].second_pass, partial(list, one)) for one in batches
         ):
             advance(len(outcomes))
-
-    def _batches(self, due: Sequence[Due[Sample]]) -> Iterator[Sequence[Due[Sample]]]:
-        """Yield batches of samples, those of a group together."""
-        for _, group in sorted(grouped(due, lambda one: self.group(one.sample)).items()):
-            yield from in_batches(group, self.recorder.live)
 
     def _due(self, number: int, sample: Sample, second: bool = False) -> Due[Sample]:
         stream = PARTS.index(self.part)  # series look up other things than each other
@@ -182,11 +167,17 @@ class RunSamples:
         return [m.sample for m in self.calls.measured(rounds)], [m.sample for m in self.exchanges.measured(rounds)]
 
     def learned(self, fit: Fit, start: CostModels, rounds: Sequence[Round]) -> CostModels:
-        """Fit the start's models further to all of these rounds; with margins.
+        """Fit the start to all of these rounds at once, so that a run that goes on equals one that wasn't stopped.
 
-        Models are fitted to kernel calls as if all had been measured at the typical round's speed. Margins are set on
-        what was measured, so they hold changes of speed too.
+        With margins, where there is a round. Models are fitted to kernel calls as if all had been measured at the
+        typical round's speed. Margins are set on what was measured, so they hold changes of speed too.
+
+        Raises:
+            UserError: nothing of these rounds could be measured.
         """
+        if not rounds:
+            return start
+        self._check(rounds)
         of_round = np.repeat(slowness(rounds, self.calls.part), [one.count(self.calls.part) for one in rounds])
         calls = [replace(m, slowness=float(of_round[m.sample_id])) for m in self.calls.measured(rounds)]
         measured = Measured.split(calls, self.exchanges.measured(rounds))
@@ -194,7 +185,7 @@ class RunSamples:
             models = fit(measured.level, start)
         return replace(models, margins=margins_of(models, measured, start))
 
-    def check(self, rounds: Sequence[Round]) -> None:
+    def _check(self, rounds: Sequence[Round]) -> None:
         """Raise UserError if nothing of these rounds could be measured."""
         if any(one.measured_ms is not None for its in rounds for one in its.samples):
             return
@@ -218,16 +209,14 @@ def _predicted_calls(models: CostModels, calls: Sequence[ComputeSample]) -> list
 
 def _predicted_exchanges(models: CostModels, samples: Sequence[CommSample]) -> list[float]:
     """Predict the ms of each exchange, (n,), of the device that takes longest for both ways."""
-    pieces = by_part(models)
-    return [_predicted(pieces, sample) for sample in samples]
-
-
-def _predicted(pieces: Pieces, sample: CommSample) -> float:
-    traffic, starts, together = traffic_of([sample]), *(starts_of([sample], way) for way in (FORWARD, BACKWARD))
-    forward, backward = (exchange_part(way, sample.collective) for way in (parts.FORWARD, parts.BACKWARD))
-    there, back = pieces[forward if forward in pieces else backward], pieces[backward]
-    cost = there.predict(traffic, starts) - waits(starts) + back.predict(traffic, together)
-    return float(cost.max())
+    pieces, predicted = by_part(models), []
+    for sample in samples:
+        traffic, starts, together = traffic_of([sample]), *(starts_of([sample], way) for way in (FORWARD, BACKWARD))
+        forward, backward = (exchange_part(way, sample.collective) for way in (parts.FORWARD, parts.BACKWARD))
+        there, back = pieces[forward if forward in pieces else backward], pieces[backward]
+        cost = there.predict(traffic, starts) - waits(starts) + back.predict(traffic, together)
+        predicted.append(float(cost.max()))
+    return predicted
 
 
 def _measured_exchange(measured: Measurement[CommSample]) -> float:

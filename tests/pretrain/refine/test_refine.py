@@ -15,7 +15,6 @@ from neuroshard import CostModels, InfeasibleError, Simulator, Task, Topology, U
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.models import Card, load_bundle, save_bundle
-from neuroshard.models.trust import Ranges
 from neuroshard.plumbing.files import read_json
 from neuroshard.plumbing.parquet import read_rows
 from neuroshard.plumbing.timing import TimingProtocol
@@ -23,10 +22,10 @@ from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.fit import margins_of
+from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
-from neuroshard.stages.pretrain.measurements import Measured, SplitMeasurements
+from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.refine.rounds import Shares, noise_of, rounds_in, slowness
 from neuroshard.stages.pretrain.refine.run import Refine
 from neuroshard.stages.pretrain.training import TrainingSettings
@@ -39,8 +38,6 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.testing import toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
 from neuroshard.testing.devices.made_up import MadeUpHardware
-from neuroshard.words.collective import Collective
-from neuroshard.words.form import IN_COLUMNS
 from tests.kit.commands import run_command, shown
 from tests.kit.made_up import drifting
 from tests.kit.measuring import Answering
@@ -67,15 +64,6 @@ BRIEF = replace(FURTHER, epochs=3)  # where it doesn't matter how well models le
 pytestmark = pytest.mark.xdist_group("refine")  # its tests share a bundle that takes long to fit
 
 
-def _split(measurements):
-    train, valid, test = ([m for m in measurements if m.split == name] for name in ("train", "valid", "test"))
-    return SplitMeasurements(train, valid, test, measurements)
-
-
-def _silent(epoch, loss):
-    pass
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A bundle that was fitted to the device at home."""
@@ -83,13 +71,10 @@ def home(tmp_path_factory):
     split = split_tables(dlrm_like(num_tables=150, batch_size=BATCH_SIZE, seed=0), 0)
     calls = [CALLS.draw(split, BATCH_SIZE, rng) for _ in range(500)]
     exchanges = [EXCHANGES.draw(DEVICES, BATCH_SIZE, rng) for _ in range(200)]
-    compute, comm = _split(measured_compute(HOME, calls, 0.02, rng)), _split(measured_comm(HOME, exchanges, 0.02, rng))
+    measured = Measured.split(measured_compute(HOME, calls, 0.02, rng), measured_comm(HOME, exchanges, 0.02, rng))
     training = TrainingSettings(40, 32, 3e-3, "cosine", "absolute_relative", 40)
-    model = Ensemble(Additive((64, 32), training, corrections=8), 2).fit(compute, None, 0, _silent)
-    both = (SetCommunication((32, 16), training).fit(comm, way, None, 0, _silent) for way in (0, 1))
-    ranges = Ranges.of([m.sample for m in compute.train], [m.sample for m in comm.train])
-    models = CostModels(model, *both, None, ranges)
-    measured = Measured({IN_COLUMNS: compute}, {Collective.ALL_TO_ALL: comm})
+    compute, comm = Ensemble(Additive((64, 32), training, corrections=8), 2), SetCommunication((32, 16), training)
+    models = replace(Fit(compute, comm)(measured), batch_size=None)  # for any
     path = tmp_path_factory.mktemp("home")
     save_bundle(path, replace(models, margins=margins_of(models, measured)), Card())
     return path
@@ -208,10 +193,6 @@ def test_minutes_become_samples_once(home, tmp_path):
     assert _timed_run(home, tmp_path / "out", 2.0, 1000) == result
 
 
-def test_a_first_round_longer_than_the_minutes_is_the_only_one(home, tmp_path):
-    assert len(_timed_run(home, tmp_path / "out", 1.0, 600).rounds) == 1
-
-
 def _refine_and_die(home, out, settings, number, when):
     """Refine in this process, which kills itself before or after it puts its file of this number in place."""
     die_at_file(number, when)
@@ -258,14 +239,10 @@ def test_a_run_goes_on_with_the_same_settings_only(home, tmp_path):
 
 def test_users_mistakes_are_one_line(home, tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(UserError, match="samples=0 must be a whole number of at least 1"):
-        _run(home, out, samples=0)
     with pytest.raises(UserError, match="samples=5 and minutes=2 are both given"):
         _run(home, out, samples=5, minutes=2)
     with pytest.raises(UserError, match="minutes=-1"):
         _run(home, out, samples=None, minutes=-1)
-    with pytest.raises(UserError, match="the compute model of roofline:h100 is RooflineCompute, and Ensemble"):
-        _run("roofline:h100", out).run()
     with pytest.raises(UserError, match=r"exchanges\.collectives=reduce_scatter: the models .* know no such exchanges"):
         _run(home, out, exchanges=replace(EXCHANGES, collectives=("all_to_all", "reduce_scatter"))).run()
     on_hosts = toy_task(num_devices=4)
@@ -358,6 +335,7 @@ def test_parts_of_other_samples_are_not_taken_for_these(home, tmp_path):
 
 def test_minutes_are_kept_by_a_run_that_was_killed_after_its_first_round(home, tmp_path):
     first = _timed_run(home, tmp_path / "out", 1.0, 600)
+    assert len(first.rounds) == 1  # it took longer than the minutes
     shutil.rmtree(tmp_path / "out" / "models")
     (tmp_path / "out" / "rounds" / "round-0000.json").unlink()  # the budget was written before it
     assert _timed_run(home, tmp_path / "out", 1.0, 0.001) == first
@@ -435,8 +413,11 @@ def test_a_tiny_run_on_real_hardware(home, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model=roofline:h100", "Ensemble goes on from ComputeEnsemble only"),
-        ("samples=0", "samples=0 must be a whole number"),
+        (
+            "model=roofline:h100",
+            "the compute model of roofline:h100 is RooflineCompute, and Ensemble goes on from ComputeEnsemble only",
+        ),
+        ("samples=0", "samples=0 must be a whole number of at least 1"),
         ("shares.again=0.9", "again=0.9 must be a number of at most 0.5"),
         ("compute_model.member.training_further.loss=mape", "unknown loss 'mape'"),
         ("exchanges.num_devices=[2]", "unknown setting of neuroshard refine 'exchanges.num_devices'"),
