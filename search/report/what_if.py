@@ -42,49 +42,41 @@ def _of_sets(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> Floa
     """Predict costs after each change, (n,) ms: every changed device's loads are put together anew."""
     placed, (rows, added) = plan.device_loads, _added(plan, changes)
     loads = LoadSets.joined([LoadSets.alone(placed.loads), LoadSets.alone(added)]).loads
-    number = dict(zip(rows.tolist(), range(len(placed.loads), len(loads)), strict=True))
-    ends, gone = placed.counts.cumsum(), _gone(plan, changes)
-    chosen = []
-    for row, change in enumerate(changes):
-        here = np.arange(ends[change.device] - placed.counts[change.device], ends[change.device])
-        kept = here[here != gone[row]]
-        chosen.append(np.append(kept, number[row]) if row in number else kept)
-    counts = np.array([len(numbers) for numbers in chosen])
-    return model.device_ms(LoadSets(loads.take(np.concatenate(chosen)), counts))
+    here, held = np.nonzero(_changed(changes)[:, None] == placed.owners)
+    stays = held != _gone(plan, changes)[here]
+    numbers = np.append(held[stays], np.arange(len(placed.loads), len(loads)))
+    return model.device_ms(LoadSets.grouped(loads.take(numbers), np.append(here[stays], rows), len(changes)))
 
 
 def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArray:
-    """Add up all kernel calls after each change, (n,) ms; those that there is nothing for cost nothing."""
-    loads, (rows, added), gone = plan.device_loads.loads, _added(plan, changes), _gone(plan, changes)
-    cost = np.zeros(len(changes))
-    kernels = np.unique(np.append(loads.kernel, added.kernel))
-    for kernel, call in zip(kernels, calls_of(kernels), strict=True):
-        its, new = np.flatnonzero(loads.kernel == kernel), np.flatnonzero(added.kernel == kernel)
-        cost += _of_calls(plan, changes, its, gone, (rows[new], added.take(new)), model.of_call(CALLS[call]))
-    return cost
-
-
-def _of_calls(
-    plan: Plan, changes: Sequence[Change], its: IntArray, gone: IntArray, new: tuple[IntArray, Loads], model: SumModel
-) -> FloatArray:
-    """Predict one kernel call after each change, (n,) ms; the plan's loads at `its` are of that call.
+    """Add up all kernel calls after each change, (n,) ms; those that there is nothing for cost nothing.
 
     A device's vectors are summed in 64 bits, less that of what it holds of the table, plus that of what it would hold.
     """
-    placed, rows = plan.device_loads, new[0]
-    devices = placed.owners[its]
-    vectors = model.embed(placed.loads.take(its)).astype(np.float64)
-    sums, counts = np.zeros((len(placed), vectors.shape[1])), np.bincount(devices, minlength=len(placed))
-    np.add.at(sums, devices, vectors)
-    changed = np.array([change.device for change in changes])
-    after, left = sums[changed], counts[changed]
-    had = np.flatnonzero(np.isin(gone, its))
-    after[had] -= vectors[np.searchsorted(its, gone[had])]
-    left[had] -= 1
-    after[rows] += model.embed(new[1])
-    left[rows] += 1
-    cost: FloatArray = model.head(after.astype(np.float32)) * (left > 0)
+    placed, (rows, added), gone = plan.device_loads, _added(plan, changes), _gone(plan, changes)
+    cost, had = np.zeros(len(changes)), np.flatnonzero(gone >= 0)
+    kernels = np.unique(np.append(placed.loads.kernel, added.kernel))
+    for kernel, call in zip(kernels, calls_of(kernels), strict=True):
+        its = model.of_call(CALLS[call])
+        held, new = (_embedded(loads, kernel, its) for loads in (placed.loads, added))
+        sums = np.zeros((len(placed), held.shape[1]))
+        np.add.at(sums, placed.owners, held)
+        after = sums[_changed(changes)]
+        after[had] -= held[gone[had]]
+        after[rows] += new
+        cost += its.head(after[:, :-1].astype(np.float32)) * (after[:, -1] > 0)
     return cost
+
+
+def _embedded(loads: Loads, kernel: int, model: SumModel) -> FloatArray:
+    """Embed n loads of a kernel call, and count them, (n, H + 1); those of others are zeros."""
+    its, vectors = np.flatnonzero(loads.kernel == kernel), np.zeros((len(loads), len(model.head.bias) + 1))
+    vectors[its, :-1], vectors[its, -1] = model.embed(loads.take(its)), 1
+    return vectors
+
+
+def _changed(changes: Sequence[Change]) -> IntArray:
+    return np.array([change.device for change in changes], dtype=np.int64)
 
 
 def _added(plan: Plan, changes: Sequence[Change]) -> tuple[IntArray, Loads]:
@@ -143,16 +135,27 @@ def _spread_tables(plan: Plan) -> dict[int, list[int]]:
     return {table: numbers for table, numbers in groups.items() if len(numbers) > 1}
 
 
-class _Calls(NamedTuple):
-    """What n loads alone have devices do: the kernels that take them, (n,), and what parts count, (n, C)."""
+class _Asked(NamedTuple):
+    """What n loads ask of their devices.
 
+    Attributes:
+        compute_ms: (n,) compute cost of the device without any of the load's table, or with the load instead.
+        size_bytes: (n, C + 1) that the load puts into exchanges, and takes of memory.
+        kernel: (n,) the number of that which takes it.
+        counts: (n, C) what parts count.
+    """
+
+    compute_ms: FloatArray
+    size_bytes: FloatArray
     kernel: IntArray
     counts: FloatArray
 
     @classmethod
-    def of(cls, loads: Loads, kernels: IntArray, simulator: Simulator) -> "_Calls":
+    def of(cls, plan: Plan, loads: Loads, compute_ms: FloatArray, kernels: IntArray, simulator: Simulator) -> "_Asked":
         """Count for each load; `kernels` (G,) are what numbers stand for."""
-        return cls(np.searchsorted(kernels, loads.kernel), simulator.counts_of(LoadSets.alone(loads)))
+        given, counts = given_bytes(loads, plan.task.topology.num_devices), simulator.counts_of(LoadSets.alone(loads))
+        size_bytes = np.column_stack([given, plan.task.memory.device_bytes(loads)])
+        return cls(compute_ms, size_bytes, np.searchsorted(kernels, loads.kernel), counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,21 +165,14 @@ class _SpreadShards:
     Attributes:
         own: (number of tables,) which shards are each table's.
         device: (n,) of the shard.
-        asked, whole_asked: (n, C + 1) bytes that the shard puts into exchanges, and takes of memory; and its table,
-            whole.
-        without_ms, whole_ms: (n,) compute cost of the device without the table, and with all of it.
-        calls, whole_calls: what the device does for the shard, and for its table, whole.
+        shard, whole: (n,) what it asks of the device, and what its table does, whole.
         uses, call: (G,) the number of the plan's loads that each kernel takes, and which of `CALLS` it is.
     """
 
     own: tuple[IntArray, ...]
     device: IntArray
-    asked: FloatArray
-    whole_asked: FloatArray
-    without_ms: FloatArray
-    whole_ms: FloatArray
-    calls: "_Calls"
-    whole_calls: "_Calls"
+    shard: _Asked
+    whole: _Asked
     uses: IntArray
     call: IntArray
 
@@ -196,12 +192,8 @@ class _SpreadShards:
         return cls(
             tuple(np.split(np.arange(len(placed)), ends)[:-1]),
             np.array([one.device for one in placed], dtype=np.int64),
-            _asked(plan, loads),
-            _asked(plan, whole),
-            without_ms,
-            whole_ms,
-            _Calls.of(loads, kernels, simulator),
-            _Calls.of(whole, kernels, simulator),
+            _Asked.of(plan, loads, without_ms, kernels, simulator),
+            _Asked.of(plan, whole, whole_ms, kernels, simulator),
             np.bincount(np.searchsorted(kernels, every), minlength=len(kernels)),
             calls_of(kernels),
         )
@@ -211,14 +203,8 @@ class _SpreadShards:
         if layout.free or len(own) <= _MOST_DEVICES:
             return own
         there, caps = self.device[own], np.array(plan.task.shard_memory)
-        after = np.array(plan.device_bytes)[there] - self.asked[own, -1] + self.whole_asked[own, -1]
+        after = np.array(plan.device_bytes)[there] - self.shard.size_bytes[own, -1] + self.whole.size_bytes[own, -1]
         return own[np.lexsort((cost.compute[there], after > caps[there]))[:_MOST_DEVICES]]
-
-
-def _asked(plan: Plan, loads: Loads) -> FloatArray:
-    """Count the bytes that each of n loads puts into exchanges, and takes of its device's memory, (n, C + 1)."""
-    given = given_bytes(loads, plan.task.topology.num_devices)
-    return np.column_stack([given, plan.task.memory.device_bytes(loads)])
 
 
 def _costs(
@@ -235,15 +221,15 @@ def _costs(
         compute, asked = np.tile(cost.compute, (len(some), 1)), np.tile(asked_now, (len(some), 1, 1))
         counts, uses = np.tile(called.counts, (len(some), 1, 1)), np.tile(shards.uses, (len(some), 1))
         for row, (own, there) in enumerate(some):
-            devices, on = shards.device[own], shards.device[there]
-            compute[row, devices] = shards.without_ms[own]
-            compute[row, on] = shards.whole_ms[there]
-            asked[row, devices] -= shards.asked[own]
-            asked[row, on] += shards.whole_asked[there]
-            counts[row, devices] -= shards.calls.counts[own]
-            counts[row, on] += shards.whole_calls.counts[there]
-            np.subtract.at(uses[row], shards.calls.kernel[own], 1)
-            uses[row, shards.whole_calls.kernel[there]] += 1
+            devices, on, shard, whole = shards.device[own], shards.device[there], shards.shard, shards.whole
+            compute[row, devices] = shard.compute_ms[own]
+            compute[row, on] = whole.compute_ms[there]
+            asked[row, devices] -= shard.size_bytes[own]
+            asked[row, on] += whole.size_bytes[there]
+            counts[row, devices] -= shard.counts[own]
+            counts[row, on] += whole.counts[there]
+            np.subtract.at(uses[row], shard.kernel[own], 1)
+            uses[row, whole.kernel[there]] += 1
         traffic = Traffic(asked[..., :-1], np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
         does = called._replace(kernels=(uses > 0) @ np.eye(len(CALLS))[shards.call], counts=counts)
         total_ms = simulator.step(does, traffic, compute).device_ms.max(axis=1)
