@@ -109,9 +109,8 @@ def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
 
 def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
     """Write `policy.safetensors`, then `policy.json` with the card: where the agent comes from."""
-    tensors = {name: tensor.contiguous() for name, tensor in agent.tensors().items()}
-    weights = save(tensors)
-    write_atomically(path / "policy.safetensors", weights)
+    weights = {name: tensor.contiguous() for name, tensor in agent.tensors().items()}
+    write_atomically(path / "policy.safetensors", save(weights))
     write_json(path / "policy.json", {"format": _FORMAT, **agent.description(), "card": dict(card)})
 
 

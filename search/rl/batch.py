@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -85,21 +84,17 @@ class TaskBatch:
 
     def repeat(self, times: int) -> "TaskBatch":
         """Repeat every task so many times in a row."""
-        items = tuple(some for some in self.items for _ in range(times))
-        return TaskBatch(items, *(tensor.repeat_interleave(times, dim=0) for tensor in self._tensors()))
+        return self.take(torch.arange(len(self)).repeat_interleave(times))
 
     def take(self, tasks: torch.Tensor) -> "TaskBatch":
         """Take some of the tasks (n,), repeats allowed."""
         items = tuple(self.items[index] for index in tasks.tolist())
-        return TaskBatch(items, *(tensor[tasks] for tensor in self._tensors()))
+        return TaskBatch(items, *(getattr(self, field.name)[tasks] for field in fields(self) if field.name != "items"))
 
     def encode(self, network: nn.Module) -> torch.Tensor:
         """Encode the items by a network, (B, I, H): the sum over their tables."""
         encoded: torch.Tensor = (network(self.features) * self.present[..., None]).sum(dim=2)
         return encoded
-
-    def _tensors(self) -> list[Any]:
-        return [getattr(self, field.name) for field in fields(self) if field.name != "items"]
 
 
 def _tensors(items: Items, most_tables: int, most_rivals: int) -> list[torch.Tensor]:

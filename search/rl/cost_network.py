@@ -30,7 +30,13 @@ def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
 
 
 class SimulatorCosts:
-    """What the simulator's pre-trained cost models say of placements."""
+    """What the simulator's pre-trained cost models say of placements.
+
+    Attributes:
+        reduction: of items to a device: a sum, as in every compute model that learned policies can look at.
+    """
+
+    reduction = Reduction("sum")
 
     def __init__(self, simulator: Simulator) -> None:
         """Keep a simulator with models of the papers' kind.
@@ -43,11 +49,6 @@ class SimulatorCosts:
             raise UserError("learned policies need a compute model that sums over tables; these models have another")
         self._simulator = simulator
         self._model = model
-
-    @property
-    def reduction(self) -> Reduction:
-        """How items become a device: a sum, as in every compute model that learned policies can look at."""
-        return Reduction("sum")
 
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
         """Add up the vectors of each item's tables, (B, I, H)."""
@@ -127,17 +128,12 @@ class CostNetwork(nn.Module):
 
     def __init__(self, settings: CostNetworkSettings) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.reduction = settings, Reduction(settings.table_reduction)
         self.encoder = TableEncoder(tuple(settings.table))
         width = settings.table[-1]
         self.heads = nn.ModuleList(perceptron((2 * width, settings.head, 1)) for _ in range(NUM_PARTS))
         self.total_head = perceptron((width, settings.head, 1))
         self.register_buffer("scale_ms", torch.ones(()))
-
-    @property
-    def reduction(self) -> Reduction:
-        """How tables become a device: as the settings say."""
-        return Reduction(self.settings.table_reduction)
 
     @torch.no_grad()
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:

@@ -177,21 +177,16 @@ class Session:
 
         They depend on the number and on what earlier rounds left, nothing else.
         """
+        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + number) % SEEDS)
+        metrics, losses = dict[str, float](), []
         with torch_threads(1):
-            return self._round(
-                number, torch.Generator().manual_seed((self._seed * 1_000_003 + number) % SEEDS), on_update
-            )
-
-    def _round(self, number: int, generator: torch.Generator, on_update: Callable[[], None]) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        if self.agent.network is not None:
-            metrics["cost_loss"] = self._fit_costs(self.agent.network, generator)
-        for group in self._optimizers["policy"].param_groups:
-            group["lr"] = self._learner.learning_rate * (1 - number / self._learner.rounds)
-        losses = []
-        for _ in range(self._learner.updates):
-            losses.append(self._update(generator))
-            on_update()
+            if self.agent.network is not None:
+                metrics["cost_loss"] = self._fit_costs(self.agent.network, generator)
+            for group in self._optimizers["policy"].param_groups:
+                group["lr"] = self._learner.learning_rate * (1 - number / self._learner.rounds)
+            for _ in range(self._learner.updates):
+                losses.append(self._update(generator))
+                on_update()
         return metrics | {"policy_loss": float(np.mean(losses))}
 
     def _update(self, generator: torch.Generator) -> float:

@@ -1,6 +1,7 @@
 """The environment: what is legal, what is seen, what it costs, and where it ends."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -11,14 +12,8 @@ from neuroshard import Constraints, InfeasibleError, Simulator, TableRule, Task,
 from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import SimulatorCosts
-from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_models, toy_task
-from tests.search.rl.toys import task
-
-
-def _environment(tasks, models=None):
-    devices = tasks[0].topology.num_devices
-    return Environment(TaskBatch.of(tasks, "test"), SimulatorCosts(Simulator(models or linear_models(devices))))
+from tests.search.rl.toys import playground, task
 
 
 def _random_walk(environment, seed):
@@ -32,7 +27,7 @@ def _random_walk(environment, seed):
 
 def _played(one, *actions):
     """The environment of a task, and its state after these actions."""
-    environment = _environment([one])
+    environment = playground([one])
     state = environment.reset()
     for action in actions:
         state = environment.step(state, environment.legal(state), torch.tensor([action]))
@@ -42,13 +37,12 @@ def _played(one, *actions):
 @pytest.mark.parametrize("seed", range(5))
 def test_final_costs_are_the_simulators(seed):
     tasks = [toy_task(9, 3, seed=seed), toy_task(9, 3, seed=seed + 50)]
-    models = random_models(3, seed)
-    environment = _environment(tasks, models)
+    environment = playground(tasks, partial(random_models, seed=seed))
     state = _random_walk(environment, seed)
     for plan, parts, total in zip(
         environment.plans(state), environment.parts(state), environment.total_ms(state), strict=True
     ):
-        cost = Simulator(models).cost(plan.task, plan)
+        cost = Simulator(random_models(3, seed)).cost(plan.task, plan)
         expected = np.stack([cost.compute, cost.forward, cost.backward], axis=-1)
         np.testing.assert_allclose(parts.numpy(), expected, rtol=1e-4, atol=1e-5)
         assert float(total) == pytest.approx(cost.total_ms, rel=1e-4)
@@ -80,8 +74,7 @@ def test_every_sequence_of_actions_is_its_own_plan():
 
 
 def test_items_come_in_descending_cost():
-    environment = _environment([task([2, 9, 5]), task([8, 1, 3])])
-    assert environment.order.tolist() == [[1, 2, 0], [0, 2, 1]]
+    assert playground([task([2, 9, 5]), task([8, 1, 3])]).order.tolist() == [[1, 2, 0], [0, 2, 1]]
 
 
 def test_memory_makes_actions_illegal():
@@ -98,7 +91,7 @@ def test_memory_makes_actions_illegal():
 @pytest.mark.parametrize("seed", range(0, 12, 2))
 def test_constraints_make_actions_illegal(seed):
     try:
-        environment = _environment([constrained_task(seed)], random_models(2 + seed % 3, seed))
+        environment = playground([constrained_task(seed)], partial(random_models, seed=seed))
     except InfeasibleError as error:
         assert "never splits" in str(error) or "iB" in str(error)
         return

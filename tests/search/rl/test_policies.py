@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from neuroshard import Simulator, UserError
-from neuroshard.stages.search.rl.batch import Reduction, TaskBatch
-from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, SimulatorCosts
+from neuroshard import UserError
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import AutoShardPolicy, DreamShardPolicy, Policy, greedy, play, replay, sampling
 from neuroshard.testing import random_models, toy_task
-from tests.search.rl.toys import NETWORK, SMALL
+from tests.search.rl.toys import NETWORK, SMALL, playground
 
 POLICIES = {
     "dreamshard": partial(DreamShardPolicy, **SMALL),
@@ -20,11 +20,6 @@ POLICIES = {
     "max of tables": partial(DreamShardPolicy, **SMALL, reduction="max"),
     "autoshard": partial(AutoShardPolicy, memory=8, **SMALL),
 }
-
-
-def _environment(tasks):
-    costs = SimulatorCosts(Simulator(random_models(tasks[0].topology.num_devices)))
-    return Environment(TaskBatch.of(tasks, "test"), costs)
 
 
 def _policy(name, environment):
@@ -36,7 +31,7 @@ def _policy(name, environment):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_replaying_gives_the_probabilities_of_playing(name):
-    environment = _environment([toy_task(7, 3, seed=1), toy_task(7, 3, seed=2)])
+    environment = playground([toy_task(7, 3, seed=1), toy_task(7, 3, seed=2)], random_models)
     policy = _policy(name, environment)
     seen = []
 
@@ -53,10 +48,10 @@ def test_replaying_gives_the_probabilities_of_playing(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_number_of_tables_and_devices(name):
-    first = _environment([toy_task(5, 2)])
+    first = playground([toy_task(5, 2)], random_models)
     policy = _policy(name, first)
     for tables, devices in ((5, 2), (11, 4), (3, 8)):
-        environment = _environment([toy_task(tables, devices)])
+        environment = playground([toy_task(tables, devices)], random_models)
         (plan,) = environment.plans(play(policy, environment, greedy).final)
         assert plan.fits
 
@@ -64,7 +59,7 @@ def test_any_number_of_tables_and_devices(name):
 @pytest.mark.parametrize("name", POLICIES)
 def test_devices_are_alike(name):
     """Permuting devices permutes their scores."""
-    policy = _policy(name, _environment([toy_task(5, 4)]))
+    policy = _policy(name, playground([toy_task(5, 4)], random_models))
     order = torch.tensor([2, 0, 3, 1])
     devices, costs = torch.rand(3, 4, 8), torch.rand(3, 4, 3)
     context = torch.rand(3, policy.encode(TaskBatch.of([toy_task(5, 4)], "test"), torch.arange(5)[None])[1].shape[-1])
@@ -95,11 +90,6 @@ def test_alone_means_alone():
     single = TaskBatch.of([toy_task(6, 1, seed=1)], "test")
     expected = network.predict(single.repeat(6), torch.eye(6, dtype=torch.bool)[..., None])[0][:, 0, 0].clamp(min=0)
     torch.testing.assert_close(network.alone(network.item_vectors(both))[0], expected)
-
-
-def test_unknown_reductions_are_named():
-    with pytest.raises(UserError, match="unknown reduction 'min'"):
-        Reduction("min")
 
 
 def test_scores_that_are_no_numbers_are_the_users_to_know():

@@ -2,9 +2,13 @@
 
 from functools import partial
 
-from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
+from neuroshard import Simulator
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.cost_network import CostNetworkSettings, SimulatorCosts
+from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.learner import ActorCritic, Learner, Reinforce
 from neuroshard.stages.search.rl.policy import AutoShardPolicy, DreamShardPolicy
+from neuroshard.testing import linear_models
 from tests.kit.tasks import plain_task
 
 SMALL = {"table": [16, 8], "cost": [8], "head": 16}
@@ -14,6 +18,12 @@ NETWORK = CostNetworkSettings(table=(16, 8), head=16, placements=24, steps=40, b
 def task(lookups, memory_bytes=1 << 30):
     """Two devices, and tables of 8 columns that differ in their pooling factors."""
     return plain_task(8, lookups=lookups, memory_bytes=memory_bytes)
+
+
+def playground(tasks, models_of=linear_models):
+    """The environment of tasks, with models of as many devices as theirs."""
+    costs = SimulatorCosts(Simulator(models_of(tasks[0].topology.num_devices)))
+    return Environment(TaskBatch.of(tasks, "test"), costs)
 
 
 def dreamshard(cost_network=None, **settings):
