@@ -23,7 +23,7 @@ def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> li
     """Explain a plan in sections, the most important first; the pictures stand beside its devices."""
     shown = [
         _summary(explanation),
-        _warnings(explanation),
+        Section("Warnings", items=explanation.warnings) if explanation.warnings else None,
         replace(_devices(explanation), pictures=pictures),
         _bottleneck(explanation),
         _splits(explanation),
@@ -69,7 +69,7 @@ def difference(first: Explanation, second: Explanation) -> Section:
 
 
 def _summary(explanation: Explanation) -> Section:
-    cost, plan = explanation.cost, explanation.plan
+    cost, plan, step = explanation.cost, explanation.plan, explanation.next_move
     margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
     expected, waited = described_expectation(cost.total_ms, cost.expected_ms), described_wait(cost.waited_ms)
     facts = (
@@ -79,7 +79,7 @@ def _summary(explanation: Explanation) -> Section:
         ("if spread evenly", _evenly(explanation)),
         ("bottleneck", _why(explanation)),
         *([("host", waited)] if waited is not None else []),
-        ("best single step", _gain(explanation)),
+        ("best single step", f"{step.total_ms - cost.total_ms:+.2f} ms" if isinstance(step, NextMove) else step),
         ("tables", f"{len(plan.task.tables):,} in {len(plan.placements):,} shards"),
         ("devices", f"{plan.task.topology.num_devices:,}, batch {plan.task.batch_size:,}"),
         ("fullest device", _fullest(explanation)),
@@ -99,8 +99,8 @@ def _best(explanation: Explanation) -> str:
         return f"not known for plans with tables in {' and '.join(others)}: the bound is one of columns alone"
     if explanation.gap is None:
         return "not known for models of this kind"
-    gap = _percent(explanation.gap)
-    return f"at least {explanation.bound_ms:.2f} ms in columns: the plan is within {gap} of it (bound)"
+    gap = np.ceil(explanation.gap * 1000) / 1000  # never less than it is
+    return f"at least {explanation.bound_ms:.2f} ms in columns: the plan is within {gap:.1%} of it (bound)"
 
 
 def _evenly(explanation: Explanation) -> str:
@@ -111,11 +111,6 @@ def _evenly(explanation: Explanation) -> str:
     )
 
 
-def _percent(share: float) -> str:
-    """Write a share in percent, rounded up: never less than it is."""
-    return f"{np.ceil(share * 1000) / 1000:.1%}"
-
-
 def _why(explanation: Explanation) -> str:
     if explanation.is_balanced:
         return "none: the devices are balanced"
@@ -123,19 +118,10 @@ def _why(explanation: Explanation) -> str:
     return f"device {explanation.bottleneck}: {reason}"
 
 
-def _gain(explanation: Explanation) -> str:
-    step = explanation.next_move
-    return f"{step.total_ms - explanation.cost.total_ms:+.2f} ms" if isinstance(step, NextMove) else step
-
-
 def _fullest(explanation: Explanation) -> str:
     used, caps = np.array(explanation.plan.device_bytes), np.array(explanation.plan.task.shard_memory)
     device = int(np.argmin(caps - used))
     return f"device {device}: {readable_bytes(used[device])} of {readable_bytes(caps[device])}"
-
-
-def _warnings(explanation: Explanation) -> Section | None:
-    return Section("Warnings", items=explanation.warnings) if explanation.warnings else None
 
 
 def _devices(explanation: Explanation) -> Section:

@@ -108,7 +108,10 @@ def show_sections(console: Console, sections: Sequence[Section]) -> None:
         console.print()
         console.print(plain(section.title, "bold"), soft_wrap=True)
         if section.facts:
-            console.print(_facts(section.facts))
+            table = Table(box=None, show_header=False, pad_edge=False)
+            for name, value in section.facts:
+                table.add_row(plain(name, "dim"), plain(value))
+            console.print(table)
         if section.text:
             console.print(plain(section.text))
         for item in section.items[:_SHOWN]:
@@ -123,13 +126,6 @@ def plain(text: str, style: str = "") -> Text:
     """Make text in which brackets are brackets; what can't be printed, such as a terminal's commands, is spelt out."""
     shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
     return Text(shown, style=style, overflow="fold")
-
-
-def _facts(facts: Sequence[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in facts:
-        table.add_row(plain(name, "dim"), plain(value))
-    return table
 
 
 def _show_grid(console: Console, grid: Grid) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from rich.text import Text
 from neuroshard.cost.cost import Cost, Prediction
 from neuroshard.models.trust import ADAPT, LEVEL
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.words.form import FORMS
 
 _NAN = float("nan")
@@ -105,7 +105,7 @@ class Evaluated:
 def runnable_by_task(entries: Sequence[Evaluated]) -> dict[int, list[Evaluated]]:
     """Group the entries with plans that can be run by the number of their task, in order of that."""
     runnable = sorted((entry for entry in entries if entry.runnable), key=lambda entry: entry.task)
-    return {task: list(its) for task, its in groupby(runnable, key=lambda entry: entry.task)}
+    return grouped(runnable, lambda entry: entry.task)
 
 
 def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:

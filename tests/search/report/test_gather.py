@@ -1,8 +1,8 @@
-"""What runs left is read as it should be, or one line says what is wrong."""
+"""What runs left is read as it should be, or one line says what is wrong; runs of one method are told apart."""
 
-import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +13,12 @@ from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import Random
-from neuroshard.stages.search.report.gather import gather
+from neuroshard.stages.search.report.gather import gather, named
+from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.report import Report
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
+from tests.kit.wrong_values import change_for
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "20"))
 
@@ -121,28 +123,11 @@ def test_wrong_values_in_tables_are_one_line(runs, path, step):
     assert refused > 10 / step
 
 
-def _changed(content, rng):
-    """JSON with one value, or one key, replaced."""
-    places = [(content, key) for key in content]
-    for holder, key in places:
-        value = holder[key]
-        places += [(value, key) for key in value] if isinstance(value, dict) else []
-        places += [(value, index) for index in range(len(value))] if isinstance(value, list) else []
-    holder, key = places[rng.integers(len(places))]
-    options = [value for value in HOSTILE if value != "\ud800" and not isinstance(value, bytes)]
-    if isinstance(holder, dict) and rng.random() < 0.2:
-        del holder[key]
-    else:
-        holder[key] = options[rng.integers(len(options))]
-    return content
-
-
 @pytest.mark.parametrize("path", ["one/run.json", "one/tasks.json", "trained/policy.json"])
 def test_wrong_values_in_json_are_one_line(runs, path):
-    text, rng = (runs / path).read_text(), np.random.default_rng(0)
-    refused = 0
+    sound, rng, refused = (runs / path).read_bytes(), np.random.default_rng(0), 0
     for _ in range(TRIES):
-        (runs / path).write_text(json.dumps(_changed(json.loads(text), rng)))
+        (runs / path).write_bytes(change_for(sound)(sound, rng))
         try:
             gather([runs])
         except UserError:
@@ -164,3 +149,74 @@ def test_a_pipe_is_not_waited_for(runs, path):
     else:
         with pytest.raises(UserError, match=r"no file|not a regular file"):
             gather([runs])
+
+
+def _runs(*settings, method="neuroshard", tasks=("t",)):
+    return [
+        (tasks[number % len(tasks)], SearchRun(Path(str(number)), method, (), "cpu", some))
+        for number, some in enumerate(settings)
+    ]
+
+
+def test_a_run_alone_keeps_its_name():
+    assert named(_runs({"width": 3}))[Path("0")].method == "neuroshard"
+    both = named(_runs({"width": 3}, {"width": 4}, tasks=("one", "other")))
+    assert {name.method for name in both.values()} == {"neuroshard"}
+
+
+def test_runs_that_differ_in_a_number_are_a_sweep():
+    found = named(_runs({"grid": {"points": 3}, "width": 1}, {"grid": {"points": 11}, "width": 1}))
+    assert [name.method for name in found.values()] == ["neuroshard (grid.points=3)", "neuroshard (grid.points=11)"]
+    assert {name.setting for name in found.values()} == {"grid.points of neuroshard"}
+    assert [name.value for name in found.values()] == [3.0, 11.0]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"seed": 1}, {"seed": 2}),
+        ({"kind": "a"}, {"kind": "b"}),
+        ({"on": True}, {"on": False}),
+        ({"n": 1}, {"n": None}),
+        ({"n": 1}, {}),
+        ({"n": 1, "m": 1}, {"n": 2, "m": 2}),
+        ({"n": [1]}, {"n": [2]}),
+        ({"n": 1}, {"n": 10**400}),
+        ({"n": 1}, {"n": float("inf")}),
+        ({"n": 1}, {"n": float("nan")}),
+    ],
+)
+def test_other_differences_are_named_but_no_sweep(one, other):
+    found = named(_runs(one, other))
+    assert len({name.method for name in found.values()}) == 2
+    assert {name.setting for name in found.values()} == {None}
+    key = next(iter(one))
+    assert f"({key}={one[key]}" in found[Path("0")].method
+
+
+def test_paths_tell_apart_what_settings_do_not():
+    assert [name.method for name in named(_runs({}, {})).values()] == ["neuroshard (0)", "neuroshard (1)"]
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "value"),
+    [("width=1", "width", 1.0), ("a.b_c=-2.5e3", "a.b_c", -2500.0), ("samples=.5", "samples", 0.5)],
+)
+def test_methods_named_after_a_number_are_a_sweep(method, setting, value):
+    (name,) = named(_runs({}, method=method)).values()
+    assert (name.method, name.setting, name.value) == (method, setting, value)
+
+
+@pytest.mark.parametrize(
+    "method", ["a=b", "a=1.2.3", "a=", "=1", "a=1e", "a=1e9999", "a=1e999", "a=1 b", "a=nan", "a=inf"]
+)
+def test_other_methods_are_methods(method):
+    (name,) = named(_runs({}, method=method)).values()
+    assert (name.method, name.setting, name.value) == (method, None, None)
+
+
+def test_deep_settings_are_no_trouble():
+    deep: dict = {"x": 1}
+    for _ in range(500):
+        deep = {"a": deep}
+    assert len(named(_runs(deep, {"a": 1}))) == 2
