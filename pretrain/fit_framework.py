@@ -42,10 +42,6 @@ class _Fitted(NamedTuple):
     phases: tuple[str, ...]
     names: tuple[str, ...] = TERMS
 
-    def of(self, amounts: FloatArray) -> FloatArray:
-        """Keep the amounts (n, F), of `_AMOUNTS`, that the part hangs on; zeros where it doesn't."""
-        return amounts * np.isin(_AMOUNTS, self.names)
-
 
 _TIMES = (*LOCAL_PHASES, HOST)
 _PARTS = {  # of the framework; the dense network isn't one
@@ -119,17 +115,12 @@ def fit_framework(
             f"in all of {len(some)} steps devices waited for their hosts, so they don't tell what devices do; collect "
             "steps of more work: experiment=collect_gpu num_local_samples=400"
         )
-    slopes = {
-        name: (_solved_alike if name == HOST else _solved)(
-            asked._replace(amounts=_PARTS[name].of(asked.amounts)), known.get(name)
-        )
-        for name, asked in every.items()
-        if name != HOST or len(asked.took_ms)  # else devices are their own hosts
-    }
-    named = {
-        name: {term: ms for term, ms in zip(_AMOUNTS, its.tolist(), strict=True) if ms > 0}
-        for name, its in slopes.items()
-    }
+    named = dict[str, dict[str, float]]()
+    for name, asked in every.items():
+        if name != HOST or len(asked.took_ms):  # else devices are their own hosts
+            its = asked._replace(amounts=asked.amounts * np.isin(_AMOUNTS, _PARTS[name].names))
+            slopes = (_solved_alike if name == HOST else _solved)(its, known.get(name))
+            named[name] = {term: ms for term, ms in zip(_AMOUNTS, slopes.tolist(), strict=True) if ms > 0}
     return Framework(named["kernels"].pop(_ALONE, 0.0), **named)
 
 

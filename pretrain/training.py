@@ -17,19 +17,15 @@ from neuroshard.stages.pretrain.examples import Examples
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _mse(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return ((predicted - target) ** 2).mean()
-
-
 def _relative(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (((predicted - target) / target.abs().clamp(min=1e-3)) ** 2).mean()
+    return (predicted - target) / target.abs().clamp(min=1e-3)
 
 
-def _absolute_relative(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return ((predicted - target) / target.abs().clamp(min=1e-3)).abs().mean()
-
-
-_LOSSES: dict[str, Loss] = {"mse": _mse, "relative": _relative, "absolute_relative": _absolute_relative}
+_LOSSES: dict[str, Loss] = {
+    "mse": lambda predicted, target: ((predicted - target) ** 2).mean(),
+    "relative": lambda predicted, target: (_relative(predicted, target) ** 2).mean(),
+    "absolute_relative": lambda predicted, target: _relative(predicted, target).abs().mean(),
+}
 _SCHEDULES = ("constant", "cosine")
 
 

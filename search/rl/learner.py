@@ -68,7 +68,8 @@ class ActorCritic:
         """Compute the actor's loss and the critic's, less the bonus for entropy; a scalar."""
         critic = cast(AutoShardPolicy, policy)
         alive = episodes.final.alive.float()[:, None]
-        reward = balance(environment.parts(episodes.final)[..., 0])[:, None]
+        compute_ms = environment.parts(episodes.final)[..., 0]
+        reward = (compute_ms.amin(dim=1) / compute_ms.amax(dim=1).clamp(min=1e-6))[:, None]
         replayed = replay(policy, environment, episodes)
         values = critic.values(replayed.devices, replayed.context)
         advantage = (reward - values).detach() * alive
@@ -80,11 +81,6 @@ class ActorCritic:
 
 
 Algorithm = Reinforce | ActorCritic  # what turns episodes into a loss: dead ones count for nothing, of no reward
-
-
-def balance(compute_ms: torch.Tensor) -> torch.Tensor:
-    """Compute the cheapest device's cost over the most expensive one's, (B,), of (B, D)."""
-    return compute_ms.amin(dim=1) / compute_ms.amax(dim=1).clamp(min=1e-6)
 
 
 @dataclass(frozen=True)
