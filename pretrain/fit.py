@@ -15,11 +15,12 @@ from neuroshard.models.host_tiers import HostTiers, host_amounts
 from neuroshard.models.parts import EXCHANGES, compute_part, lopsidedness
 from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of
+from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.stages.pretrain.fit_framework import predicted_framework
-from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, check_start
+from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch
 from neuroshard.stages.pretrain.measurements import Measured, MeasuredCalls, MeasuredExchange, MeasuredPart
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, by_part, given_exchanges, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, tested
@@ -59,8 +60,14 @@ class Fit:
         """Raise UserError unless the start's models of columns and all-to-alls are of kinds that are gone on from."""
         pieces = pieces_of(start)
         for name, fitter in ((COMPUTE, self.compute), (FORWARD, self.comm), (BACKWARD, self.comm)):
-            if name in pieces:
-                check_start(pieces[name], fitter, f"the {name} model of {start.name or 'the start'}")
+            kind = fitter.goes_on_from
+            if name in pieces and (kind is None or not isinstance(pieces[name], kind)):
+                can = "begins from nothing" if kind is None else f"goes on from {kind.__name__} only"
+                raise UserError(
+                    f"the {name} model of {start.name or 'the start'} is {type(pieces[name]).__name__}, and "
+                    f"{type(fitter).__name__} {can}; choose the compute_model and comm_model that it was made with, "
+                    "or start from other models, such as cpu"
+                )
 
     def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:
         """Fit the models, from a start that `check` passes; without margins, which `margins_of` sets."""
@@ -147,9 +154,9 @@ def margins_of(
     before = None if start is None else start.margins
     known = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
     known |= of_exchanges or {}
-    for name, predicted in predicted_parts(models, measured, "valid").items():
-        if len(predicted.measured_ms) >= (_LEAST_VALID if name in known else 1):
-            known[name] = predicted.margin()
+    for name, its in predicted_parts(models, measured, "valid").items():
+        if len(its.measured_ms) >= (_LEAST_VALID if name in known else 1):
+            known[name] = Margin.fitted(its.predicted_ms, its.spread_ms, its.measured_ms)
     return Margins.by_part(known) if known.keys() >= _COLUMNS_AND_ALL_TO_ALLS else None
 
 

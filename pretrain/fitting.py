@@ -72,17 +72,6 @@ class HiddenLayers(Fitter):
         return self.training.epochs
 
 
-def check_start(start: Any, fitter: Fitter, what: str) -> None:
-    """Raise UserError unless `start` (None, or `what` says which model) is one that the fitter goes on from."""
-    if start is None or (fitter.goes_on_from is not None and isinstance(start, fitter.goes_on_from)):
-        return
-    can = "begins from nothing" if fitter.goes_on_from is None else f"goes on from {fitter.goes_on_from.__name__} only"
-    raise UserError(
-        f"{what} is {type(start).__name__}, and {type(fitter).__name__} {can}; choose the compute_model and comm_model "
-        "that it was made with, or start from other models, such as cpu"
-    )
-
-
 def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[ComputeTable, ComputeTable]:
     """Gather training and validation samples as arrays.
 

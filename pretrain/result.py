@@ -118,10 +118,6 @@ class Predicted:
         """Compute by how much the predictions times the factor are off, (n,)."""
         return np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)
 
-    def margin(self) -> Margin:
-        """Fit the margin that holds 90% of these measurements."""
-        return Margin.fitted(self.predicted_ms, self.spread_ms, self.measured_ms)
-
 
 def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
     """Judge a part's model by test predictions and all measurements, second passes included."""

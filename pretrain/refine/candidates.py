@@ -21,7 +21,7 @@ from neuroshard.stages.pretrain.pieces import by_part
 from neuroshard.stages.pretrain.refine.propose import (
     Chosen,
     PlanSamples,
-    Source,
+    Sources,
     chosen_of,
     content_key,
     exchange_key,
@@ -154,13 +154,13 @@ class Candidates:
         proposals = PlanSamples.of(plans_for(tasks, self.searchers, simulator), simulator).shuffled(rng)
         drawn = (random_plan(task, models, rng) for task in tasks for _ in range(self.shares.placements))
         others = PlanSamples.of(drawn, simulator).shuffled(rng)
-        call_sources = (
-            Source("proposal", round(self.shares.proposals * new_calls), proposals.calls),
-            Source("doubt", round(self.shares.doubts * new_calls), most_doubtful(others.calls, models)),
+        call_sources: Sources[ComputeSample] = (
+            ("proposal", round(self.shares.proposals * new_calls), proposals.calls),
+            ("doubt", round(self.shares.doubts * new_calls), most_doubtful(others.calls, models)),
         )
-        exchange_sources = (
-            Source("proposal", round(self.shares.proposals * new_exchanges), proposals.exchanges),
-            Source("random", new_exchanges, others.exchanges),
+        exchange_sources: Sources[CommSample] = (
+            ("proposal", round(self.shares.proposals * new_exchanges), proposals.exchanges),
+            ("random", new_exchanges, others.exchanges),
         )
         new = chosen_of(new_calls, calls, content_key, call_sources, self._random_calls(rng))
         other = chosen_of(new_exchanges, exchanges, exchange_key, exchange_sources, self._random_exchanges(rng))

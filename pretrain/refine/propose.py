@@ -38,6 +38,8 @@ _SCORES: tuple[Callable[[Table], float], ...] = (
 _LEAST_MS = 1e-9
 _MOST_COPY_BYTES = 64 << 20
 
+Sources = Sequence[tuple[Why, int, Sequence[Sample]]]  # of samples, with how many of each are wanted
+
 
 @dataclass(frozen=True)
 class Chosen(Generic[Sample]):
@@ -47,20 +49,11 @@ class Chosen(Generic[Sample]):
     why: Why
 
 
-@dataclass(frozen=True)
-class Source(Generic[Sample]):
-    """A source of samples, and how many of them are wanted."""
-
-    why: Why
-    wanted: int
-    samples: Sequence[Sample]
-
-
 def chosen_of(
     count: int,
     measured: Sequence[Sample],
     key: Callable[[Sample], Hashable],
-    sources: Sequence[Source[Sample]],
+    sources: Sources[Sample],
     random: Iterator[Sample],
 ) -> list[Chosen[Sample]]:
     """Choose `count` samples: new ones of the sources, of what was measured least first; where these end random ones.
@@ -71,12 +64,12 @@ def chosen_of(
     seen: set[Hashable] = set(map(key, measured))
     chosen: list[Chosen[Sample]] = []
     due = 0
-    for source in sources:
-        due = min(due + source.wanted, count)
-        for sample in in_turn(source.samples, measured):
+    for why, wanted, samples in sources:
+        due = min(due + wanted, count)
+        for sample in in_turn(samples, measured):
             if len(chosen) < due and (its := key(sample)) not in seen:
                 seen.add(its)
-                chosen.append(Chosen(sample, source.why))
+                chosen.append(Chosen(sample, why))
     return chosen + [Chosen(sample, "random") for sample in islice(random, count - len(chosen))]
 
 

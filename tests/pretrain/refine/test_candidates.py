@@ -15,7 +15,6 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.refine.candidates import Candidates
 from neuroshard.stages.pretrain.refine.propose import (
     PlanSamples,
-    Source,
     chosen_of,
     content_key,
     exchange_key,
@@ -51,7 +50,7 @@ def test_shares_add_up(measurements, again, exchanges):
 
 
 def test_sources_fill_up_what_others_cannot_give():
-    sources = Source("proposal", 4, ["a", "b"]), Source("doubt", 2, list("cdefg"))
+    sources = ("proposal", 4, ["a", "b"]), ("doubt", 2, list("cdefg"))
     random = iter(range(9))
     chosen = chosen_of(7, [], str, sources, random)
     assert [one.sample for one in chosen] == [*"abcdef", 0]
@@ -61,7 +60,7 @@ def test_sources_fill_up_what_others_cannot_give():
 
 
 def _new(samples, measured, key):
-    return [one.sample for one in chosen_of(9, measured, key, [Source("proposal", 9, samples)], iter(()))]
+    return [one.sample for one in chosen_of(9, measured, key, [("proposal", 9, samples)], iter(()))]
 
 
 def test_what_was_measured_is_not_measured_again():
