@@ -165,9 +165,9 @@ def trust_lines(entries: Sequence[Evaluated]) -> Iterator[str]:
 
     Before that what is said of predicted costs that nobody measured on such hardware.
     """
-    for caveat in dict.fromkeys(entry.caveat for entry in entries if entry.caveat is not None):
-        methods = dict.fromkeys(entry.method for entry in entries if entry.caveat == caveat)
-        yield f"predicted costs of {', '.join(methods)} are {caveat}"
+    for caveat, its in grouped(entries, lambda entry: entry.caveat).items():
+        if caveat is not None:
+            yield f"predicted costs of {', '.join(dict.fromkeys(entry.method for entry in its))} are {caveat}"
     figures = np.array([(e.predicted_ms, e.measured_ms, e.margin_ms) for e in entries], dtype=np.float64)
     known = figures.reshape(-1, 3)[~np.isnan(figures.reshape(-1, 3)).any(axis=1)]
     if not len(known):
