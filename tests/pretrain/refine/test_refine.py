@@ -106,9 +106,6 @@ def _run(home, out, **changes):
         **_fitters(BRIEF),
         "shares": Shares(measurements=40),
         "samples": 120,
-        "minutes": None,
-        "enough": 1.5,
-        "seed": 0,
         "out": str(out),
     }
     return Refine(**(settings | changes))

@@ -33,7 +33,7 @@ SIMULATOR_128 = Simulator(linear_models(128))
 
 
 def test_the_slowest_device_and_its_tables():
-    found = explain(assemble(_task([64, 32, 8]), [(0, 64, 1), (1, 32, 1), (2, 8, 0)]), SIMULATOR)
+    found = explain(whole(_task([64, 32, 8]), 1, 1, 0), SIMULATOR)
     assert found.bottleneck == 1
     assert [(share.table.name, share.placed.device) for share in found.shards] == [("t0", 1), ("t1", 1), ("t2", 0)]
     assert found.shards[0].saved_ms == pytest.approx(PER_TABLE + PER_COLUMN * 64, rel=1e-5)
@@ -52,7 +52,7 @@ def test_the_bottleneck_may_be_the_exchange():
     models = linear_models(2)
     dear = replace(models.forward, per_column_ms=0.05)
     simulator = Simulator(replace(models, forward=dear, backward=dear))
-    found = explain(assemble(task, [(0, 4, 0), (1, 128, 1)]), simulator)
+    found = explain(whole(task), simulator)
     assert (found.slowest, found.widest, found.bottleneck) == (0, 1, 1)
 
 
@@ -68,12 +68,11 @@ def test_what_a_split_bought():
 
 
 def test_the_next_best_move_is_made():
-    bad = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 0)])
+    bad, good = whole(_task([32, 32]), 0), whole(_task([32, 32]))
     move = explain(bad, SIMULATOR).next_move
     assert move.total_ms == pytest.approx(PER_TABLE + PER_COLUMN * 32 + 2 * PER_SENT * 32, rel=1e-4)
     (step,) = move.moves
     assert (step.before, step.after) == (((0, 32),), ((1, 32),))
-    good = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)])
     none = "no single move, split or swap of shards was found that makes the plan cheaper"
     assert explain(good, SIMULATOR).next_move == none
 
@@ -82,12 +81,12 @@ def test_the_next_best_move_is_made():
 def test_a_first_cut_is_no_next_move_where_it_costs_more_than_it_saves(cut_ms):
     framework = Framework(1.0, {}, {}, {"MB out of columns if some are cut": cut_ms})
     simulator = Simulator(replace(linear_models(2), framework=framework).in_torchrec())
-    move = explain(assemble(_task([64, 4]), [(0, 64, 0), (1, 4, 1)]), simulator).next_move
+    move = explain(whole(_task([64, 4])), simulator).next_move
     assert isinstance(move, str) == (cut_ms > 0)
 
 
 def test_what_all_devices_wait_for_their_hosts_is_told():
-    plan = assemble(_task([64, 4]), [(0, 64, 0), (1, 4, 1)])
+    plan = whole(_task([64, 4]))
     ready_ms = Simulator(linear_models(2)).cost(plan.task, plan).total_ms
     models = replace(linear_models(2), framework=Framework(1.0, {}, {}, {}, {"step": ready_ms + 10})).in_torchrec()
     waiting = _summary_of(explain(plan, Simulator(models)))["host"]
@@ -130,7 +129,7 @@ def test_the_next_best_move_leaves_rows_and_copies_where_they_are():
 
 def test_moves_between_forms_are_named():
     rows = _mixed()
-    columns = assemble(rows.task, [(0, 64, 0), (1, 8, 1), (2, 32, 0), (3, 16, 1)])
+    columns = whole(rows.task)
     moves = {move.table: move for move in table_changes(rows, columns)}
     assert {name: (move.layout_before.form, move.layout_after.form) for name, move in moves.items()} == {
         "t0": (Form.ROWS, Form.COLUMNS), "t1": (Form.COPIES, Form.COLUMNS),
@@ -141,8 +140,7 @@ def test_moves_between_forms_are_named():
 
 
 def test_a_plan_without_columns_is_explained():
-    task = _task([8, 16])
-    found = explain(laid_out(task, COPIES, [0, 1]), H100)
+    found = explain(laid_out(_task([8, 16]), COPIES, [0, 1]), H100)
     assert found.next_move == "not looked for: steps move columns, and no table lies in columns"
     assert "none: the devices are balanced" in _shown(found)
     assert found.plan.device_dims == (0, 0)
@@ -153,7 +151,7 @@ def test_learned_models_of_every_form_explain_mixed_plans():
     shown = _shown(explain(_mixed(), Simulator(random_form_models())))
     assert "input" in shown
     assert "isn't counted" in " ".join(shown.split())
-    assert "input" not in _shown(explain(assemble(_task([64, 8]), [(0, 64, 0), (1, 8, 1)]), SIMULATOR))
+    assert "input" not in _shown(explain(whole(_task([64, 8])), SIMULATOR))
 
 
 def test_models_that_cannot_cost_a_form_refuse_to_explain_it():
@@ -162,7 +160,7 @@ def test_models_that_cannot_cost_a_form_refuse_to_explain_it():
 
 
 def test_plans_that_break_their_task_are_explained_too():
-    found = explain(assemble(_task([32, 32], memory_bytes=1000), [(0, 32, 0), (1, 32, 0)]), SIMULATOR)
+    found = explain(whole(_task([32, 32], memory_bytes=1000), 0), SIMULATOR)
     assert found.next_move == "not looked for: the plan breaks its task"
     assert "the plan breaks its task: device 0 needs" in found.warnings[0]
     assert all(isinstance(answer, str) for answer in found.heuristics.values())
@@ -170,7 +168,7 @@ def test_plans_that_break_their_task_are_explained_too():
 
 def test_models_of_any_form_explain():
     opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
-    found = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 0)]), opaque)
+    found = explain(whole(_task([32, 32]), 0), opaque)
     assert found.next_move.total_ms < found.cost.total_ms
     assert len(found.shards) == 2
 
@@ -212,8 +210,7 @@ def test_the_bottleneck_is_among_the_devices_shown():
     task = Task((*tables, Table("wide", 100, 128, 0.5, ONCE)), Topology(33, 1 << 30), 256)
     models = linear_models(33)
     dear = replace(models.forward, per_column_ms=0.05)
-    plan = assemble(task, [*((i, 4, i) for i in range(32)), (32, 128, 32)])
-    found = explain(plan, Simulator(replace(models, forward=dear, backward=dear)))
+    found = explain(whole(task), Simulator(replace(models, forward=dear, backward=dear)))
     assert found.bottleneck == found.widest == 32
     (devices,) = (section for section in sections(found) if section.title == "Devices")
     assert 32 in devices.grids[0].short
@@ -225,9 +222,9 @@ def test_the_bottleneck_is_among_the_devices_shown():
 def files(tmp_path):
     save_bundle(tmp_path / "models", random_models(2), Card())
     task = _task([32, 16, 8])
-    for name, places in (("one", [(0, 32, 0), (1, 16, 1), (2, 8, 1)]), ("two", [(0, 32, 1), (1, 16, 0), (2, 8, 0)])):
-        assemble(task, places).save(tmp_path / f"{name}.json")
-    assemble(_task([4, 4]), [(0, 4, 0), (1, 4, 1)]).save(tmp_path / "other.json")
+    for name, devices in (("one", (0, 1, 1)), ("two", (1, 0, 0))):
+        whole(task, *devices).save(tmp_path / f"{name}.json")
+    whole(_task([4, 4])).save(tmp_path / "other.json")
     return tmp_path
 
 
@@ -252,9 +249,8 @@ def test_two_plans_compared(files, capsys):
 
 
 def test_a_page_shows_every_move_a_terminal_the_first(files, capsys):
-    task = _task([8] * 30)
     for name, device in (("here", 0), ("there", 1)):
-        assemble(task, [(i, 8, device) for i in range(30)]).save(files / f"{name}.json")
+        whole(_task([8] * 30), device).save(files / f"{name}.json")
     paths = [str(files / "here.json"), str(files / "there.json")]
     Explain(paths, str(files / "models"), str(files / "page.html")).run().show(Console(width=100))
     page = (files / "page.html").read_text()
@@ -269,7 +265,7 @@ def test_names_are_shown_as_they_are(files, capsys):
     tables = (Table(name, 100, 32, 1.0, ONCE), Table("other", 100, 32, 1.0, ONCE))
     task = Task(tables, Topology(2, 1 << 30), 256)
     path = files / "[red]$a_$<i>.json"
-    assemble(task, [(0, 32, 0), (1, 32, 0)]).save(path)
+    whole(task, 0).save(path)
     Explain(str(path), str(files / "models"), str(files / "page.html")).run().show(Console(width=400))
     shown, page = capsys.readouterr().out, (files / "page.html").read_text()
     assert name in shown
@@ -380,11 +376,11 @@ def _summary_of(found):
 
 def test_how_far_the_plan_is_from_the_best_possible():
     """Two equal tables, together on one device or one on each, which is the best there is: nothing waits."""
-    best = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)]), SIMULATOR)
+    best = explain(whole(_task([32, 32])), SIMULATOR)
     cost_ms = PER_TABLE + PER_COLUMN * 32 + 2 * PER_SENT * 32
     assert best.bound_ms == pytest.approx(cost_ms, rel=5e-3)
     assert 0 <= best.gap < 5e-3
-    bad = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 0)]), SIMULATOR)
+    bad = explain(whole(_task([32, 32]), 0), SIMULATOR)
     assert bad.bound_ms == best.bound_ms
     assert bad.gap == pytest.approx(bad.cost.total_ms / best.bound_ms - 1)
     shown = _summary_of(bad)["best possible"]
@@ -394,13 +390,9 @@ def test_how_far_the_plan_is_from_the_best_possible():
 
 def test_no_bound_is_made_up():
     opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
-    places = [(0, 32, 0), (1, 32, 1)]
     for found, why in (
-        (explain(assemble(_task([32, 32]), places), opaque), "not known for models of this kind"),
-        (
-            explain(assemble(_task([32, 32], memory_bytes=1000), places), SIMULATOR),
-            "not known: the plan breaks its task",
-        ),
+        (explain(whole(_task([32, 32])), opaque), "not known for models of this kind"),
+        (explain(whole(_task([32, 32], memory_bytes=1000)), SIMULATOR), "not known: the plan breaks its task"),
     ):
         assert (found.bound_ms, found.gap) == (None, None)
         assert _summary_of(found)["best possible"] == why
@@ -408,17 +400,16 @@ def test_no_bound_is_made_up():
 
 
 def test_the_expected_cost_stands_beside_the_predicted_where_it_is_known():
-    plan = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)])
     known = replace(linear_models(2), margins=Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0)))
-    found = explain(plan, Simulator(known))
+    found = explain(whole(_task([32, 32])), Simulator(known))
     assert found.cost.expected_ms > found.cost.total_ms
     assert _summary_of(found)["expected cost"].startswith(f"{found.cost.expected_ms:.2f} ms")
-    assert "expected cost" not in _summary_of(explain(plan, SIMULATOR))
+    assert "expected cost" not in _summary_of(explain(whole(_task([32, 32])), SIMULATOR))
 
 
 def test_a_balanced_plan_has_no_bottleneck():
-    even = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)]), SIMULATOR)
-    uneven = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 0)]), SIMULATOR)
+    even = explain(whole(_task([32, 32])), SIMULATOR)
+    uneven = explain(whole(_task([32, 32]), 0), SIMULATOR)
     for found, balanced in ((even, True), (uneven, False)):
         text = str([*sections(found)])
         assert found.is_balanced == balanced
@@ -428,16 +419,14 @@ def test_a_balanced_plan_has_no_bottleneck():
 
 
 def test_copies_and_rows_are_the_reason_where_there_is_no_bound():
-    task = _task([32, 32])
     for where, form in ((COPIES, "copies"), (range(2), "rows")):
-        found = explain(laid_out(task, where, 1), H100)
+        found = explain(laid_out(_task([32, 32]), where, 1), H100)
         assert _summary_of(found)["best possible"].startswith(f"not known for plans with tables in {form}: the bound")
 
 
 def test_columns_are_counted_alike_everywhere():
     """Copies and rows give out none: in the lines of a plan as in what explains it."""
-    task = _task([32, 32])
-    plan = laid_out(task, COPIES, 1)
+    plan = laid_out(_task([32, 32]), COPIES, 1)
     found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")
     column = devices.grids[0].columns.index("columns")
