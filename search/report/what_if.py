@@ -42,7 +42,8 @@ def _of_sets(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> Floa
     """Predict costs after each change, (n,) ms: every changed device's loads are put together anew."""
     placed, (rows, added) = plan.device_loads, _added(plan, changes)
     loads = LoadSets.joined([LoadSets.alone(placed.loads), LoadSets.alone(added)]).loads
-    here, held = np.nonzero(_changed(changes)[:, None] == placed.owners)
+    _, device, _ = np.array(changes, dtype=np.int64).T
+    here, held = np.nonzero(device[:, None] == placed.owners)
     stays = held != _gone(plan, changes)[here]
     numbers = np.append(held[stays], np.arange(len(placed.loads), len(loads)))
     return model.device_ms(LoadSets.grouped(loads.take(numbers), np.append(here[stays], rows), len(changes)))
@@ -54,6 +55,7 @@ def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArr
     A device's vectors are summed in 64 bits, less that of what it holds of the table, plus that of what it would hold.
     """
     placed, (rows, added), gone = plan.device_loads, _added(plan, changes), _gone(plan, changes)
+    _, device, _ = np.array(changes, dtype=np.int64).T
     cost, had = np.zeros(len(changes)), np.flatnonzero(gone >= 0)
     kernels = np.unique(np.append(placed.loads.kernel, added.kernel))
     for kernel, call in zip(kernels, calls_of(kernels), strict=True):
@@ -61,7 +63,7 @@ def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArr
         held, new = (_embedded(loads, kernel, its) for loads in (placed.loads, added))
         sums = np.zeros((len(placed), held.shape[1]))
         np.add.at(sums, placed.owners, held)
-        after = sums[_changed(changes)]
+        after = sums[device]
         after[had] -= held[gone[had]]
         after[rows] += new
         cost += its.head(after[:, :-1].astype(np.float32)) * (after[:, -1] > 0)
@@ -75,15 +77,11 @@ def _embedded(loads: Loads, kernel: int, model: SumModel) -> FloatArray:
     return vectors
 
 
-def _changed(changes: Sequence[Change]) -> IntArray:
-    return np.array([change.device for change in changes], dtype=np.int64)
-
-
 def _added(plan: Plan, changes: Sequence[Change]) -> tuple[IntArray, Loads]:
     """Find which changes leave columns on their devices, (m,), and those columns' loads."""
-    rows = np.array([row for row, change in enumerate(changes) if change.dim], dtype=np.int64)
-    table, dim = (np.array([getattr(changes[row], name) for row in rows], dtype=np.int64) for name in ("table", "dim"))
-    return rows, plan.table_loads.take(table).columns(dim)
+    table, _, dim = np.array(changes, dtype=np.int64).T
+    rows = np.flatnonzero(dim)
+    return rows, plan.table_loads.take(table[rows]).columns(dim[rows])
 
 
 def _gone(plan: Plan, changes: Sequence[Change]) -> IntArray:
