@@ -84,10 +84,9 @@ class ExchangesOfStep(NamedTuple):
     def of(cls, models: CostModels, traffic: Traffic) -> "ExchangesOfStep":
         """Predict the exchanges of one plan with such traffic."""
         idle = np.zeros((1, traffic.num_devices))
-        waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0).max()
-        if models.input is None:
-            return cls(float(waited_ms), 0.0)
-        return cls(float(waited_ms), float(models.input.predict(traffic.alone(Collective.INPUT), idle).max()))
+        waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0)
+        input_ms = np.zeros(1) if models.input is None else models.input.predict(traffic.alone(Collective.INPUT), idle)
+        return cls(float(waited_ms.max()), float(input_ms.max()))
 
     def in_step(self, step: MirroredStep) -> float:
         """Compute the ms that exchanges add to a step's local work."""
@@ -110,11 +109,7 @@ class TaskInMirror:
     exchanges: tuple[ExchangesOfStep, ...]
     pipeline: str
 
-    def error(self, plan: int) -> str | None:
-        """Say what stopped the first build of a plan that failed; None if none did."""
-        return next((step for step in self._steps(plan) if isinstance(step, str)), None)
-
-    def local_ms(self, plan: int) -> FloatArray:
+    def _local_ms(self, plan: int) -> FloatArray:
         """Compute the plan's step without its exchanges in each build, (B,) ms; NaN where a build failed."""
         return np.array([np.nan if isinstance(step, str) else step.step_ms for step in self._steps(plan)])
 
@@ -125,27 +120,27 @@ class TaskInMirror:
     @property
     def floor(self) -> float:
         """What equal plans differ by over all builds."""
-        return floor_of(self.local_ms(len(self.entries)) / self.local_ms(0))
+        return floor_of(self._local_ms(len(self.entries)) / self._local_ms(0))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of `results.parquet`: one for each plan."""
-        first_ms, floor = self.local_ms(0), self.floor
-        return [entry.row() | self._figures(k, first_ms, floor) for k, entry in enumerate(self.entries)]
+        return [entry.row() | self._figures(k) for k, entry in enumerate(self.entries)]
 
-    def _figures(self, k: int, first_ms: FloatArray, floor: float) -> dict[str, Any]:
-        """Compute what one plan took beside the first one, (B,); phases and exchanges in builds that didn't fail."""
-        local_ms, steps = self.local_ms(k), [step for step in self._steps(k) if not isinstance(step, str)]
+    def _figures(self, k: int) -> dict[str, Any]:
+        """Compute what one plan took beside the first one; phases and exchanges in builds that didn't fail."""
+        local_ms, every = self._local_ms(k), self._steps(k)
+        steps = [step for step in every if not isinstance(step, str)]
         none = np.full((1, len(LOCAL_PHASES)), np.nan)
         phases = np.mean([step.slowest_ms for step in steps] or none, axis=0)
         return {
             "local_ms": float(np.median(local_ms)),
             "exchange_ms": float(np.median([self.exchanges[k].in_step(step) for step in steps] or np.nan)),
-            "beside_first": float(np.median(local_ms / first_ms)),
+            "beside_first": float(np.median(local_ms / self._local_ms(0))),
             "predicted_beside_first": self.entries[k].predicted_ms / self.entries[0].predicted_ms,
             **dict(zip(LOCAL_PHASES, phases.tolist(), strict=True)),
             "ranks": [step.rank for step in self.builds[0][k]],
-            "floor": floor,
-            "error": self.error(k),
+            "floor": self.floor,
+            "error": next((step for step in every if isinstance(step, str)), None),
         }
 
     def stretch_rows(self) -> list[dict[str, Any]]:
@@ -184,8 +179,7 @@ class TaskInMirror:
     def told(self) -> list[Grid | str]:
         """Make tables and lines for people: also what equal plans differ by, and what failed."""
         floor = f"the first plan, measured twice, differs from itself by {self.floor:.1%}"
-        failed = failures(self.entries, map(self.error, range(len(self.entries))))
-        return [self.table(), self.phases(), floor, *failed]
+        return [self.table(), self.phases(), floor, *failures(self.entries, [row["error"] for row in self.rows()])]
 
 
 def _known(ms: float) -> str:
@@ -243,15 +237,10 @@ class InMirror:
 
         The first plan is measured twice: what equal plans differ by is the floor. The pipeline decides how much of the
         input's exchange counts.
-
-        Raises:
-            UserError: the directory holds another run.
         """
         by_task, _, facts = begun(entries, "mirrored", asdict(self.protocol), hardware, seed, directory)
         with progress_bar() as progress:
-            measured = tuple(
-                self._of_task(task, its, hardware, seed, directory.path, progress) for task, its in by_task.items()
-            )
+            measured = tuple(self._of_task(*one, hardware, seed, directory.path, progress) for one in by_task.items())
         rows = [row for task in measured for row in task.rows()]
         stretches = [row for task in measured for row in task.stretch_rows()]
         told = [*(one for task in measured for one in task.told()), *failures(entries)]
@@ -273,10 +262,10 @@ class InMirror:
         def measured(before: Sequence[RankSteps]) -> RankSteps:
             """Measure the next rank; after the last one begins another build."""
             build, number = divmod(len(before), len(jobs))
-            where = (hardware, printer(progress))
-            steps = measure_rank(jobs[number], again, self.protocol, [seed, task, build], *where)
+            seeds, warn = [seed, task, build], printer(progress)
+            steps = RankSteps(measure_rank(jobs[number], again, self.protocol, seeds, hardware, warn))
             progress.advance(bar)
-            return RankSteps(steps)
+            return steps
 
         done = journal.filled(total, measured)
         builds = [by_plan(jobs, done[first : first + len(jobs)]) for first in range(0, total, len(jobs))]

@@ -19,7 +19,7 @@ from neuroshard.cost.cost import Cost
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.lab.plan_costs import Advance, PlanRecords, measure_plans, steps
-from neuroshard.lab.recorder import Meters, meters_of
+from neuroshard.lab.recorder import meters_of
 from neuroshard.plans.picture import plan_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -167,9 +167,16 @@ class InParts:
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
         """Yield what measures plans; the processes stay for all passes."""
+        records = cache(partial(PlanRecords.of_run, hardware=hardware))  # read when a run is asked for first
         with meters_of(hardware, warn) as meters:
             meters.join(task.topology for task in tasks)
-            yield partial(_measured, meters, count_input, cache(partial(PlanRecords.of_run, hardware=hardware)))
+
+            def measured(plans: Sequence[Plan], seed: int, advance: Advance, run: Path) -> list[MeasuredOnce]:
+                """Measure every plan once."""
+                costs = measure_plans(meters, plans, seed, advance, count_input, records(run))
+                return [*map(MeasuredOnce.of, costs)]
+
+            yield measured
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
         """Count kernel calls and exchanges."""
@@ -229,25 +236,13 @@ def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:
 
 def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
     """Open the journal of what an evaluation measured of each task; `plans` are those of the one that is asked for."""
-    return Journal(run / "tasks", "task", Pass, lambda _, one: _training_steps(one) or one.wrong(plans))
 
+    def wrong(_number: int, one: Pass) -> str | None:
+        """Say what is wrong with a pass; None if it may be of these plans."""
+        in_steps = any(its.step_ms is not None for its in one.plans)
+        return "holds training steps" if in_steps else one.wrong(plans)
 
-def _training_steps(one: Pass) -> str | None:
-    """Say so where a pass holds training steps."""
-    return "holds training steps" if any(its.step_ms is not None for its in one.plans) else None
-
-
-def _measured(
-    meters: Meters,
-    count_input: bool,
-    records: Callable[[Path], PlanRecords],
-    plans: Sequence[Plan],
-    seed: int,
-    advance: Advance,
-    run: Path,
-) -> list[MeasuredOnce]:
-    """Measure every plan once; `records` of a run are read when it is asked for first."""
-    return list(map(MeasuredOnce.of, measure_plans(meters, plans, seed, advance, count_input, records(run))))
+    return Journal(run / "tasks", "task", Pass, wrong)
 
 
 def _result(path: Path, entries: Sequence[Evaluated]) -> EvaluateResult[Any]:

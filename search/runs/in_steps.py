@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,61 +57,39 @@ def floor_of(ratios: FloatArray) -> float:
 class TaskSteps:
     """Steps of one task's K plans over B builds; the first of its entries is what the others are compared with.
 
+    Not a number where a build failed.
+
     Attributes:
-        turns_ms: (B, K + 1, R) of a step in each turn; the last plan is the first one once more. Not a number where a
-            build failed.
-        phases_ms: (B, K + 1, P) of a step's phases.
-        alones_ms: (B, K + 1) of its lookups, one rank after another.
-        errors: (K + 1,) the first that stopped a build of each.
+        step_ms: (K,) the median step of each plan over all turns.
+        phase_ms: (K, P) the mean of its phases over builds.
+        alone_ms: (K,) the mean of its lookups, one rank after another.
+        ratios: (K, B) its step beside the first one's: the median of a build's turns, taken turn by turn.
+        floor: what equal plans differ by over all builds.
+        errors: (K + 1,) the first that stopped a build of each; the last plan is the first one once more.
     """
 
     task: int
     entries: tuple[Evaluated, ...]
-    turns_ms: FloatArray
-    phases_ms: FloatArray
-    alones_ms: FloatArray
+    step_ms: FloatArray
+    phase_ms: FloatArray
+    alone_ms: FloatArray
+    ratios: FloatArray
+    floor: float
     errors: tuple[str | None, ...]
 
     @classmethod
     def of(cls, task: int, entries: Sequence[Evaluated], builds: Sequence[Build]) -> "TaskSteps":
-        """Gather the times of all builds; NaN where one stopped with an error."""
+        """Gather the times of all builds, and compare them."""
         its = [build.plans for build in builds]
         turns = max((len(one.step_ms) for build in its for one in build), default=1) or 1
-        return cls(
-            task,
-            tuple(entries),
-            np.array([[one.step_ms or (np.nan,) * turns for one in build] for build in its]),
-            np.array([[one.phase_ms or (np.nan,) * len(PHASES) for one in build] for build in its]),
-            np.array([[one.alone_ms if one.step_ms else np.nan for one in build] for build in its]),
-            tuple(next((one.error for one in of_plan if one.error), None) for of_plan in zip(*its, strict=True)),
-        )
-
-    @property
-    def step_ms(self) -> FloatArray:
-        """The median step of each plan over all turns, (K,) ms."""
-        medians: FloatArray = np.median(self.turns_ms, axis=(0, 2))[:-1]
-        return medians
-
-    @property
-    def phase_ms(self) -> FloatArray:
-        """The mean of each plan's phases over builds, (K, P) ms."""
-        means: FloatArray = self.phases_ms.mean(axis=0)[:-1]
-        return means
-
-    @property
-    def ratios(self) -> FloatArray:
-        """Each plan's step beside the first one's, (K, B): the median of a build's turns, taken turn by turn."""
-        return self._ratios[:-1]
-
-    @property
-    def floor(self) -> float:
-        """What equal plans differ by over all builds."""
-        return floor_of(self._ratios[-1])
-
-    @property
-    def _ratios(self) -> FloatArray:
-        ratios: FloatArray = np.median(self.turns_ms / self.turns_ms[:, :1], axis=2).T
-        return ratios
+        turns_ms = np.array([[one.step_ms or (np.nan,) * turns for one in build] for build in its])  # (B, K + 1, R)
+        phases_ms = np.array([[one.phase_ms or (np.nan,) * len(PHASES) for one in build] for build in its])
+        alones_ms = np.array([[one.alone_ms if one.step_ms else np.nan for one in build] for build in its])
+        ratios = np.median(turns_ms / turns_ms[:, :1], axis=2).T
+        errors = tuple(next((one.error for one in of_plan if one.error), None) for of_plan in zip(*its, strict=True))
+        means = phases_ms.mean(axis=0)[:-1], alones_ms.mean(axis=0)[:-1]
+        step_ms = np.median(turns_ms, axis=(0, 2))[:-1]
+        return cls(task, tuple(entries), step_ms, *means, ratios[:-1], floor_of(ratios[-1]), errors)
 
     @property
     def names(self) -> list[str]:
@@ -121,27 +98,27 @@ class TaskSteps:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of `results.parquet`: one for each plan."""
-        ratios = self.ratios
         return [
             entry.row()
             | {
-                "step_ms": self.step_ms[k],
-                "beside_first": float(np.median(ratios[k])),
-                "beside_first_least": float(ratios[k].min()),
-                "beside_first_most": float(ratios[k].max()),
+                "step_ms": step_ms,
+                "beside_first": float(np.median(ratios)),
+                "beside_first_least": float(ratios.min()),
+                "beside_first_most": float(ratios.max()),
                 "predicted_beside_first": entry.predicted_ms / self.entries[0].predicted_ms,
                 "floor": self.floor,
-                "error": self.errors[k],
+                "error": error,
             }
-            for k, entry in enumerate(self.entries)
+            for entry, step_ms, ratios, error in zip(
+                self.entries, self.step_ms, self.ratios, self.errors[:-1], strict=True
+            )
         ]
 
     def phase_rows(self) -> list[dict[str, Any]]:
         """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups alone."""
-        its = zip(self.names, self.phase_ms, self.alones_ms.mean(axis=0)[:-1], strict=True)
         return [
             {"method": name, "task": self.task, **dict(zip(PHASES, ms.tolist(), strict=True)), LOOKUPS_ALONE: alone_ms}
-            for name, ms, alone_ms in its
+            for name, ms, alone_ms in zip(self.names, self.phase_ms, self.alone_ms, strict=True)
         ]
 
     def table(self) -> Grid:
@@ -205,7 +182,16 @@ class InSteps:
         The exchange of indices is in every step, or hidden by its pipeline.
         """
         with step_builds(hardware, self.protocol, tasks[0].topology, warn) as builds:
-            yield partial(_measured, hardware, builds)
+
+            def measured(plans: Sequence[Plan], seed: int, advance: Advance, _run: Path) -> list[MeasuredOnce]:
+                """Build every plan and time its steps: the median over the build, or the error that stopped it."""
+                check_steps(plans, hardware)
+                built = builds(plans, [seed])
+                advance(1)
+                step_ms = [None if one.error else float(np.median(one.step_ms)) for one in built]
+                return [MeasuredOnce(error=one.error, step_ms=ms) for one, ms in zip(built, step_ms, strict=True)]
+
+            yield measured
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
         """Count the build of all plans as one."""
@@ -218,9 +204,6 @@ class InSteps:
 
         The first plan is built twice: what equal plans differ by is the floor. The input's exchange counts as far as
         no pipeline hides it.
-
-        Raises:
-            UserError: the directory holds another run.
         """
         by_task, tasks, facts = begun(entries, "torchrec", asdict(self.protocol), hardware, seed, directory)
         with (
@@ -251,18 +234,6 @@ class InSteps:
             return built
 
         return TaskSteps.of(task, entries, journal.filled(self.protocol.builds, build))
-
-
-def _measured(
-    hardware: Hardware, builds: Builds, plans: Sequence[Plan], seed: int, advance: Advance, _run: Path
-) -> list[MeasuredOnce]:
-    """Build every plan and time its training steps: the median over the build, or the error that stopped it."""
-    check_steps(plans, hardware)
-    built = builds(plans, [seed])
-    advance(1)
-    return [
-        MeasuredOnce(error=one.error, step_ms=None if one.error else float(np.median(one.step_ms))) for one in built
-    ]
 
 
 def _floor_line(floor: float) -> str:

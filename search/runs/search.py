@@ -81,7 +81,7 @@ class Search:
         if self.verify is not None:
             self.verify.check(self.tasks)
             if is_follower():
-                self.verify.follow()
+                self.verify.means.follow(self.verify.hardware)
                 return None
         with blas_threads(1):
             return self._run()
@@ -142,7 +142,8 @@ class Search:
     def _measuring(self) -> AbstractContextManager[Measure | None]:
         if self.verify is None:
             return nullcontext()
-        return self.verify.opened(self.tasks, self.count_input, plain_console(stderr=True).print)
+        warn = plain_console(stderr=True).print
+        return self.verify.means.opened(self.tasks, self.verify.hardware, self.count_input, warn)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
         """Collect what the plans depend on, besides the tasks."""

@@ -1,7 +1,6 @@
 """Verifying what is found: the best of a task's finalists, which are measured in turns, is the answer."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ from msgspec import Meta
 from rich.progress import Progress
 
 from neuroshard.hardware import Hardware
-from neuroshard.hardware.hardware import Warn
 from neuroshard.lab.plan_costs import Advance, beyond_memory
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
@@ -54,22 +52,10 @@ class Verify:
         self.hardware.check()
         self.means.check(tasks, (), self.hardware)
 
-    def follow(self) -> None:
-        """Take part, as one of torchrun's processes other than rank 0."""
-        self.means.follow(self.hardware)
-
     @property
     def settings(self) -> dict[str, Any]:
         """What the answers depend on, besides the search's; JSON-ready."""
         return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
-
-    def opened(self, tasks: Sequence[Task], count_input: bool, warn: Warn) -> AbstractContextManager[Measure]:
-        """Open the meters that these tasks need.
-
-        Raises:
-            UserError: torchrun started another number of processes than a task has devices.
-        """
-        return self.means.opened(tasks, self.hardware, count_input, warn)
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
         """Search a task, measure its finalists here and now, and return the best of them.
@@ -83,7 +69,7 @@ class Verify:
         with TemporaryDirectory() as run, progress_bar() as progress:
             files = FinalistFiles(Path(run), 0)
             files.begin(searched)
-            with self.opened([task], simulator.count_input, printer(progress)) as measure:
+            with self.means.opened([task], self.hardware, simulator.count_input, printer(progress)) as measure:
                 return self.judged(measure, files, searched, simulator.count_input, progress).answer
 
     def judged(

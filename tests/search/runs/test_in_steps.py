@@ -9,7 +9,7 @@ from neuroshard import Task, Topology, UserError
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PHASES, StepProtocol
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_steps import InSteps
+from neuroshard.stages.search.runs.in_steps import InSteps, builds_in
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
 from tests.kit.plans import COPIES, laid_out, whole
@@ -52,7 +52,8 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
 
     first = (out / "builds/task-0000/build-0000.json").read_bytes()
     (out / "run.json").unlink()
-    assert _run(plans, out, InSteps(replace(STEPS.protocol, builds=2))).tasks[0].turns_ms.shape == (2, 3, 2)
+    assert _run(plans, out, InSteps(replace(STEPS.protocol, builds=2))).tasks[0].ratios.shape == (2, 2)
+    assert [len(its.step_ms) for build in builds_in(out, 0, 3).read() for its in build.plans] == [2] * 6
     assert (out / "builds/task-0000/build-0000.json").read_bytes() == first
     with pytest.raises(UserError, match=r"begun with .*turns=2, not 3"):
         _run(plans, out, InSteps(replace(STEPS.protocol, turns=3)))
