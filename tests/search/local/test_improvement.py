@@ -12,16 +12,16 @@ from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.base import device_memory
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.testing import random_models, toy_task
+from tests.kit.searches import catalog_of
 
 CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
 
 
 def _local(task, simulator):
-    catalog = Catalog.checked(Base.empty(task), simulator)
+    catalog = catalog_of(task, simulator)
     start = pack(catalog, device_memory(task))
     local = LocalSearch(catalog, start)
     return local, local.costed(start)
@@ -44,9 +44,8 @@ def test_plans_looked_at_are_a_limit():
     ("whole", "count", "part"), [((200, 1000), 7, (28, 142)), ((3, 2), 4, (0, 1)), ((10, None), 2, (5, None))]
 )
 def test_several_share_the_work(whole, count, part):
-    assert Improvement(shakes=whole[0], max_plans=whole[1]).shared(count) == Improvement(
-        shakes=part[0], max_plans=part[1]
-    )
+    before, after = (Improvement(shakes=shakes, max_plans=most) for shakes, most in (whole, part))
+    assert before.shared(count) == after
 
 
 def test_local_search_from_several_plans_looks_at_no_more_than_one_would(monkeypatch):
@@ -70,11 +69,8 @@ def test_local_search_from_several_plans_looks_at_no_more_than_one_would(monkeyp
 def test_small_tasks_get_all_their_shakes(monkeypatch):
     task = toy_task(50)
     local, state = _local(task, Simulator(random_models()))
-    shaken = []
-    others = local.others
-    monkeypatch.setattr(
-        local, "others", lambda plan, steps, seeds, *worth: shaken.extend(seeds) or others(plan, steps, seeds, *worth)
-    )
+    shaken, others = [], local.others
+    monkeypatch.setattr(local, "others", lambda *given: shaken.extend(given[2]) or others(*given))
     Improvement().improve(local, state)
     assert set(shaken) == set(range(200))
 

@@ -2,6 +2,7 @@ import re
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 import neuroshard as ns
@@ -15,7 +16,11 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+from tests.kit.searches import ms_of
+from tests.kit.tasks import plain_tables, plain_task
 from tests.search.kernels.oracle import oracle_search
+
+WHOLE = BeamSearch(max_splits=0)
 
 FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}
 INSTALLED = {"models": {"model": "cpu"}}
@@ -60,40 +65,33 @@ class TestEverySearcherInFull(_Configured):
     pass
 
 
-def _task(dims, num_devices=2, memory_bytes=1 << 30, rows=1000):
-    tables = tuple(Table(f"t{i}", rows, dim, 2.0, ONCE) for i, dim in enumerate(dims))
-    return Task(tables, Topology(num_devices, memory_bytes), 256)
-
-
 def test_greedy_balances_its_score():
-    plan = Greedy("dim").find(_task([64, 32, 32, 16, 16]), Simulator(linear_models(2))).plan
+    plan = Greedy("dim").find(plain_task([64, 32, 32, 16, 16]), Simulator(linear_models(2))).plan
     assert plan.device_dims == (80, 80)
 
 
 @pytest.mark.parametrize(
-    ("score", "first"), [("size", "rows"), ("dim", "dim"), ("lookup", "pooling_factor"), ("size_lookup", "both")]
+    ("score", "heavy"),
+    [
+        ("size", {"rows": 100_000}),
+        ("dim", {"dim": 128, "rows": 4}),
+        ("lookup", {"pooling_factor": 90.0}),
+        ("size_lookup", {"pooling_factor": 20.0, "rows": 10_000}),
+    ],
 )
-def test_every_score_puts_its_heaviest_table_alone(score, first):
-    base = Table("base", 100, 16, 2.0, ONCE)
-    heavy = {
-        "rows": replace(base, name="heavy", rows=100_000),
-        "dim": replace(base, name="heavy", dim=128, rows=4),
-        "pooling_factor": replace(base, name="heavy", pooling_factor=90.0),
-        "both": replace(base, name="heavy", pooling_factor=20.0, rows=10_000),
-    }[first]
-    tables = (*(replace(base, name=f"light{i}") for i in range(4)), heavy)
+def test_every_score_puts_its_heaviest_table_alone(score, heavy):
+    light = plain_tables([16] * 4, 100)
+    tables = (*light, replace(light[0], name="heavy", **heavy))
     plan = Greedy(score).find(Task(tables, Topology(2, 1 << 30), 256), Simulator(linear_models(2))).plan
-    alone = [names for tables in plan.device_tables if (names := [table.name for table in tables]) == ["heavy"]]
-    assert alone == [["heavy"]]
+    assert ["heavy"] in [[table.name for table in tables] for tables in plan.device_tables]
 
 
 def test_splits_never_cost_more_than_none():
     for seed in range(6):
         task = toy_task(10, seed=seed)
         simulator = Simulator(random_models(seed=seed))
-        whole = BeamSearch(max_splits=0).find(task, simulator).plan
-        split = BeamSearch().find(task, simulator).plan
-        assert simulator.cost(task, split).total_ms <= simulator.cost(task, whole).total_ms + 1e-4
+        split, whole = (ms_of(one.find(task, simulator).plan, simulator) for one in (BeamSearch(), WHOLE))
+        assert split <= whole + 1e-4
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
@@ -102,8 +100,8 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
     for seed in range(6):
         task = toy_task(12, num_devices, seed=seed)
         simulator = Simulator(random_models(num_devices, seed))
-        published = simulator.cost(task, BeamSearch().find(task, simulator).plan).total_ms
-        ours = simulator.cost(task, NeuroShard(improvement=Improvement(shakes=30)).find(task, simulator).plan).total_ms
+        searchers = BeamSearch(), NeuroShard(improvement=Improvement(shakes=30))
+        published, ours = (ms_of(one.find(task, simulator).plan, simulator) for one in searchers)
         assert ours <= published * (1 + 1e-5)
         gains.append(1 - ours / published)
     assert max(gains) > 0.001
@@ -112,41 +110,33 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
 def test_models_of_any_form_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
     task, simulator = toy_task(5), Simulator(opaque)
-    greedy, published, ours = (
-        simulator.cost(task, searcher.find(task, simulator).plan).total_ms
-        for searcher in (
-            Greedy("lookup"),
-            BeamSearch(max_splits=3),
-            NeuroShard(max_splits=3, improvement=Improvement(shakes=10)),
-        )
-    )
+    few_splits = BeamSearch(max_splits=3), NeuroShard(max_splits=3, improvement=Improvement(shakes=10))
+    found = (one.find(task, simulator).plan for one in (Greedy("lookup"), *few_splits))
+    greedy, published, ours = (ms_of(plan, simulator) for plan in found)
     _, expected = oracle_search(task, simulator, max_splits=3)
-    assert (
-        expected * (1 - 1e-4) <= published < expected * 1.01
-    )  # searched by a sum, in proportion to costs of tables alone
+    # Searched by a sum, in proportion to costs of tables alone.
+    assert expected * (1 - 1e-4) <= published < expected * 1.01
     assert ours < published <= greedy
 
 
 def test_neuroshard_splits_a_table_that_dominates():
-    task = _task([128, 4])
-    simulator = Simulator(linear_models(2))
-    plan = BeamSearch().find(task, simulator).plan
+    task, simulator = plain_task([128, 4]), Simulator(linear_models(2))
+    plan, whole = (searcher.find(task, simulator).plan for searcher in (BeamSearch(), WHOLE))
     assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) in ([64, 64], [60, 68])
-    whole = BeamSearch(max_splits=0).find(task, simulator).plan
-    assert simulator.cost(task, plan).total_ms < simulator.cost(task, whole).total_ms
+    assert ms_of(plan, simulator) < ms_of(whole, simulator)
 
 
 def test_a_tight_packing_is_found():
     dims = [128, 128, 128, 64, 64, 4]
     total = sum(dims) * 1000 * 4
-    task = _task(dims, num_devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
+    task = plain_task(dims, devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
     with pytest.raises(InfeasibleError, match="the emptiest device that may hold it has"):
         Greedy("size", max_halvings=0).find(task, Simulator(linear_models(3)))
     assert BeamSearch(max_splits=1).find(task, Simulator(linear_models(3))).plan.fits
 
 
 def test_the_smallest_cap_named_by_an_error_works():
-    tables = tuple(Table(f"t{i}", 1000 + 317 * i, 16, 1.0, ONCE) for i in range(5))
+    tables = plain_tables(16, 1000 + 317 * np.arange(5), 1.0)
     total = sum(table.size_bytes for table in tables)
     simulator = Simulator(linear_models(3))
     with pytest.raises(InfeasibleError) as caught:
@@ -157,10 +147,9 @@ def test_the_smallest_cap_named_by_an_error_works():
 
 
 def test_neuroshard_splits_what_fits_no_device():
-    task = _task([64, 64, 64], memory_bytes=1000 * 100 * 4)
-    with pytest.raises(
-        InfeasibleError, match=r"table 't2' needs 250 KiB, the emptiest device that may hold it has 141 KiB"
-    ):
+    task = plain_task([64, 64, 64], memory_bytes=1000 * 100 * 4)
+    said = "table 't2' needs 250 KiB, the emptiest device that may hold it has 141 KiB"
+    with pytest.raises(InfeasibleError, match=said):
         Greedy("size", max_halvings=0).find(task, Simulator(linear_models(2)))
     plan = BeamSearch().find(task, Simulator(linear_models(2))).plan
     assert plan.fits
@@ -170,7 +159,7 @@ def test_neuroshard_splits_what_fits_no_device():
 def test_infeasible_errors_name_what_is_in_the_way():
     simulator = Simulator(linear_models(2))
     with pytest.raises(InfeasibleError, match=r"give each at least 750 KiB"):
-        BeamSearch().find(_task([128] * 3, memory_bytes=600_000), simulator)
+        BeamSearch().find(plain_task([128] * 3, memory_bytes=600_000), simulator)
     tall, small = Table("tall", 25_000, 4, 1.0, ONCE), Table("small", 10, 4, 1.0, ONCE)
     with pytest.raises(InfeasibleError, match=r"table 'tall' takes 391 KiB even at 4 columns"):
         BeamSearch().find(Task((tall, small), Topology(2, 390_000), 256), simulator)

@@ -27,6 +27,7 @@ from tests.kit.processes import PATIENCE_S
 
 CAVEAT = f"{DATASHEET}: kernels covered, exchanges covered"
 CHROMIUM = shutil.which("chromium")
+TASKS = tuple(toy_task(6, seed=seed) for seed in range(4))
 
 
 def _frame(costs, group="g"):
@@ -41,9 +42,8 @@ def _frame(costs, group="g"):
 
 
 def test_methods_are_compared_on_what_all_solved():
-    found = comparisons(_frame({"a": [1.0, 2.0, 3.0, 90.0], "b": [2.0, 4.0, 6.0, None]}), "group", "ms").set_index(
-        "method"
-    )
+    frame = _frame({"a": [1.0, 2.0, 3.0, 90.0], "b": [2.0, 4.0, 6.0, None]})
+    found = comparisons(frame, "group", "ms").set_index("method")
     assert list(found["solved"]) == [4, 3]
     assert list(found["common"]) == [3, 3]
     assert found.loc["a", "mean_ms"] == 2.0  # without the 90
@@ -57,15 +57,12 @@ def test_a_search_that_finds_no_plan_for_its_only_task_is_reported(tmp_path):
     task = toy_task(5, num_devices=2)
     largest = max(table.size_bytes for table in task.tables)
     tight = replace(task, topology=Topology(2, largest - 1))
-    for method, its in (("dim", task), ("size", task), ("lookup", tight)):
-        search = Search(str(tmp_path / "models"), (its,), Greedy("dim"), method, str(tmp_path / "runs" / method))
-        if its is task:
-            search.run()
-        else:
-            with pytest.raises(InfeasibleError):
-                search.run()
+    for method in ("dim", "size"):
+        _search(tmp_path, method, Greedy("dim"), (task,))
+    with pytest.raises(InfeasibleError):
+        _search(tmp_path, "lookup", Greedy("dim"), (tight,))
     assert gather([tmp_path / "runs"]).searched["solved"].tolist() == [True, False, True]
-    Search(str(tmp_path / "models"), (task,), Greedy("dim"), "lookup", str(tmp_path / "runs/lookup")).run()
+    _search(tmp_path, "lookup", Greedy("dim"), (task,))
     assert gather([tmp_path / "runs"]).searched["solved"].all()  # another search may take its place
 
 
@@ -137,22 +134,29 @@ def test_a_value_that_solves_nothing_is_counted():
     assert found["mean_ms"].isna().all()
 
 
+def _evaluation(folder, rows):
+    folder.mkdir(parents=True)
+    names = ("method", "task", "predicted_ms", "margin_ms", "measured_ms", "seconds")
+    pd.DataFrame([dict(zip(names, row, strict=True)) for row in rows]).to_parquet(folder / "results.parquet")
+    (folder / "run.json").write_text('{"format": "neuroshard-run-1", "kind": "evaluate", "hardware": {}}')
+
+
+def _search(tmp_path, name, searcher, tasks):
+    Search(str(tmp_path / "models"), tasks, searcher, name, str(tmp_path / "runs" / name)).run()
+
+
 @pytest.fixture
-def runs(tmp_path):
+def models(tmp_path):
     save_bundle(tmp_path / "models", random_models(), Card())
-    tasks = tuple(toy_task(6, seed=seed) for seed in range(4))
+
+
+@pytest.fixture
+def runs(models, tmp_path):
     searchers = {"dim_greedy": Greedy("dim"), "random": Random(), "seed=1": Random(seed=1), "seed=2": Random(seed=2)}
     for name, searcher in searchers.items():
-        Search(str(tmp_path / "models"), tasks, searcher, name, str(tmp_path / "runs" / name)).run()
-    measured = tmp_path / "runs" / "measured"
-    measured.mkdir()
-    rows = [
-        {"method": m, "task": t, "predicted_ms": 1.0 + t, "margin_ms": 0.2, "measured_ms": 1.1 + t, "seconds": 0.1}
-        for m in ("random", "dim_greedy")
-        for t in range(4)
-    ]
-    pd.DataFrame(rows).to_parquet(measured / "results.parquet")
-    (measured / "run.json").write_text('{"format": "neuroshard-run-1", "kind": "evaluate", "hardware": {}}')
+        _search(tmp_path, name, searcher, TASKS)
+    rows = [(method, t, 1.0 + t, 0.2, 1.1 + t, 0.1) for method in ("random", "dim_greedy") for t in range(4)]
+    _evaluation(tmp_path / "runs" / "measured", rows)
     return tmp_path / "runs"
 
 
@@ -179,13 +183,8 @@ def test_the_page_holds_everything_and_needs_nothing(runs, tmp_path):
     result = Report(str(runs), str(tmp_path / "out")).run()
     page = _Page((tmp_path / "out" / "report.html").read_text())
     assert result.num_sections == len(page.heads) == 5
-    assert [head.split(":")[0] for head in page.heads] == [
-        "Overview",
-        "Predicted",
-        "Sensitivity",
-        "Measured",
-        "Predicted against measured",
-    ]
+    heads = ["Overview", "Predicted", "Sensitivity", "Measured", "Predicted against measured"]
+    assert [head.split(":")[0] for head in page.heads] == heads
     assert len(page.images) == 4
     for image in page.images:
         assert b64decode(image.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
@@ -233,9 +232,8 @@ def test_a_browser_shows_the_figures_and_nothing_is_too_wide(runs, tmp_path, wid
 
 
 def test_same_names_of_different_runs_are_told_apart(runs, tmp_path):
-    tasks = tuple(toy_task(6, seed=seed) for seed in range(4))
     save_bundle(tmp_path / "others", random_models(seed=3), Card())
-    Search(str(tmp_path / "others"), tasks, Random(), "random", str(runs / "again")).run()
+    Search(str(tmp_path / "others"), TASKS, Random(), "random", str(runs / "again")).run()
     found = gather([runs]).searched
     assert {"random", "dim_greedy"} <= set(found["method"])
     by_others = found["tasks"].str.endswith(f"predicted by {tmp_path / 'others'}")
@@ -243,29 +241,21 @@ def test_same_names_of_different_runs_are_told_apart(runs, tmp_path):
     assert len(found[~by_others & (found["method"] == "random")])
 
 
-def _words(path):
-    """What a page says, without its scripts, styles and pictures."""
-    text = re.sub(r"(?s)<(script|style)>.*?</\1>|<[^>]*>", " ", path.read_text())
-    return " ".join(text.split())
-
-
-def test_one_run_has_no_bars_and_no_numbers_that_nobody_knows(tmp_path):
-    save_bundle(tmp_path / "models", random_models(), Card())
-    Search(str(tmp_path / "models"), (toy_task(6),), Random(), "random", str(tmp_path / "runs" / "one")).run()
+def _reported(tmp_path):
+    """What a report of all runs says, without its scripts, styles and pictures, and of how many sections it is."""
     result = Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
-    assert result.num_sections == 2
-    words = _words(tmp_path / "out" / "report.html")
+    text = re.sub(r"(?s)<(script|style)>.*?</\1>|<[^>]*>", " ", (tmp_path / "out" / "report.html").read_text())
+    return " ".join(text.split()), result.num_sections
+
+
+def test_one_run_has_no_bars_and_no_numbers_that_nobody_knows(models, tmp_path):
+    _search(tmp_path, "random", Random(), TASKS[:1])
+    words, num_sections = _reported(tmp_path)
+    assert num_sections == 2
     assert not re.search(r"\bnan\b", words, re.IGNORECASE)
     assert "95%" not in words
     assert not (tmp_path / "out" / "figures").exists()
     assert "random" in words
-
-
-def _evaluation(folder, rows):
-    folder.mkdir(parents=True)
-    names = ("method", "task", "predicted_ms", "margin_ms", "measured_ms", "seconds")
-    pd.DataFrame([dict(zip(names, row, strict=True)) for row in rows]).to_parquet(folder / "results.parquet")
-    (folder / "run.json").write_text('{"format": "neuroshard-run-1", "kind": "evaluate", "hardware": {}}')
 
 
 NAN = float("nan")
@@ -285,8 +275,7 @@ NAN = float("nan")
 )
 def test_what_is_not_known_is_not_shown(tmp_path, rows):
     _evaluation(tmp_path / "runs" / "one", rows)
-    Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
-    words = _words(tmp_path / "out" / "report.html")
+    words, _ = _reported(tmp_path)
     assert not re.search(r"\b(nan|inf|None)\b", words)
     assert "inside their" not in words or rows[0][3] == 0
 
@@ -294,8 +283,7 @@ def test_what_is_not_known_is_not_shown(tmp_path, rows):
 def test_thirty_evaluations_of_a_plan_each_are_one_table(tmp_path):
     for number in range(30):
         _evaluation(tmp_path / "runs" / str(number), [("task-0000", 0, 1.0 + number, 1.0, 2.0 + number, NAN)])
-    result = Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
-    assert result.num_sections == 3
+    assert _reported(tmp_path)[1] == 3
     page = (tmp_path / "out" / "report.html").read_text()
     places = [page.index(f">{tmp_path / 'runs' / str(number)}<") for number in range(30)]
     assert places == sorted(places)  # 2 before 10
@@ -304,10 +292,9 @@ def test_thirty_evaluations_of_a_plan_each_are_one_table(tmp_path):
 def test_thirty_methods_are_one_picture(tmp_path):
     rows = [(f"method {m}", t, 1.0 + m, 1.0, 2.0 + m + t, 0.1) for m in range(60) for t in range(3)]
     _evaluation(tmp_path / "runs" / "one", rows)
-    Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
+    words, _ = _reported(tmp_path)
     names = sorted(path.name for path in (tmp_path / "out" / "figures").iterdir())
     assert names == ["measured-0.png", "scatter.png"]
-    words = _words(tmp_path / "out" / "report.html")
     assert "the cheapest 40 of 60 methods" in words
     assert "method 59" in words
 
@@ -318,8 +305,7 @@ def test_a_training_without_a_plan_is_said_so(tmp_path):
     pd.DataFrame({"round": [0, 1], "valid_ms": [float("inf"), NAN]}).to_parquet(folder / "curve.parquet")
     (folder / "run.json").write_text('{"format": "neuroshard-run-1", "kind": "train-policy", "settings": {}}')
     (folder / "policy.json").write_text('{"card": {"references_ms": {"random": 3.0}}}')
-    Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
-    words = _words(tmp_path / "out" / "report.html")
+    words, _ = _reported(tmp_path)
     assert "No round's policy found a plan" in words.replace("&#39;", "'")
     assert not re.search(r"\b(nan|inf)\b", words)
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from neuroshard import Simulator, UserError
 from neuroshard.models.bundle import Card, save_bundle
@@ -17,14 +16,10 @@ from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_form_models, random_models, toy_task
+from tests.kit.commands import shown
 from tests.kit.searches import H100
 
 MARGINS = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
-
-
-def _shown(result, capsys):
-    result.show(Console(width=160))
-    return capsys.readouterr().out
 
 
 def test_predicted_costs_count_the_input_where_it_is_asked_for(tmp_path):
@@ -45,11 +40,11 @@ def test_predicted_costs_count_the_input_where_it_is_asked_for(tmp_path):
         Search(str(tmp_path / "columns"), tasks, *searched, str(tmp_path / "none"), count_input=True).run()
 
 
-def test_costs_that_nobody_measured_say_so_wherever_they_stand(tmp_path, capsys):
+def test_costs_that_nobody_measured_say_so_wherever_they_stand(tmp_path):
     run = Search("roofline:h100", (toy_task(6),), Greedy("dim"), "dim_greedy", str(tmp_path / "out")).run()
-    shown = _shown(run, capsys).splitlines()
-    assert f"predicted costs are {DATASHEET}: kernels covered, exchanges covered" in shown
-    numbers = [line for line in shown if " ms" in line and "predicted ms" not in line]
+    lines = shown(run).splitlines()
+    assert f"predicted costs are {DATASHEET}: kernels covered, exchanges covered" in lines
+    numbers = [line for line in lines if " ms" in line and "predicted ms" not in line]
     assert len(numbers) == 2  # the plan's line, and the mean
     assert all(DATASHEET in line for line in numbers)
     plan = SearchRun.load(tmp_path / "out").plans()[0]
@@ -61,27 +56,26 @@ def test_costs_that_nobody_measured_say_so_wherever_they_stand(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("margins", [MARGINS, None])
-def test_the_expected_cost_is_shown_and_kept_where_margins_are_known(tmp_path, capsys, margins):
+def test_the_expected_cost_is_shown_and_kept_where_margins_are_known(tmp_path, margins):
     save_bundle(tmp_path / "models", replace(random_models(), margins=margins), Card())
     tasks = (toy_task(6), toy_task(8))
     result = Search(str(tmp_path / "models"), tasks, Greedy("dim"), "dim_greedy", str(tmp_path / "out")).run()
     records = SearchRun.load(tmp_path / "out").records
-    shown = _shown(result, capsys)
+    text = shown(result)
     for record, plan in zip(records, SearchRun.load(tmp_path / "out").plans().values(), strict=True):
         assert (record.expected_ms is None) == (margins is None)
         if margins is not None:
             assert record.expected_ms >= record.predicted_ms
             assert plan.prediction.expected_ms == pytest.approx(record.expected_ms)
-            assert f"{record.expected_ms:.2f}" in shown
-    assert ("expected ms" in shown) == (margins is not None)
+            assert f"{record.expected_ms:.2f}" in text
+    assert ("expected ms" in text) == (margins is not None)
 
 
-def test_a_gain_that_is_not_taken_is_said(tmp_path, capsys):
+def test_a_gain_that_is_not_taken_is_said(tmp_path):
     save_bundle(tmp_path / "models", replace(random_models(), margins=MARGINS), Card())
     doubting = NeuroShard(max_splits=0, improvement=Improvement(shakes=5), choice=Choice(1e3, 1e3))
     for searcher, said in ((doubting, True), (replace(doubting, choice=None), False)):
         out = str(tmp_path / str(said))
         result = Search(str(tmp_path / "models"), (toy_task(12),), searcher, "neuroshard", out).run()
-        shown = _shown(result, capsys)
-        assert ("searcher.choice=null takes it" in shown) == said
+        assert ("searcher.choice=null takes it" in shown(result)) == said
         assert (SearchRun.load(tmp_path / str(said)).records[0].remark is not None) == said
