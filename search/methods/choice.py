@@ -62,20 +62,18 @@ class Choice:
         most_ms = first.total_ms if first.margin is None else first.total_ms * (1 - self.least_gain)
         believed = [number for number in known if costs[number].total_ms < most_ms]
         if first.margin is not None:
-            believes = self._believes if _have_members(simulator, task) else self._believes_blindly
-            believed = [number for number in believed if believes(first, costs[number])]
+            members = bool(simulator.models.compute.spread_ms(LoadSets.alone(task.loads)).any())
+            believed = [number for number in believed if self._believes(first, costs[number], members)]
         at_hand = [0, *believed]
         chosen = at_hand[likeliest([costs[number] for number in at_hand])]
         least = cheapest(costs)
         return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
 
-    def _believes(self, before: Cost, after: Cost) -> bool:
-        return before.expected_ms - after.expected_ms > self.doubt * (before.margin_ms + after.margin_ms)
-
-    def _believes_blindly(self, before: Cost, after: Cost) -> bool:
-        saved_ms = max(0.0, float((before.compute - after.compute).mean()))
-        gain_ms = before.expected_ms - after.expected_ms - saved_ms
-        return gain_ms > self.blind_doubt * (before.margin_ms + after.margin_ms)
+    def _believes(self, before: Cost, after: Cost, members: bool) -> bool:
+        """Tell whether a gain is beyond doubt, by models with or without `members` that may disagree."""
+        doubt = self.doubt if members else self.blind_doubt
+        saved_ms = 0.0 if members else max(0.0, float((before.compute - after.compute).mean()))
+        return before.expected_ms - after.expected_ms - saved_ms > doubt * (before.margin_ms + after.margin_ms)
 
 
 def cheapest(costs: Sequence[Cost]) -> int:
@@ -104,8 +102,3 @@ def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> 
         f"a plan predicted {1 - after.total_ms / before.total_ms:.1%} cheaper was found ({after.total_ms:.2f} ms, not "
         f"{before.total_ms:.2f}), but the first search's is kept: {why}; searcher.choice=null takes it"
     )
-
-
-def _have_members(simulator: Simulator, task: Task) -> bool:
-    """Tell whether the models' members may disagree on a task's tables."""
-    return bool(simulator.models.compute.spread_ms(LoadSets.alone(task.loads)).any())

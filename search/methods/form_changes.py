@@ -14,6 +14,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, applied
+from neuroshard.stages.search.methods.choice import cheapest
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts
 from neuroshard.stages.search.space.base import Base, device_memory
@@ -28,7 +29,6 @@ class FormChanges:
     """What a plan's tables may change to.
 
     Attributes:
-        start: the plan.
         choices: of forms; a table in rows on one host has none, and stays.
         now: (T,) of the plan; those that stay count as columns.
     """
@@ -164,7 +164,7 @@ def rows_on_hosts(plan: Plan, simulator: Simulator) -> Plan:
         if len(homes) & (len(homes) - 1) == 0 or len(homes) == len(tables):
             moved = _moved(plan, homes)
             plans += [moved] if moved.fits else []
-    return plans[int(np.argmin([cost.total_ms for cost in simulator.costs(task, plans)]))]
+    return plans[cheapest(simulator.costs(task, plans))]
 
 
 def _movable(plan: Plan, simulator: Simulator) -> list[int]:
@@ -276,8 +276,7 @@ def _independent(steps: IntArray) -> IntArray:
         if kept[-1]:
             items.add(item)
             targets.add(target)
-    independent: IntArray = steps[np.array(kept, dtype=np.bool_)]
-    return independent
+    return steps[np.array(kept, dtype=np.bool_)]
 
 
 def _merges(catalog: Catalog, held: IntArray) -> IntArray:

@@ -253,8 +253,7 @@ class FormChoices:
         candidates = np.array([*self.descent(self.first, self.estimates.costs)[:-3:-1], *ends])
         _, earliest = np.unique(candidates, axis=0, return_index=True)
         candidates = candidates[np.sort(earliest)]
-        cheapest_first: IntArray = candidates[np.argsort(self.estimates.costs(Forms(candidates))[0], kind="stable")]
-        return cheapest_first
+        return candidates[np.argsort(self.estimates.costs(Forms(candidates))[0], kind="stable")]
 
     def _neighbours(self, forms: IntArray) -> IntArray:
         """Find the changes of a choice (T,) estimated to be best, (n, T); tables kept together change as one."""

@@ -158,13 +158,9 @@ class ImprovedSearch(Searcher):
         cheapest_first = sorted(unlike.values(), key=itemgetter(0))
         most_ms = max(cheapest_first[0][0] * _NEAR, *(ms for ms, _ in cheapest_first[:_STARTS]))
         near = [held for ms, held in cheapest_first if ms <= most_ms]
-        each, rest = self._shared(2 * len(near)), self._shared(2)
+        each, rest = (replace(self, improvement=self.improvement.shared(count)) for count in (2 * len(near), 2))
         lowest = min((each._end(held, 0, catalog)[1] for held in near), key=predicted_ms)
         return min(lowest, rest._end(lowest.held, 1, catalog)[1], key=predicted_ms)
-
-    def _shared(self, count: int) -> "ImprovedSearch":
-        """Return the same search with its part of the work, where so many share it."""
-        return replace(self, improvement=self.improvement.shared(count))
 
     def believing(self) -> "ImprovedSearch":
         """Return the same search, but taking every predicted gain for true."""
@@ -203,11 +199,7 @@ class ImprovedSearch(Searcher):
 
 
 def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
-    """Find every start's plan, (I, D), in order.
-
-    Raises:
-        InfeasibleError: no start has a plan.
-    """
+    """Find every start's plan, (I, D), in order; raise InfeasibleError if no start has one."""
     plans = [held for start in starts if (held := start.first_held(catalog)) is not None]
     if not plans:
         raise InfeasibleError("no plan to start from was found; give the devices more memory")

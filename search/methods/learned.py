@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 
 from neuroshard.models.simulator import Simulator
@@ -13,6 +12,7 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
+from neuroshard.stages.search.methods.choice import cheapest
 from neuroshard.stages.search.rl.agent import Agent, agent_digest, load_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
@@ -65,8 +65,7 @@ class PolicySearch(Searcher):
                 f"policy {self.policy}: some table finds no device with room left that may hold it; give the devices "
                 "more memory, try searcher.samples=32, or split columns: searcher=neuroshard"
             )
-        costs = simulator.costs(task, found)
-        return Found(found[int(np.argmin([cost.total_ms for cost in costs]))])
+        return Found(found[cheapest(simulator.costs(task, found))])
 
     def _plans(self, task: Task, simulator: Simulator) -> list[Plan | None]:
         """Draw the likeliest plan, then the samples; None where an episode is dead."""

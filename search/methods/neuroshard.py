@@ -136,11 +136,7 @@ class NeuroShard(Searcher):
         return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance, found.fewer), fewer=None)
 
     def _in_parts(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan, with tables in more than two parts where these must be equal and that is predicted to cost less.
-
-        Raises:
-            InfeasibleError: there is no plan, or none was found.
-        """
+        """Find a plan, with tables in more than two parts where these must be equal and that is predicted to pay."""
         try:
             found = self._in_memories(task, simulator)
         except InfeasibleError:
@@ -163,15 +159,10 @@ class NeuroShard(Searcher):
         return [one for choices in spaces for one in choices.likely(self.form_tries)]
 
     def _in_memories(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan with tables in the memories that are predicted to cost least, those of the task among them.
-
-        Raises:
-            InfeasibleError: there is no plan, or none was found.
-        """
+        """Find a plan with tables in the memories that are predicted to cost least, those of the task among them."""
         simulator.models.check(task)
         known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
-        several = known and task.topology.host_bytes > 0
-        if not several:
+        if not known or not task.topology.host_bytes:
             return self._in_forms([task], task, simulator)
         if is_ample(task):
             with suppress(InfeasibleError):
@@ -204,11 +195,7 @@ class NeuroShard(Searcher):
         return found
 
     def _in_forms(self, tasks: Sequence[Task], asked: Task, simulator: Simulator) -> Found:
-        """Find the best plan of the task `asked`, in the memories that one of `tasks` gives its tables.
-
-        Raises:
-            InfeasibleError: there is no plan, or none was found.
-        """
+        """Find the best plan of the task `asked`, in the memories that one of `tasks` gives its tables."""
         calls = known_calls(simulator.models, self.forms)
         allowed = [_allowed(task, calls) for task in tasks]
         if tasks == [asked] and not _has_choice(allowed[0]):

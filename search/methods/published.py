@@ -73,8 +73,7 @@ def _one_more_split(beam: list[IntArray], catalog: Catalog, num_candidates: int)
     per_layout = [one_split_each(catalog, layout, _candidates(layout, catalog, num_candidates)) for layout in beam]
     layouts = np.concatenate(per_layout)
     fresh = {layout.tobytes(): row for row, layout in reversed(list(enumerate(layouts)))}
-    split: IntArray = layouts[sorted(fresh.values())]
-    return split
+    return layouts[sorted(fresh.values())]
 
 
 def _candidates(layout: IntArray, catalog: Catalog, count: int) -> IntArray:
@@ -83,8 +82,7 @@ def _candidates(layout: IntArray, catalog: Catalog, count: int) -> IntArray:
     values = (-catalog.size_bytes[shards], -catalog.cost_ms[shards])
     chosen = np.concatenate([shards[np.argsort(value, kind="stable")[:count]] for value in values])
     _, earliest = np.unique(chosen, return_index=True)
-    candidates: IntArray = chosen[np.sort(earliest)]
-    return candidates
+    return chosen[np.sort(earliest)]
 
 
 def _rank(placed: PlacedLayout, catalog: Catalog) -> tuple[float, int]:

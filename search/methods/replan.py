@@ -92,12 +92,7 @@ class Replan(Searcher):
         return Found(plan, begun.warning or best.warning, remark=said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
-        """Carry the starting plan over to `task`: all of it where that can stay, else as much as fits; find the rest.
-
-        Raises:
-            UserError: it has none of the task's tables.
-            InfeasibleError: no plan fits in memory.
-        """
+        """Carry the starting plan over to `task`: all of it where it can stay, else as much as fits; find the rest."""
         if (plan := _stayed(before, task)) is not None:
             return Found(plan)
         if not {known_as(table) for table in before.task.tables}.intersection(map(known_as, task.tables)):
@@ -119,7 +114,9 @@ class Replan(Searcher):
                 refused = refused or error
             else:
                 plan = Plan(carried.task, found.placements)
-                return Found(plan, remark=_forced(before, plan, simulator))
+                size, cost_ms = readable_bytes(moved_bytes(before, plan)), simulator.cost(plan.task, plan).total_ms
+                forced = f"{size} must be moved in any case, which alone would give {cost_ms:.2f} ms"
+                return Found(plan, remark=forced)
         plan = self.rest.find(carried.task, simulator).plan
         return Found(plan, f"re-planning: the previous plan can't stay ({refused}); planning from nothing")
 
@@ -188,29 +185,21 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
     return carried_over(before, task).plan
 
 
-def _forced(before: Plan, plan: Plan, simulator: Simulator) -> str:
-    """Tell what has to be moved to a plan that everything else stays in, and what that one would cost."""
-    size, (cost,) = readable_bytes(moved_bytes(before, plan)), simulator.costs(plan.task, [plan])
-    return f"{size} must be moved in any case, which alone would give {cost.total_ms:.2f} ms"
-
-
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
     """Tell what came or went, how many bytes are moved, of how many, and what that is predicted to save.
 
     Of a starting plan that can't stay as it is nobody knows what it would cost: then what the new one costs.
     """
     task = plan.task
-    start = _stayed(before, task)
     state_bytes = int(task.memory.state_bytes(task.loads).sum())
     moves = f"moves {readable_bytes(moved_bytes(before, plan))} of {readable_bytes(state_bytes)}"
-    if start is None:
-        (after,) = simulator.costs(task, [plan])
-        return ", ".join([*_came_and_went(before.task, task), moves, f"predicted {after.total_ms:.2f} ms"])
+    said = [*_came_and_went(before.task, task), moves]
+    if (start := _stayed(before, task)) is None:
+        return ", ".join([*said, f"predicted {simulator.cost(task, plan).total_ms:.2f} ms"])
     was, now = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
     changed = sum(old is not new for old, new in zip(start.forms, plan.forms, strict=True))
     formed = f"; {changed:,} of {len(task.tables):,} tables change their form" if changed else ""
-    saved = f"predicted {was:.2f} -> {now:.2f} ms ({1 - now / max(was, _LEAST_MS):.1%} less){formed}"
-    return ", ".join([*_came_and_went(before.task, task), moves, saved])
+    return ", ".join([*said, f"predicted {was:.2f} -> {now:.2f} ms ({1 - now / max(was, _LEAST_MS):.1%} less){formed}"])
 
 
 def _came_and_went(before: Task, after: Task) -> Iterator[str]:

@@ -11,12 +11,12 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
+from neuroshard.stages.search.methods.choice import cheapest
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, check_some_form, known_calls, searched_forms
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes
-from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Home, Tier
@@ -84,14 +84,15 @@ class TorchRecSearch(Searcher):
         kept = [plan for plan in plans if not plan.violations]
         if not kept:
             raise InfeasibleError(f"torchrec: its plans break the task's constraints: {plans[0].violations[0]}")
-        costs = simulator.costs(task, kept)
-        return Found(kept[min(range(len(kept)), key=lambda i: costs[i].total_ms)])
+        return Found(kept[cheapest(simulator.costs(task, kept))])
 
 
 def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterator[Plan]:
     """Yield the plan that each setting finds; settings that find nothing are left out."""
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner.types import PlannerError
 
+    from neuroshard.hardware.stand_in import StandIn
     from neuroshard.torchrec import from_sharding_plan
     from neuroshard.torchrec.delegated import without_copies_remarks
 
@@ -108,10 +109,10 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
         limits = [_constraints(task, index, forms, factor, share) for index, forms in enumerate(allowed.tolist())]
         constraints = {table.name: limit for table, limit in zip(tables, limits, strict=True)}
         planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by)
-        module, sharders = _module(tables)
+        module = StandIn(tables, ()).pooled
         try:
             with without_copies_remarks():
-                sharding_plan = planner.plan(module, sharders)
+                sharding_plan = planner.plan(module, [EmbeddingBagCollectionSharder()])
         except (PlannerError, RuntimeError):  # of which the latter: nothing can be split that far
             continue
         yield Plan(task, from_sharding_plan(renamed, sharding_plan).placements)
@@ -191,11 +192,3 @@ def _constraints(task: Task, index: int, forms: Sequence[bool], factor: int, sha
         min_partition=width if splits else None,
         pooling_factors=[table.pooling_factor / table.features] * table.features,
     )
-
-
-def _module(tables: Sequence[Table]) -> tuple[Any, list[Any]]:
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-
-    from neuroshard.hardware.stand_in import StandIn
-
-    return StandIn(tables, ()).pooled, [EmbeddingBagCollectionSharder()]

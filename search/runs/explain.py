@@ -1,6 +1,6 @@
 """The explain run: one plan explained, or two compared; as text, and as a page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,11 +100,7 @@ def models_of(plans: Sequence[Plan], asked: str | None) -> tuple[str, str]:
 
 
 def _page_path(out: str, plans: Sequence[str]) -> Path:
-    """Check where the page goes: never where something else is.
-
-    Raises:
-        UserError: it is not named as a page, or is a directory or one of the plans.
-    """
+    """Raise UserError unless the page is named as one, and goes where nothing else is."""
     path = Path(out)
     if path.suffix.lower() not in _PAGES:
         raise UserError(f"out={out} must end in .html: it is where explain writes its page")
@@ -130,7 +126,7 @@ class ExplainResult:
         """Write the HTML page, if one was asked for."""
         if self.page is None:
             return
-        chapters = [*self._comparison()]
+        chapters = self._comparison()
         for name, one in zip(self._titles(), self.explanations, strict=True):
             chapters += [titled(section, name) for section in [*sections(one, (picture(one),)), all_shards(one)]]
         title = "A plan explained" if len(self.explanations) == 1 else "Two plans compared"
@@ -141,7 +137,7 @@ class ExplainResult:
         console.print(plain(self._intro(), "dim"), soft_wrap=True)
         for name, one in zip(self._titles(), self.explanations, strict=True):
             show_sections(console, [titled(section, name) for section in sections(one)])
-        show_sections(console, list(self._comparison()))
+        show_sections(console, self._comparison())
         if self.page is not None:
             console.print(plain(f"page: {self.page}"), soft_wrap=True)
 
@@ -153,6 +149,5 @@ class ExplainResult:
     def _titles(self) -> tuple[str, ...]:
         return ("First plan", "Second plan") if len(self.explanations) == 2 else ("",)
 
-    def _comparison(self) -> Iterator[Section]:
-        if len(self.explanations) == 2:
-            yield difference(*self.explanations)
+    def _comparison(self) -> list[Section]:
+        return [difference(*self.explanations)] if len(self.explanations) == 2 else []

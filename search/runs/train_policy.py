@@ -102,8 +102,11 @@ class TrainPolicy:
                 progress.update(bar, description=f"{self.method}: {cost:.2f} ms")
         session.agent.restore(best)
         result = TrainResult(path, self.method, pd.DataFrame(history), references)
-        save_agent(path, session.agent, self._card(result))
-        result.save({"settings": self._settings(), "versions": versions(), "cores": os.cpu_count()})
+        facts = {"settings": self._settings(), "versions": versions()}
+        shape = {"tables": len(self.tasks[0].tables), "devices": self.tasks[0].topology.num_devices}
+        outcome = {"valid_ms": result.best_ms, "references_ms": references}
+        save_agent(path, session.agent, facts | shape | outcome)
+        result.save(facts | {"cores": os.cpu_count()})
         return result
 
     def _settings(self) -> dict[str, Any]:
@@ -116,16 +119,6 @@ class TrainPolicy:
             "seed": self.seed,
             "learner": repr(self.learner),
             "source": repr(self.source),
-        }
-
-    def _card(self, result: "TrainResult") -> dict[str, Any]:
-        return {
-            "settings": self._settings(),
-            "versions": versions(),
-            "tables": len(self.tasks[0].tables),
-            "devices": self.tasks[0].topology.num_devices,
-            "valid_ms": result.best_ms,
-            "references_ms": result.references,
         }
 
 
