@@ -90,8 +90,7 @@ class Base:
     @cached_property
     def free_bytes(self) -> IntArray:
         """Bytes of each device's memory that are left for columns, (D,)."""
-        free: IntArray = device_memory(self.task) - self.size_bytes
-        return free
+        return device_memory(self.task) - self.size_bytes
 
     def traffic(self, units: FloatArray) -> Traffic:
         """Count the exchanges of n plans whose devices give out so many units of 4 columns (n, D), and the base's."""

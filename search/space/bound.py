@@ -203,8 +203,7 @@ def _cheapest_cuts(price_ms: FloatArray) -> FloatArray:
     for width in range(2, price_ms.shape[1]):
         cut = (least[:, 1:width] + price_ms[:, width - 1 : 0 : -1]).min(axis=1)
         least[:, width] = np.minimum(least[:, width], cut)
-    cheapest: FloatArray = least[:, -1]
-    return cheapest
+    return least[:, -1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,15 +250,11 @@ class Widest:
         low, high = np.concatenate([[0], ends[:_BELOW]]), ends[_BELOW - 1 :]  # both to and from the mean
         low_ms = np.concatenate([rising[:, :1], rising[:, :_BELOW]], axis=1)[:, :, None]
         high_ms = rising[:, None, _BELOW - 1 :]
-        share = _share(low[:, None], high, self.itself.given[0, 0])
+        apart = high - low[:, None]
+        share = np.divide(self.itself.given[0, 0] - low[:, None], apart, out=np.zeros(apart.shape), where=apart > 0)
+        share = np.clip(share, 0, 1)  # of `high`; 0 where both are alike
         mixed = low_ms * (1 - share) + np.where(share > 0, high_ms, 0) * share
         return mixed.min(axis=(1, 2)), least_ms.min(axis=1)
-
-
-def _share(low: FloatArray, high: FloatArray, at: float) -> FloatArray:
-    """Compute the share of `high` (H,) in mixtures with `low` (L, 1) that give `at`, (L, H); 0 where both are alike."""
-    share: FloatArray = np.divide(at - low, high - low, out=np.zeros((len(low), len(high))), where=high > low)
-    return np.clip(share, 0, 1)
 
 
 def longest_waits(num_devices: int) -> FloatArray:

@@ -64,7 +64,12 @@ class Catalog(Sizes):
         """Cost every shard, in one call of a compute model."""
         base = sizes.items.base
         model = columns_model(model, base.task.loads.take(base.in_columns))
-        vectors, cost_ms = _vectors_and_costs(sizes, model)
+        entry, shards = entry_loads(sizes.items, sizes.first)
+        embedded = model.embed(shards)
+        vectors = np.zeros((len(sizes.size_bytes), embedded.shape[1]), dtype=np.float32)
+        np.add.at(vectors, entry, embedded)
+        cost_ms, filled = np.zeros(len(vectors)), np.unique(entry)
+        cost_ms[filled] = model.head(vectors[filled])
         return cls(
             sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes, sizes.given,
             simulator, model, vectors, cost_ms, _least_score(vectors, model),
@@ -115,17 +120,6 @@ class Catalog(Sizes):
         """The kernel calls of what lies on the devices already."""
         loads = self.items.base.loads
         return None if loads is None else self.simulator.called(loads, len(loads))
-
-
-def _vectors_and_costs(sizes: Sizes, model: SumModel) -> tuple[Float32Array, FloatArray]:
-    """Compute the vectors (N, H) of all entries, and what each shard alone costs, (N,) ms."""
-    entry, shards = entry_loads(sizes.items, sizes.first)
-    cost_ms, filled = np.zeros(len(sizes.size_bytes)), np.unique(entry)
-    embedded = model.embed(shards)
-    vectors = np.zeros((len(cost_ms), embedded.shape[1]), dtype=np.float32)
-    np.add.at(vectors, entry, embedded)
-    cost_ms[filled] = model.head(vectors[filled])
-    return vectors, cost_ms
 
 
 def _added(vectors: Float32Array, model: SumModel) -> tuple[BoolArray, FloatArray]:
@@ -199,8 +193,7 @@ def splittable(catalog: Catalog, layout: IntArray) -> IntArray:
     item, limits = catalog.item[shards], catalog.items.limits
     count = np.bincount(catalog.item[layout], minlength=catalog.num_items)
     may: BoolArray = (shards - catalog.first[item] >= 2 * limits.min_width[item]) & (count < limits.max_shards)[item]
-    cut: IntArray = shards[may]
-    return cut
+    return shards[may]
 
 
 def one_split_each(catalog: Catalog, layout: IntArray, shards: IntArray) -> IntArray:

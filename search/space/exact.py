@@ -125,8 +125,7 @@ class _Program:
         """Count the units of each item on each device, (I, D), in a solution (n,)."""
         units = np.where(self._units >= 0, values[self._units], 0)
         there = np.where(self._presence >= 0, values[self._presence], 0) * self._sizes.full_width[:, None]
-        held: IntArray = np.where(self._whole[:, None], there, units)
-        return held
+        return np.where(self._whole[:, None], there, units)
 
     def _shards_make_items(self) -> Iterator[_Row]:
         """Require widths that sum to the item's, and as many shards as there may be, each as wide as it must be."""

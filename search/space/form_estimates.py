@@ -146,7 +146,6 @@ class FormEstimates:
     """Estimates plans of one task by the form of each table.
 
     Attributes:
-        task: the task.
         simulator: tells what exchanges cost.
         head: from sums of vectors to the cost of what lies in columns.
         cuts: of the tables in columns.
@@ -246,9 +245,8 @@ class FormEstimates:
         given[:, Collective.ALL_TO_ALL] += columns[choice, cut] * float(ELEMENT_BYTES * self.task.batch_size)
         ready_ms = self.simulator.even_ms(self.task, given, cost_ms[choice, cut] + shared.compute_ms[choice])
         total = np.full(cost_ms.shape, np.inf)
-        kernels, counts, input_bytes = shared.work
-        work = kernels[choice], counts[choice], input_bytes[choice]
-        total[choice, cut] = ready_ms + self.simulator.waited_ms(self.task, ready_ms, *work)
+        kernels, counts, input_bytes = (its[choice] for its in shared.work)
+        total[choice, cut] = ready_ms + self.simulator.waited_ms(self.task, ready_ms, kernels, counts, input_bytes)
         return total
 
 
@@ -321,5 +319,4 @@ def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
     no_worse = (cost_ms[:, :, None] <= cost_ms[:, None]) & (columns[:, :, None] <= columns[:, None])  # (B, one, other)
     earlier = np.triu(np.ones(no_worse.shape[1:], dtype=np.bool_), 1)
     beaten = (no_worse & (earlier | ~no_worse.transpose(0, 2, 1))).any(axis=1)
-    unbeaten: BoolArray = np.isfinite(cost_ms) & ~beaten
-    return unbeaten
+    return np.isfinite(cost_ms) & ~beaten

@@ -49,8 +49,7 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     )
     first, by_all = leaders(task), alone.copy()
     np.logical_and.at(by_all, first, alone)
-    allowed: BoolArray = by_all[first]
-    return allowed
+    return by_all[first]
 
 
 def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call]) -> None:
@@ -157,8 +156,7 @@ class Forms:
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
         """Sum numbers (T, ...) over the tables that each choice has in a form, (B, ...)."""
-        total: FloatArray = np.tensordot((self.forms == form).astype(np.float64), numbers, 1)
-        return total
+        return np.tensordot((self.forms == form).astype(np.float64), numbers, 1)
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
         """Find the largest of numbers (T, Q) that each choice has in a form, (B, Q), none below 0; 0 without tables.

@@ -63,12 +63,7 @@ class HomeOptions:
 
     def of_tables(self, tables: IntArray) -> "HomeOptions":
         """Return the options of some tables (t,) alone."""
-        return replace(
-            self,
-            cost_ms=self.cost_ms[tables],
-            device_bytes=self.device_bytes[tables],
-            host_bytes=self.host_bytes[tables],
-        )
+        return HomeOptions(self.homes, self.cost_ms[tables], self.device_bytes[tables], self.host_bytes[tables])
 
     def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
         """Choose each table's memory, (T,), for little cost in all, within bytes of both tiers; None if no choice is.

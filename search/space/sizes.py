@@ -65,8 +65,7 @@ class Sizes:
     @property
     def whole(self) -> IntArray:
         """Entries of the whole items, (I,)."""
-        whole: IntArray = self.first + self.full_width
-        return whole
+        return self.first + self.full_width
 
     @property
     def total_given(self) -> float:
@@ -90,8 +89,7 @@ class Sizes:
 
 def _rounded(units: FloatArray) -> FloatArray:
     """Round units (n,) to the nearest fractions, none of them to nothing."""
-    rounded: FloatArray = np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
-    return rounded
+    return np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
 
 
 def entry_loads(items: Items, first: IntArray) -> tuple[IntArray, Loads]:
