@@ -9,12 +9,11 @@ from neuroshard import CostModels, Simulator, Topology, search
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
-from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.bound import lower_bound_ms
-from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.testing import random_form_models, sequence_task
 from neuroshard.words.form import Form
+from tests.kit.searches import catalog_of, ms_of
 
 MODELS = {"roofline": CostModels.load("roofline:h100"), "by_form": random_form_models()}
 
@@ -30,34 +29,28 @@ def _cases():
 
 @pytest.mark.parametrize(("task", "simulator"), _cases())
 def test_plans_on_the_way_cost_what_the_simulator_says(task, simulator):
-    catalog = Catalog.checked(Base.empty(task), simulator)
+    catalog = catalog_of(task, simulator)
     start = packed(catalog)
     local = LocalSearch(catalog, start)
-    state, seen = local.costed(start), 0
+    state = local.costed(start)
     for number in range(6):
-        for other in local.others(state, 3, range(4 * number, 4 * number + 4)):
+        others = local.others(state, 3, range(4 * number, 4 * number + 4))
+        state = others[-1]
+        for other in filter(None, (*others, local.best_step(state))):
             plan = catalog.items.plan(other.held)
             assert plan.violations == ()
-            assert other.cost_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=2e-3)
+            assert other.cost_ms == pytest.approx(ms_of(plan, simulator), rel=2e-3)
             np.testing.assert_allclose(4 * other.units, plan.traffic.columns[0], atol=0.05)
-            state, seen = other, seen + 1
-        better = local.best_step(state)
-        if better is not None:
-            plan = catalog.items.plan(better.held)
-            assert plan.violations == ()
-            assert better.cost_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=2e-3)
-    assert seen
 
 
 @pytest.mark.parametrize(("task", "simulator"), _cases())
 def test_searches_keep_their_shapes_and_the_bound(task, simulator):
     plan = search(task, simulator, tolerance=0)
     assert plan.violations == ()
-    cost = simulator.cost(task, plan).total_ms
-    in_columns = simulator.cost(task, BeamSearch(max_splits=2).find(task, simulator).plan).total_ms
+    cost, in_columns = (ms_of(one, simulator) for one in (plan, BeamSearch(max_splits=2).find(task, simulator).plan))
     assert cost <= in_columns * (1 + 1e-6)
     bounded = cost if set(plan.forms) == {Form.COLUMNS} else in_columns  # rows may cost less than any columns
-    assert lower_bound_ms(Catalog.checked(Base.empty(task), simulator)) <= bounded * (1 + 1e-6)
+    assert lower_bound_ms(catalog_of(task, simulator)) <= bounded * (1 + 1e-6)
 
 
 def test_a_sequence_table_is_halved_where_it_is_too_large():

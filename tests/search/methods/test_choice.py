@@ -8,7 +8,6 @@ import pytest
 from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.models.parts import EXCHANGES, lopsidedness
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice, declined_remark
@@ -16,6 +15,8 @@ from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSear
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_tables, toy_task
+from tests.kit.plans import laid_out, whole
+from tests.kit.searches import ms_of
 
 FEW = Improvement(shakes=10)
 ERROR = 0.15
@@ -47,8 +48,7 @@ def _simulator(compute, relative):
 def _two_plans():
     """Everything on one device, and spread over four."""
     task = toy_task(8)
-    dims = [(i, table.dim) for i, table in enumerate(task.tables)]
-    return assemble(task, [(i, dim, 0) for i, dim in dims]), assemble(task, [(i, dim, i % 4) for i, dim in dims])
+    return whole(task, 0), whole(task)
 
 
 def _chosen(choice, first, other, simulator):
@@ -56,16 +56,11 @@ def _chosen(choice, first, other, simulator):
     return (first, other)[choice.among(costs, first.task, simulator)[0]]
 
 
-def _asked_share(simulator):
-    """What share of both margins the gain is."""
-    first, other = simulator.costs(_two_plans()[0].task, _two_plans())
-    return (first.expected_ms - other.expected_ms) / (first.margin_ms + other.margin_ms)
-
-
 @pytest.mark.parametrize(("compute", "setting"), [(LinearCompute(), "blind_doubt"), (Disagreeing(), "doubt")])
 def test_a_gain_is_believed_beyond_a_share_of_both_margins(compute, setting):
     simulator, (first, other) = _simulator(compute, 0.5), _two_plans()
-    share = _asked_share(simulator)
+    before, after = simulator.costs(first.task, [first, other])
+    share = (before.expected_ms - after.expected_ms) / (before.margin_ms + after.margin_ms)  # that the gain is
     assert 0.1 < share < 3
     for factor, chosen in ((0.99, other), (1.01, first)):
         other_setting = {"doubt", "blind_doubt"} - {setting}
@@ -87,8 +82,7 @@ def test_without_members_no_saving_of_all_devices_together_counts():
 
     tables = tuple(replace(toy_tables(1)[0], name=f"t{i}").with_dim(64) for i in range(2))
     task = Task(tables, Topology(2, 1 << 30), 256)
-    first = assemble(task, [(0, 64, 0), (1, 64, 1)])
-    other = assemble(task, [(table, 32, device) for table in range(2) for device in range(2)])
+    first, other = laid_out(task, 0, 1), laid_out(task, *[{0: 32, 1: 32}] * 2)
     models = replace(linear_models(2), margins=_simulator(LinearCompute(), 0.1).models.margins)
     for compute, chosen in ((Flattering(), first), (FlatteringMembers(), other)):
         assert _chosen(Choice(1.0, 1.0), first, other, Simulator(replace(models, compute=compute))) is chosen
@@ -131,7 +125,7 @@ def test_a_plan_that_is_declined_for_its_exchanges_says_so():
     table = replace(toy_tables(1)[0].with_dim(32), pooling_factor=1.0)
     tables = replace(table, pooling_factor=20.0), *(replace(table, name=f"t{i}") for i in range(4))
     task = Task(tables, Topology(2, 1 << 40), 256)
-    even, alone = (assemble(task, [(0, 32, 0), (1, 32, beside), *((i, 32, 1) for i in (2, 3, 4))]) for beside in (0, 1))
+    even, alone = (laid_out(task, 0, beside, 1, 1, 1) for beside in (0, 1))
     known = replace(CostModels.load("cpu").ranges, others={})
     for most, why in ((1.5, "no exchange that the models know is so lopsided"), (1.6, "within the models' margins")):
         name, lopsided = lopsidedness(np.array([[most, 2 - most]]) * 1000)
@@ -156,7 +150,7 @@ def test_gains_that_are_errors_of_the_model_are_left():
     for seed in range(10):
         task = toy_task(24, seed=seed)
         searchers = (BeamSearch(), NeuroShard(improvement=FEW, choice=None), NeuroShard(improvement=FEW))
-        published, bold, ours = (truth.cost(task, searcher.find(task, wrong).plan).total_ms for searcher in searchers)
+        published, bold, ours = (ms_of(searcher.find(task, wrong).plan, truth) for searcher in searchers)
         gains.append((1 - bold / published, 1 - ours / published))
     bold, ours = np.array(gains).T
     assert (bold < -0.01).mean() >= 0.2
@@ -177,7 +171,7 @@ def test_a_gain_that_is_not_taken_is_said():
         ImprovedSearch(starts, FEW, choice=c).find(first.task, simulator)
         for c in (Choice(1e3, 1e3), Choice(0.0, 0.0), None)
     )
-    before, after = (simulator.cost(first.task, found.plan).total_ms for found in (doubting, bold))
+    before, after = (ms_of(found.plan, simulator) for found in (doubting, bold))
     remark = declined_remark(doubting.plan, doubting.declined, simulator)
     assert remark.startswith(f"a plan predicted {1 - after / before:.1%} cheaper was found ({after:.2f} ms, not ")
     assert f"not {before:.2f})" in remark
@@ -195,8 +189,7 @@ def test_what_nobody_would_miss_is_not_said():
     assert declined_remark(first, other, simulator) is not None
     assert declined_remark(other, replace(other), simulator) is None
     assert declined_remark(other, first, simulator) is None
-    topology = replace(first.task.topology, memory_bytes=max(other.device_bytes) - 1)
-    tight = replace(first.task, topology=topology)
+    tight = replace(first.task, topology=replace(first.task.topology, memory_bytes=max(other.device_bytes) - 1))
     assert declined_remark(replace(first, task=tight), replace(other, task=tight), simulator) is None
 
 

@@ -7,10 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from neuroshard import CostModels, InfeasibleError, MemoryUse, Simulator, Table, Task, Topology, UserError, search
+from neuroshard import CostModels, InfeasibleError, MemoryUse, Plan, Simulator, Table, Task, Topology, UserError, search
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import declined_remark
 from neuroshard.stages.search.methods.form_choices import FormChoices
@@ -33,6 +32,7 @@ QUICKLY = Improvement(shakes=20)
 ALL = NeuroShard(improvement=QUICKLY)
 ALONE = NeuroShard(improvement=QUICKLY, forms=("columns",))
 EXACT = replace(ALL, tolerance=0)
+HUGE, VIDEOS = hot_table("huge", 5_000_000_000, 32, 1), hot_table("videos", 80_000_000, 128, 20, pooled=False)
 ON_HOSTS = Topology(16, "80GiB", devices_per_host=8)
 
 
@@ -41,14 +41,18 @@ def _criteo(num_devices=8, constraints=None, count=26):
     return Task(criteo()[:count], topology, BATCH, constraints=constraints or Constraints())
 
 
-def _tiny(seed, memory_share=4.0):
+def _tiny(seed, memory_share=4.0, devices=2):
     rng = np.random.default_rng(seed)
     tables = tuple(
         hot_table(f"t{i}", int(10 ** rng.uniform(1, 7)), int(rng.choice([4, 8, 12])), 10 ** rng.uniform(0, 2))
         for i in range(3)
     )
     memory = max(1, int(memory_share * sum(table.size_bytes for table in tables)))
-    return Task(tables, Topology(2, memory), BATCH)
+    return Task(tables, Topology(devices, memory), BATCH)
+
+
+def _tiny_on_three(seed):
+    return _tiny(seed, devices=3)
 
 
 def _tiny_sequences(seed):
@@ -71,10 +75,6 @@ def _layouts(task):
         whole = [cut for cut in cuts if sum(dim for _, dim, _ in cut) == table.dim]
         columns = [in_columns(task, cut) for cut in whole if table.pooled or len({dim for _, dim, _ in cut}) == 1]
         yield [*columns, in_rows(task, index, range(devices)), *([in_copies(task, index)] if table.pooled else [])]
-
-
-def _tiny_on_three(seed):
-    return replace(_tiny(seed), topology=replace(_tiny(seed).topology, num_devices=3))
 
 
 @pytest.mark.parametrize(
@@ -159,18 +159,8 @@ def test_rows_save_the_less_the_fewer_blocks_have_the_lookups():
 @pytest.mark.parametrize(
     ("table", "topology", "memory", "refused"),
     [
-        (
-            hot_table("huge", 5_000_000_000, 32, 1),
-            ON_HOSTS,
-            MemoryUse("rowwise_adagrad", batches_in_flight=1),
-            r"'huge' takes 93\.\d GiB even at 4 columns",
-        ),
-        (
-            hot_table("videos", 80_000_000, 128, 20, pooled=False),
-            Topology(8, "16GiB", devices_per_host=8),
-            MemoryUse(),
-            r"'videos' takes 19\.\d GiB even at 64 columns",
-        ),
+        (HUGE, ON_HOSTS, MemoryUse("rowwise_adagrad", 1), r"'huge' takes 93\.\d GiB even at 4 columns"),
+        (VIDEOS, Topology(8, "16GiB"), MemoryUse(), r"'videos' takes 19\.\d GiB even at 64 columns"),
     ],
     ids=["pooled", "sequence"],
 )
@@ -218,11 +208,8 @@ TOGETHER = Constraints(together=(("criteo_8", "criteo_12"),))
         (Constraints((TableRule("criteo_5", devices=(1, 2)),)), {"criteo_5": Form.COLUMNS}),
         (Constraints((TableRule("criteo_16", min_shards=2),)), {"criteo_16": Form.COLUMNS}),
         (Constraints(pinned=(PinnedShard("criteo_7", 64, (3,)),)), {"criteo_7": Form.COLUMNS}),
-        (
-            Constraints(apart=(("criteo_15", "criteo_13"),)),
-            {"criteo_13": Form.COLUMNS, "criteo_15": Form.COLUMNS},
-        ),
-        (TOGETHER, {"criteo_8": Form.COPIES, "criteo_12": Form.COPIES}),
+        (Constraints(apart=(("criteo_15", "criteo_13"),)), dict.fromkeys(("criteo_13", "criteo_15"), Form.COLUMNS)),
+        (TOGETHER, dict.fromkeys(("criteo_8", "criteo_12"), Form.COPIES)),
         *((Constraints((TableRule("criteo_1", forms=(form,)),)), {"criteo_1": form}) for form in Form),
     ],
 )
@@ -402,9 +389,8 @@ def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
     simulator = Simulator(replace(random_form_models(), compute=ComputeByForm(known)))
     for seed in range(4):
         plan = ALL.find(sequence_task(6, 2, seed), simulator).plan
-        assert {form for form, table in zip(plan.forms, plan.task.tables, strict=True) if not table.pooled} == {
-            Form.COLUMNS
-        }
+        of_sequences = {form for form, table in zip(plan.forms, plan.task.tables, strict=True) if not table.pooled}
+        assert of_sequences == {Form.COLUMNS}
 
 
 @pytest.mark.parametrize("searcher", ["neuroshard", "torchrec_all_forms"])

@@ -37,11 +37,7 @@ def _everywhere(task):
 
 def _hosts(plan):
     """Of each table, the hosts that it lies on."""
-    size = plan.task.topology.host_size
-    found = [set() for _ in plan.task.tables]
-    for placed in plan.placements:
-        found[placed.shard.table].add(placed.device // size)
-    return found
+    return [{placed.device // plan.task.topology.host_size for placed in its} for its in plan.by_table]
 
 
 def test_tables_alike_are_spread_over_the_hosts_as_the_best_of_all_plans_has_them():

@@ -17,11 +17,9 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import LinearCompute, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
-from tests.kit.searches import H100, ms_of
+from tests.kit.searches import H100, catalog_of, ms_of
 
 NONE, FEW, STEPS = Improvement(shakes=0, max_plans=1), Improvement(shakes=5), Improvement(shakes=0)
 
@@ -51,7 +49,7 @@ def test_local_search_sets_out_from_any_start(compute):
     start = _started_from(_OneDevice(2))
     assert {p.device for p in start.placements} == {2}
     better = ImprovedSearch((_OneDevice(2),), FEW).find(task, simulator).plan
-    assert simulator.cost(task, better).total_ms < 0.5 * simulator.cost(task, start).total_ms
+    assert ms_of(better, simulator) < 0.5 * ms_of(start, simulator)
 
 
 def _started_from(*starts):
@@ -77,28 +75,23 @@ def test_a_dear_start_may_lead_lower(seed):
 
 
 def test_starts_without_a_plan_are_left_out_unless_all_are():
-    task, simulator = toy_task(8), Simulator(linear_models())
     assert {p.device for p in _started_from(_OneDevice(None), _OneDevice(1)).placements} == {1}
     with pytest.raises(InfeasibleError, match="no plan to start from"):
-        ImprovedSearch((_OneDevice(None),)).find(task, simulator)
+        _started_from(_OneDevice(None))
 
 
 def test_a_limit_on_moved_bytes_counts_from_the_start():
     task, simulator = toy_task(10), Simulator(random_models())
-    start = Random(1).find(task, simulator).plan
-    limit = task.size_bytes // 10
-    limited, free = (
-        ImprovedSearch((ExistingPlan(start),), FEW, max_moved_bytes=most).find(task, simulator).plan
-        for most in (limit, None)
-    )
+    start, limit = Random(1).find(task, simulator).plan, task.size_bytes // 10
+    searches = (ImprovedSearch((ExistingPlan(start),), FEW, max_moved_bytes=most) for most in (limit, None))
+    limited, free = (one.find(task, simulator).plan for one in searches)
     assert 0 < moved_between(start, limited).sum() <= limit < moved_between(start, free).sum()
     assert Replan(start, limit, FEW).find(task, simulator).plan == limited
 
 
 def test_neuroshard_is_the_published_search_even_layouts_and_heuristics_improved():
     """A composition: each setting goes to the part that it is of, by the same name and with the same default."""
-    grid, improvement = GridSettings(points=3), Improvement(shakes=7)
-    choice = Choice(doubt=0.3)
+    grid, improvement, choice = GridSettings(points=3), Improvement(shakes=7), Choice(doubt=0.3)
     ours = NeuroShard(4, 2, 5, grid, improvement, choice)
     assert not isinstance(ours, BeamSearch)
     heuristics = tuple(map(Greedy, SCORES))
@@ -120,9 +113,8 @@ def test_every_setting_is_known_by_one_name():
 def test_narrow_shards_find_room_where_memory_is_nearly_full():
     """The published search packs by bytes alone there, at several times the cost."""
     tables = criteo()
-    total = sum(table.size_bytes for table in tables)
-    task = Task(tables, Topology(8, int(1.02 * total / 8)), 65536)
-    catalog = Catalog.checked(Base.empty(task), H100)
+    task = Task(tables, Topology(8, int(1.02 * sum(table.size_bytes for table in tables) / 8)), 65536)
+    catalog = catalog_of(task, H100)
     packed, even = (catalog.items.plan(start.first_held(catalog)) for start in (BeamSearch(), EvenLayouts()))
     assert ms_of(even) < ms_of(packed) / 1.5
     assert not even.violations

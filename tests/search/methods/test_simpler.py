@@ -27,10 +27,10 @@ def _simpler(plan, simulator, tolerance):
 
 def test_the_default_search_takes_fewer_shards_for_next_to_nothing():
     task = Task(criteo(batch_size=4096), Topology(8, "80GiB"), 4096)
-    cheapest, plan = (replace(ALL, tolerance=tolerance).find(task, H100).plan for tolerance in (0.0, 0.005))
+    cheapest, plan = (one.find(task, H100).plan for one in (replace(ALL, tolerance=0.0), ALL))
     assert len(plan.placements) < len(cheapest.placements)
     assert ms_of(cheapest) < ms_of(plan) <= ms_of(cheapest) * 1.005
-    assert ALL.find(task, H100).plan == plan
+    assert ALL.tolerance == 0.005
 
 
 def test_columns_alone_are_kept_where_other_forms_save_less_than_the_tolerance():

@@ -7,22 +7,9 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard import (
-    Constraints,
-    Found,
-    InfeasibleError,
-    PinnedShard,
-    Searcher,
-    Simulator,
-    Table,
-    TableRule,
-    Task,
-    Topology,
-)
-from neuroshard.layouts import in_columns
+from neuroshard import Constraints, InfeasibleError, PinnedShard, Plan, Simulator, Table, TableRule, Task, Topology
 from neuroshard.plans.hosts import assigned_to_hosts, least_host_bytes
 from neuroshard.plans.moves import moved_bytes
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.schema import to_bytes
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
@@ -43,13 +30,8 @@ BATCH = 4096
 QUICKLY = NeuroShard(improvement=Improvement(shakes=10))
 GIB = 1 << 30
 FEW_STEPS = Improvement(shakes=3)
-SEARCHERS = (
-    Random(),
-    Greedy("size"),
-    Greedy("size_lookup"),
-    BeamSearch(max_splits=3),
-    NeuroShard(improvement=FEW_STEPS),
-)
+PLAIN = Random(), Greedy("size"), Greedy("size_lookup")
+SEARCHERS = (*PLAIN, BeamSearch(max_splits=3), NeuroShard(improvement=FEW_STEPS))
 EVERY = pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda searcher: type(searcher).__name__)
 ON_HOSTS = (TableRule("*", tiers=("host",)),)
 LARGE = tuple(table.with_dim(32) for table in dlrm_like(seed=3, batch_size=BATCH) if table.rows > 50_000)
@@ -98,12 +80,8 @@ def test_plans_of_tiny_tasks_are_near_the_best(tasks):
         total = sum(table.size_bytes for table in tables)
         memory = int(total * rng.uniform(0.15, 0.6) / 2)
         task = Task(tables, Topology(2, memory, host_memory_bytes=total), BATCH)
-        dims = [table.dim for table in task.tables]
-        whole = [
-            Plan(task, tuple(in_columns(task, zip(range(3), dims, (0, *places), strict=True))))
-            for places in product(range(2), repeat=2)
-        ]
-        every = [rehomed(plan, task, chosen) for plan in whole for chosen in product(homes, repeat=3)]
+        plans = [laid_out(task, 0, *places) for places in product(range(2), repeat=2)]
+        every = [rehomed(plan, task, chosen) for plan in plans for chosen in product(homes, repeat=3)]
         fitting = [plan for plan in every if plan.fits]
         best = min(cost.total_ms for cost in H100.costs(task, fitting))
         gaps.append(ms_of(found(QUICKLY, task)) / best - 1)
@@ -215,12 +193,9 @@ def test_random_tasks_have_plans_that_overfill_no_host(searcher):
         rng = np.random.default_rng(seed)
         sizes = rng.integers(5, 70, int(rng.integers(3, 8)))
         share = rng.uniform(1.02, 1.3)
-        rules = ON_HOSTS
-        if seed % 2:
-            rules = [
-                TableRule(f"t{i}", tiers=("host",) if rng.random() < 0.7 else ("cached",)) for i in range(len(sizes))
-            ]
-        found(searcher, _in_gib(sizes.tolist(), sizes.sum() / 2 * share, tuple(rules)))
+        tiers = ["host" if rng.random() < 0.7 else "cached" for _ in sizes]
+        mixed = tuple(TableRule(f"t{i}", tiers=(tier,)) for i, tier in enumerate(tiers))
+        found(searcher, _in_gib(sizes.tolist(), sizes.sum() / 2 * share, mixed if seed % 2 else ON_HOSTS))
 
 
 @EVERY
@@ -266,9 +241,9 @@ def test_an_accident_of_placement_is_no_proof(searcher):
     assert "no plan exists" not in str(caught.value)
 
 
-class _Careless(Searcher):
+class _Careless(ns.Searcher):
     def find(self, task, simulator):
-        return Found(whole(task, 0))
+        return ns.Found(whole(task, 0))
 
 
 def test_nobodys_plan_is_handed_out_with_violations():

@@ -96,10 +96,8 @@ def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(se
     """And cost what the model says nevertheless; once more by whole devices."""
     catalog = _with_base(_catalog(seed, 64, _by_widest(64), count=200), seed)
     assert 0 < catalog.added[0].sum() < len(catalog.added[0])
-    caps, layout = (
-        np.array([1.2 * catalog.total_given / 64, catalog.total_given]).astype(np.int64),
-        fewest_shards(catalog),
-    )
+    caps = np.array([1.2 * catalog.total_given / 64, catalog.total_given]).astype(np.int64)
+    layout = fewest_shards(catalog)
     grid = GridSearch(catalog, GridSettings())
     ours = grid.placements(layout[None], caps, scores(catalog))
     for number, cap in enumerate(caps.tolist()):

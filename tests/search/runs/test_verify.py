@@ -38,9 +38,13 @@ from neuroshard.testing.devices.made_up import MadeUpHardware
 from tests.kit.commands import shown
 from tests.kit.measuring import CPU
 from tests.kit.processes import PATIENCE_S, as_if_under_torchrun
+from tests.kit.searches import ms_of
 
 HOME = MADE_UP["cpu"]
+TASK = toy_task(6, num_devices=2)
+TASKS = TASK, toy_task(7, num_devices=2, seed=1)
 AWAY = replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0))
+NOISY, STEADY = MadeUpHardware(made_up=AWAY, noise=0.05), MadeUpHardware(made_up=AWAY)
 SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=3), choice=None, forms=("columns",))
 
 
@@ -56,9 +60,8 @@ def bundle(tmp_path):
     return tmp_path / "models"
 
 
-def _search(model, out, verify, tasks=None, searcher=SMALL, **settings):
-    its = (toy_task(6, num_devices=2), toy_task(7, num_devices=2, seed=1)) if tasks is None else tasks
-    return Search(str(model), its, searcher, "neuroshard", str(out), verify=verify, **settings)
+def _search(model, out, verify, tasks=TASKS, searcher=SMALL, **settings):
+    return Search(str(model), tasks, searcher, "neuroshard", str(out), verify=verify, **settings)
 
 
 def test_verified_plans_are_truly_as_good_or_better_where_models_are_wrong(tmp_path, monkeypatch):
@@ -78,13 +81,10 @@ def test_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkey
 def _beside_the_predicted_best(count, tmp_path, monkeypatch):
     """What verified plans of so many tasks truly cost, over what the predicted best ones do."""
     monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
-    truth, verify = Simulator(AWAY.truth), Verify(MadeUpHardware(made_up=AWAY, noise=0.01), finalists=6, passes=6)
+    truth, verify = Simulator(AWAY.truth), Verify(replace(NOISY, noise=0.01), finalists=6, passes=6)
     verified = _search("home", tmp_path / "verified", verify, _dlrm_tasks(count)).run().saved.plans()
-    before, after = (
-        np.array([truth.cost(plan.task, plan).total_ms for plan in its.values()])
-        for its in (_predicted_best(count), verified)
-    )
-    return after / before
+    best = _predicted_best(count)
+    return np.array([ms_of(verified[number], truth) / ms_of(plan, truth) for number, plan in best.items()])
 
 
 @cache
@@ -94,9 +94,9 @@ def _predicted_best(count):
 
 
 def test_what_is_decided_at_once_is_what_a_run_takes(bundle, tmp_path):
-    verify, task = Verify(MadeUpHardware(made_up=AWAY, noise=0.05), finalists=4, passes=3), toy_task(6, num_devices=2)
-    run = _search(bundle, tmp_path / "run", verify, (task,)).run().saved
-    found = verify.decided(SMALL, task, Simulator(CostModels.load(str(bundle))))
+    verify = Verify(NOISY, finalists=4, passes=3)
+    run = _search(bundle, tmp_path / "run", verify, (TASK,)).run().saved
+    found = verify.decided(SMALL, TASK, Simulator(CostModels.load(str(bundle))))
     assert run.plans()[0].placements == found.plan.placements
     assert found.remark in run.records[0].remark
 
@@ -110,8 +110,7 @@ def test_noise_alone_keeps_what_is_predicted(tmp_path, monkeypatch):
 
 
 def test_what_a_verified_run_leaves(bundle, tmp_path):
-    hardware = MadeUpHardware(made_up=AWAY, noise=0.05)
-    result = _search(bundle, tmp_path / "run", Verify(hardware, finalists=4, passes=3)).run()
+    result = _search(bundle, tmp_path / "run", Verify(NOISY, finalists=4, passes=3)).run()
     frame = pd.read_parquet(tmp_path / "run" / "finalists.parquet")
     assert frame.task.tolist() == [0] * 4 + [1] * 4
     assert frame.finalist.tolist() == [0, 1, 2, 3] * 2
@@ -120,9 +119,8 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
     simulator, text = Simulator(CostModels.load(bundle)), shown(result)
     for row in frame.itertuples():
         plan = Plan.load(tmp_path / "run" / row.plan)
-        cost = simulator.cost(plan.task, plan)
-        assert row.predicted_ms == plan.prediction.cost_ms == pytest.approx(cost.total_ms)
-        assert row.measured_ms == pytest.approx(Simulator(AWAY.truth).cost(plan.task, plan).total_ms, rel=0.2)
+        assert row.predicted_ms == plan.prediction.cost_ms == pytest.approx(ms_of(plan, simulator))
+        assert row.measured_ms == pytest.approx(ms_of(plan, Simulator(AWAY.truth)), rel=0.2)
     loaded = SearchRun.load(tmp_path / "run")
     for record, plan in zip(loaded.records, loaded.plans().values(), strict=True):
         taken = frame[(frame.task == record.task) & frame.taken].iloc[0]
@@ -133,8 +131,8 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
         assert f"{record.measured_ms:.2f}" in text
     assert "measured ms" in text
     assert f"finalists: {tmp_path}/run/finalists.parquet" in text
-    assert _search(bundle, tmp_path / "run", Verify(hardware, 4, 3)).run().saved.plans() == loaded.plans()
-    for other in (Verify(hardware, 4, 4), Verify(hardware, 5, 3), None, Verify(replace(hardware, noise=0.1), 4, 3)):
+    assert _search(bundle, tmp_path / "run", Verify(NOISY, 4, 3)).run().saved.plans() == loaded.plans()
+    for other in (Verify(NOISY, 4, 4), Verify(NOISY, 5, 3), None, Verify(replace(NOISY, noise=0.1), 4, 3)):
         with pytest.raises(UserError, match="holds a run already, begun with verify"):
             _search(bundle, tmp_path / "run", other).run()
 
@@ -142,9 +140,8 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
 def test_nothing_is_said_of_measuring_where_nothing_is_measured(bundle, tmp_path):
     result = _search(bundle, tmp_path / "run", None).run()
     assert "measured" not in shown(result)
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "plans", "records", "results.parquet", "run.json", "settings.json", "tasks.json"
-    }  # fmt: skip
+    names = {"plans", "records", "results.parquet", "run.json", "settings.json", "tasks.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == names
 
 
 class _Killed(Exception):
@@ -209,13 +206,12 @@ def test_an_interrupted_run_measures_only_what_is_missing(bundle, tmp_path):
 
 def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
     task = toy_task(12, num_devices=2)
-    run = _search(bundle, tmp_path / "free", Verify(_counted(), 6, 2), (task,)).run()
-    files = FinalistFiles(tmp_path / "free", 0)
-    largest = [max(map(len, plan.device_tables)) for plan in files.read(task).finalists]
+    _search(bundle, tmp_path / "free", Verify(_counted(), 6, 2), (task,)).run()
+    finalists = FinalistFiles(tmp_path / "free", 0).read(task).finalists
+    largest = [max(map(len, plan.device_tables)) for plan in finalists]
     assert len(set(largest)) > 1, "the finalists must differ in this for the test to test anything"
     limit = max(largest)
-    failing = _counted(fails=limit)
-    run = _search(bundle, tmp_path / "run", Verify(failing, 6, 2), (task,)).run()
+    run = _search(bundle, tmp_path / "run", Verify(_counted(fails=limit), 6, 2), (task,)).run()
     frame = pd.read_parquet(tmp_path / "run" / "finalists.parquet")
     assert (frame.error.notna().to_numpy() == (np.array(largest) >= limit)).all()
     assert frame.measured_ms.isna().equals(frame.error.notna())
@@ -230,29 +226,25 @@ def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
 
 
 def test_a_method_with_one_plan_has_it_measured(bundle, tmp_path):
-    hardware = MadeUpHardware(made_up=AWAY, noise=0.05)
-    run = _search(bundle, tmp_path / "run", Verify(hardware, 4, 2), searcher=Greedy("dim")).run().saved
+    run = _search(bundle, tmp_path / "run", Verify(NOISY, 4, 2), searcher=Greedy("dim")).run().saved
     assert all("there was no other finalist" in record.remark for record in run.records)
     assert all(record.measured_ms > 0 for record in run.records)
 
 
 def test_what_a_search_remarks_stands_before_the_verdict_and_is_kept(bundle, tmp_path):
-    task, verify = toy_task(6, num_devices=2), Verify(MadeUpHardware(made_up=AWAY, noise=0.05), 4, 2)
-    replan = Replan(Random().find(task, Simulator(CostModels.load(bundle))).plan, improvement=Improvement(shakes=3))
+    replan = Replan(Random().find(TASK, Simulator(CostModels.load(bundle))).plan, improvement=Improvement(shakes=3))
     plain, verified = (
-        _search(bundle, tmp_path / name, how, (task,), replan).run().saved.records[0].remark
-        for name, how in (("plain", None), ("verified", verify))
+        _search(bundle, tmp_path / name, how, (TASK,), replan).run().saved.records[0].remark
+        for name, how in (("plain", None), ("verified", Verify(NOISY, 4, 2)))
     )
     assert plain.startswith("moves ")
     assert verified.startswith(f"{plain}; ")
-    assert FinalistFiles(tmp_path / "verified", 0).read(task).found.remark == plain
+    assert FinalistFiles(tmp_path / "verified", 0).read(TASK).found.remark == plain
 
 
 def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
-    easy = toy_task(6, num_devices=2)
-    tight = replace(easy, topology=Topology(2, easy.size_bytes // 3))
-    verify = Verify(MadeUpHardware(made_up=AWAY), 2, 2)
-    run = _search(bundle, tmp_path / "run", verify, (easy, tight)).run().saved
+    tight = replace(TASK, topology=Topology(2, TASK.size_bytes // 3))
+    run = _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2), (TASK, tight)).run().saved
     assert [record.error is None for record in run.records] == [True, False]
     assert set(pd.read_parquet(tmp_path / "run" / "finalists.parquet").task) == {0}
 
@@ -263,42 +255,37 @@ def test_plans_that_have_rules_for_a_target_besides_are_verified(tmp_path, monke
     hot, *rest = toy_task(5).tables
     tables = (replace(hot, dim=64, pooling_factor=30.0), *(replace(table, dim=4) for table in rest))
     tasks = constrained([replace(toy_task(5), tables=tables)], "hugectr")
-    verify = Verify(MadeUpHardware(made_up=AWAY), 2, 2)
     for _ in range(2):  # searched, then read
-        run = _search("linear", tmp_path / "run", verify, tasks, SMALL).run().saved
+        run = _search("linear", tmp_path / "run", Verify(STEADY, 2, 2), tasks, SMALL).run().saved
     plan = run.plan_of(run.records[0])
     assert plan.task.constraints.rules[-1].min_shards == 4
     assert FinalistFiles(tmp_path / "run", 0).read(tasks[0]).finalists[0].task == plan.task
 
 
 def test_damaged_files_are_named(bundle, tmp_path):
-    hardware = MadeUpHardware(made_up=AWAY)
-    _search(bundle, tmp_path / "run", Verify(hardware, 2, 2)).run()
-    task, files = toy_task(6, num_devices=2), FinalistFiles(tmp_path / "run", 0)
-    folder = tmp_path / "run" / "finalists" / "task-0000"
-    path = folder / "pass-0000.json"
+    _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2)).run()
+    files = FinalistFiles(tmp_path / "run", 0)
+    path = tmp_path / "run" / "finalists" / "task-0000" / "pass-0000.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"plans": content["plans"][:1]}))
     with pytest.raises(UserError, match="is not of 2 plans for 2 devices; delete it"):
-        files.read(task)
+        files.read(TASK)
     content["plans"][0]["parts"]["compute"] = ["much"]
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"pass-0000\.json"):
-        files.read(task)
+        files.read(TASK)
     with pytest.raises(UserError, match="is a plan of another task"):
         files.read(toy_task(6, num_devices=2, seed=5))
 
 
 def test_users_mistakes_are_one_line(bundle, tmp_path):
-    hardware = MadeUpHardware(made_up=AWAY)
     with pytest.raises(UserError, match="finalists=0 must be a whole number of at least 1"):
-        Verify(hardware, finalists=0, passes=2)
+        Verify(STEADY, finalists=0, passes=2)
     with pytest.raises(UserError, match="passes=1 must be a whole number of at least 2"):
-        Verify(hardware, finalists=2, passes=1)
-    on_hosts = toy_task(num_devices=2)
-    on_hosts = replace(on_hosts, topology=replace(on_hosts.topology, devices_per_host=1))
+        Verify(STEADY, finalists=2, passes=1)
+    on_hosts = replace(TASK, topology=replace(TASK.topology, devices_per_host=1))
     with pytest.raises(UserError, match="1 of its 2 devices on each host, and exchanges are measured here with 2"):
-        _search(bundle, tmp_path / "run", Verify(hardware, 2, 2), (on_hosts,)).run()
+        _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2), (on_hosts,)).run()
     assert not (tmp_path / "run").exists()
 
 
@@ -380,10 +367,8 @@ def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
 def test_finalists_are_verified_by_training_steps(bundle, tmp_path, pipeline):
     """A pass is a build of all of them, on two real processes."""
     means = InSteps(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
-    verify = Verify(CPU, finalists=2, passes=2, means=means)
-    task = toy_task(6, num_devices=2)
-    result = _search(bundle, tmp_path / "run", verify, (task,)).run()
-    searched = FinalistFiles(tmp_path / "run", 0).read(task)
+    result = _search(bundle, tmp_path / "run", Verify(CPU, finalists=2, passes=2, means=means), (TASK,)).run()
+    searched = FinalistFiles(tmp_path / "run", 0).read(TASK)
     assert searched.errors == (None,) * len(searched.finalists)
     assert (searched.costs_ms > 0).all()
     assert searched.costs_ms.shape == (len(searched.finalists), 2)

@@ -30,33 +30,31 @@ from tests.kit.searches import H100, catalog_of, sizes_of
 MOST_PLANS = 1500
 
 
-def _networks(num_devices, seed):
+def _networks(seed):
     """As pre-training fits them, with random weights: every part of the bound counts."""
     forward, backward = (replace(random_set_comm(s), scale_ms=1e-8) for s in (seed, seed + 1))
     return CostModels(random_ensemble(seed), forward, backward, None)
 
 
-def _offset_networks(num_devices, seed):
+def _offset_networks(seed):
     """A call costs much by itself, and nothing is exchanged on the way back."""
     members = tuple(replace(member, offset=40.0) for member in random_ensemble(seed).members)
-    models = _networks(num_devices, seed)
+    models = _networks(seed)
     return replace(models, compute=replace(models.compute, members=members), backward=FreeComm())
 
 
 MODELS = {
-    "linear": lambda num_devices, seed: linear_models(num_devices),
-    "roofline": lambda num_devices, seed: CostModels.load("roofline:h100"),
-    "installed": lambda num_devices, seed: CostModels.load("cpu"),
-    "whole steps": lambda num_devices, seed: CostModels.load("cpu+torchrec"),
-    "waiting for hosts": lambda num_devices, seed: CostModels.load("h100+torchrec+dense8ms"),
-    "networks": _networks,
-    "offset": _offset_networks,
-    "by widest": lambda num_devices, seed: replace(_networks(num_devices, seed), compute=random_by_widest(seed)),
-    "regression": lambda num_devices, seed: replace(_networks(num_devices, seed), compute=random_regression(seed)),
+    "linear": lambda devices, seed: linear_models(devices),
+    "roofline": lambda devices, seed: CostModels.load("roofline:h100"),
+    "installed": lambda devices, seed: CostModels.load("cpu"),
+    "whole steps": lambda devices, seed: CostModels.load("cpu+torchrec"),
+    "waiting for hosts": lambda devices, seed: CostModels.load("h100+torchrec+dense8ms"),
+    "networks": lambda devices, seed: _networks(seed),
+    "offset": lambda devices, seed: _offset_networks(seed),
+    "by widest": lambda devices, seed: replace(_networks(seed), compute=random_by_widest(seed)),
+    "regression": lambda devices, seed: replace(_networks(seed), compute=random_regression(seed)),
     "paper": random_models,
-    "paper_compute": lambda num_devices, seed: replace(
-        _networks(num_devices, seed), compute=random_models(num_devices, seed).compute
-    ),
+    "paper_compute": lambda devices, seed: replace(_networks(seed), compute=random_models(devices, seed).compute),
 }
 
 
@@ -108,7 +106,7 @@ def test_the_bound_is_close_for_models_that_keep_to_physics(models, batch_size, 
 
 def test_what_narrow_tables_save_takes_little_from_the_bound():
     """A wide table beside them would undo it on any device, by more than all that there is to be saved."""
-    task, models = toy_task(48), replace(_networks(4, 0), compute=random_by_widest())
+    task, models = toy_task(48), replace(_networks(0), compute=random_by_widest())
     assert 0 <= _gap(task, Simulator(models)) < 0.1
 
 

@@ -148,8 +148,7 @@ def test_small_devices_beside_huge_ones_are_used_to_the_byte():
 
 
 def test_the_solver_is_limited_by_counts_alone(monkeypatch):
-    given_options = []
-    solve = optimize.milp
+    given_options, solve = [], optimize.milp
     monkeypatch.setattr(
         optimize, "milp", lambda *some, options, **more: given_options.append(options) or solve(*some, **more)
     )

@@ -109,8 +109,7 @@ def test_a_table_that_cannot_be_cut_holds_a_device_up():
 
 def test_what_memory_cannot_hold_costs_infinitely_much():
     task = _task()
-    total = task.size_bytes
-    tight = Task(task.tables, Topology(4, int(total * 0.4)), BATCH)
+    tight = Task(task.tables, Topology(4, int(task.size_bytes * 0.4)), BATCH)
     held_up, evenly = _estimates(tight).costs(Forms(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12])))
     assert np.isfinite(held_up).tolist() == [True, True, False]
     assert np.isfinite(evenly).tolist() == [True, True, False]
@@ -170,12 +169,8 @@ def test_parts_are_the_loads_that_plans_have():
     hot = replace(base.tables[2], row_lookups=(0.1, 0.1, 0.7, 0.1))
     task = replace(base, tables=(*base.tables[:2], hot, *base.tables[3:]))
     tables = np.array([0, 2, 5])
-    placed = [in_rows(task, table, range(4))[block] for table, block in zip(tables.tolist(), (0, 2, 0), strict=True)]
     blocks = [placed for table in tables.tolist() for placed in in_rows(task, table, range(4))]
-    loads = placed_loads(task.tables, blocks, task.batch_size, 4)
-    _same_loads(dearest(task, tables, LAYOUTS[Form.ROWS]), loads.take(np.array([blocks.index(one) for one in placed])))
-    everywhere = [placed for table in tables.tolist() for placed in in_copies(task, table)]
-    _same_loads(
-        dearest(task, tables, LAYOUTS[Form.COPIES]),
-        placed_loads(task.tables, everywhere, task.batch_size, 4).take(np.arange(0, 12, 4)),
-    )
+    copies = [placed for table in tables.tolist() for placed in in_copies(task, table)]
+    for form, placed, which in ((Form.ROWS, blocks, [0, 4 + 2, 8]), (Form.COPIES, copies, [0, 4, 8])):
+        loads = placed_loads(task.tables, placed, task.batch_size, 4).take(np.array(which))
+        _same_loads(dearest(task, tables, LAYOUTS[form]), loads)
