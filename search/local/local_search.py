@@ -156,8 +156,7 @@ class LocalSearch:
         steps, estimate = map(np.concatenate, zip(*found, strict=True))
         if len(steps) <= _COSTED_STEPS:
             return steps
-        likely: IntArray = steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
-        return likely
+        return steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
 
     def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
         """Cost the plans after each of some steps (K, 5) alone, (K,)."""

@@ -264,9 +264,8 @@ class SearchResult:
         by_subject: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:
             for warning in (record.warnings or "").splitlines():
-                if record.caveat is not None and record.caveat in warning:
-                    continue
-                by_subject[warning.split(":")[0]].append(f"task {record.task}: {warning}")
+                if record.caveat is None or record.caveat not in warning:
+                    by_subject[warning.split(":")[0]].append(f"task {record.task}: {warning}")
         for lines in by_subject.values():
             more = len(lines) - 1
             yield lines[0] + (f" (and in {more} more task{'' if more == 1 else 's'})" if more else "")

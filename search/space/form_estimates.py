@@ -56,32 +56,26 @@ class Cuts:
     total_bytes: FloatArray
 
     @classmethod
-    def none(cls, num_tables: int, numbers: int) -> "Cuts":
-        """Return the cuts of no table, with vectors of so many numbers."""
-        shape = (num_tables, len(_SHARES))
-        return cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
-
-    @classmethod
-    def of(cls, catalog: Catalog) -> "Cuts":
-        """Cut the tables of a catalog; zeros for all others of the task.
+    def of(cls, catalog: Catalog | None, num_tables: int, numbers: int) -> "Cuts":
+        """Cut the tables of a catalog, if there is one, with vectors of so many numbers; zeros for all others.
 
         What is kept together counts as the first table of it.
         """
-        table = np.array([item.tables[0][0] for item in catalog.items.items])  # (I,)
-        num_tables = len(catalog.items.task.tables)
         shape = (num_tables, len(_SHARES))
-        vectors, (cost_ms, columns, size_bytes) = np.zeros((*shape, catalog.vectors.shape[1])), np.zeros((3, *shape))
-        given, total_bytes = np.zeros((2, num_tables))
+        cuts = cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
+        if catalog is None:
+            return cuts
+        table = np.array([item.tables[0][0] for item in catalog.items.items])  # (I,)
         for cut, share in enumerate(_SHARES):
             shards = even_layout(catalog, share)
             its = table[catalog.item[shards]]
-            np.add.at(vectors[:, cut], its, catalog.vectors[shards])
-            np.maximum.at(cost_ms[:, cut], its, catalog.cost_ms[shards])
-            np.maximum.at(columns[:, cut], its, catalog.given[shards] * DIM_MULTIPLE)
-            np.maximum.at(size_bytes[:, cut], its, catalog.size_bytes[shards])
-        np.add.at(given, table, catalog.given[catalog.whole] * DIM_MULTIPLE)
-        np.add.at(total_bytes, table, catalog.size_bytes[catalog.whole])
-        return cls(vectors, cost_ms, columns, size_bytes, given, total_bytes)
+            np.add.at(cuts.vectors[:, cut], its, catalog.vectors[shards])
+            np.maximum.at(cuts.cost_ms[:, cut], its, catalog.cost_ms[shards])
+            np.maximum.at(cuts.columns[:, cut], its, catalog.given[shards] * DIM_MULTIPLE)
+            np.maximum.at(cuts.size_bytes[:, cut], its, catalog.size_bytes[shards])
+        np.add.at(cuts.given, table, catalog.given[catalog.whole] * DIM_MULTIPLE)
+        np.add.at(cuts.total_bytes, table, catalog.size_bytes[catalog.whole])
+        return cuts
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +170,7 @@ class FormEstimates:
             for kernel, its in in_columns
             if call in known and not LAYOUTS[call.form].free and call == replace(its, form=call.form)
         )
-        cuts = Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog)
+        cuts = Cuts.of(catalog, len(allowed), len(head.bias))
         return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:

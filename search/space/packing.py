@@ -215,9 +215,7 @@ def _pack_item(sizes: Sizes, item: int, free: IntArray, open_to: BoolArray, held
         width = min(left - narrowest * max(least - shards - 1, 0), fitting)
         if 0 < left - width < narrowest:
             width = left - narrowest
-        if shards == most - 1 and width < left:
-            return False
-        if width < narrowest:
+        if width < narrowest or (shards == most - 1 and width < left):
             return False
         held[device], left, shards = width, left - width, shards + 1
         free[device] -= size[width]
@@ -231,9 +229,8 @@ def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
     _, least, _ = narrowest_shards(sizes)
     room = np.where(sizes.items.limits.allowed, memory_bytes, 0).max(axis=1)
     total = int(sizes.size_bytes[sizes.whole].sum())
-    low: float = max(
-        total / max(sum(memory_bytes.tolist()), 1), float((least / np.maximum(room, 1)).max())
-    )  # no less does
+    of_one = float((least / np.maximum(room, 1)).max())
+    low: float = max(total / max(sum(memory_bytes.tolist()), 1), of_one)  # no less does
     high, most = low, 4 * (low + 1) * len(memory_bytes) * max(1.0, memory_bytes.max() / max(memory_bytes.min(), 1))
     step = _PRECISION - 1
     while pack(sizes, _scaled(memory_bytes, high)) is None:
@@ -242,10 +239,7 @@ def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
         low, high, step = high, high * (1 + step), 2 * step
     while high > max(low, 1e-9) * _PRECISION:
         middle = (low + high) / 2
-        if pack(sizes, _scaled(memory_bytes, middle)) is None:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if pack(sizes, _scaled(memory_bytes, middle)) is None else (low, middle)
     return high
 
 
