@@ -115,21 +115,17 @@ class FormChoices:
         """
         try:
             base = self._base(forms)
+            if base.free_bytes.min() < 0:
+                return float("inf")
+            compute_ms, units = np.zeros((2, 1, len(base.free_bytes)))
+            if self.catalog is not None and len(base.in_columns):
+                catalog = self.catalog.beside(base)
+                if (held := self.quick.first_held(catalog)) is None:
+                    return float("inf")
+                compute_ms = catalog.model.predict(device_loads(catalog.items, held.T))[None]
+                units = catalog.given_by(held.T)[None]
         except InfeasibleError:
             return float("inf")
-        if base.free_bytes.min() < 0:
-            return float("inf")
-        compute_ms, units = np.zeros((2, 1, len(base.free_bytes)))
-        if self.catalog is not None and len(base.in_columns):
-            catalog = self.catalog.beside(base)
-            try:
-                held = self.quick.first_held(catalog)
-            except InfeasibleError:
-                return float("inf")
-            if held is None:
-                return float("inf")
-            compute_ms = catalog.model.predict(device_loads(catalog.items, held.T))[None]
-            units = catalog.given_by(held.T)[None]
         ready_ms = base.step(self.simulator, compute_ms, units)[1].max(axis=1)
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(forms)))[0])
 
@@ -355,11 +351,6 @@ class Tried:
     forms: IntArray
     quick_ms: float = float("nan")
     estimate_ms: float = float("nan")
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it is the first of its choices."""
-        return bool((self.forms == self.choices.first).all())
 
     @property
     def both_ms(self) -> float:

@@ -202,7 +202,8 @@ class NeuroShard(Searcher):
             return self.column_search.find(asked, simulator)
         each = zip(tasks, allowed, strict=True)
         spaces = [FormChoices.of(task, simulator, may, self.quick, asked) for task, may in each]
-        tried = sorted((one for one in self._likely(spaces) if not one.is_first), key=_BOTH_MS)[:_LIKELY]
+        likely = (one for one in self._likely(spaces) if (one.forms != one.choices.first).any())
+        tried = sorted(likely, key=_BOTH_MS)[:_LIKELY]
         others = _searched(tried, self.beside_search)
         other = self._cheapest(others, simulator) if others else None
         if other is not None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):

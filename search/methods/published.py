@@ -87,6 +87,5 @@ def _candidates(layout: IntArray, catalog: Catalog, count: int) -> IntArray:
 
 def _rank(placed: PlacedLayout, catalog: Catalog) -> tuple[float, int]:
     """Rank layouts by cost; those that don't fit, by their largest shard: the smallest is nearest to fitting."""
-    if placed.cost_ms < float("inf"):
-        return placed.cost_ms, 0
-    return placed.cost_ms, int(catalog.size_bytes[placed.layout].max())
+    fits = placed.cost_ms < float("inf")
+    return placed.cost_ms, 0 if fits else int(catalog.size_bytes[placed.layout].max())
