@@ -79,8 +79,7 @@ def test_small_tasks_get_all_their_shakes(monkeypatch):
 def test_a_slow_clock_changes_no_plan(name, monkeypatch):
     """Whatever a search might look at, time has jumped by hours: plans are the same."""
     task, simulator = toy_task(20), Simulator(random_models())
-    settings = {"start": Random(1).find(task, simulator).plan} if name == "replan" else {}
-    searcher = build("searcher", name) if not settings else Replan(**settings)
+    searcher = Replan(Random(1).find(task, simulator).plan) if name == "replan" else build("searcher", name)
     expected = searcher.find(task, simulator).plan
     ticks = count(step=10_000)
     for clock in CLOCKS:

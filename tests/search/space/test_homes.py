@@ -11,15 +11,15 @@ from neuroshard.stages.search.space.homes import HomeOptions
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 HOMES = (ON_DEVICE, Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 0.5), Home(Tier.HOST))
-ALIKE = HomeOptions(
-    HOMES, np.array([[1.0, 4.0, 3.0, 9.0]] * 3), np.array([[10, 1, 5, 0]] * 3), np.array([[0, 10, 10, 10]] * 3)
-)  # three tables
 
 
 def _options(size, cost):
     """Of tables that take (T, 1) bytes wherever they lie whole."""
     device = np.floor(size * np.array([1.0, 0.1, 0.5, 0.0])).astype(np.int64)
     return HomeOptions(HOMES, cost, device, np.where(np.arange(4) == 0, 0, size))
+
+
+ALIKE = _options(np.full((3, 1), 10), np.array([[1.0, 4.0, 3.0, 9.0]] * 3))
 
 
 @st.composite
