@@ -14,7 +14,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Target
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Placement, Tier
+from neuroshard.words.placement import Tier
 
 _FORMAT = "neuroshard-hugectr-1"
 
@@ -25,12 +25,13 @@ _Strategy = list[tuple[str, list[_Entry]]]
 
 def _write(plan: Plan) -> Exported:
     tables, (matrix, strategy) = plan.task.tables, _sharding(plan)
+    plain = [[kind, [it if isinstance(it, str) else [*it] for it in entries]] for kind, entries in strategy]
     content: dict[str, Any] = {
         "format": _FORMAT,
         "num_gpus": plan.task.topology.num_devices,
         "tables": [{"name": table.name, "max_vocabulary_size": table.rows, "ev_size": table.dim} for table in tables],
         "shard_matrix": matrix,
-        "shard_strategy": [[parallelism, [_plain(entry) for entry in entries]] for parallelism, entries in strategy],
+        "shard_strategy": plain,
     }
     return Exported(content, _snippet(tables, matrix, strategy))
 
@@ -42,22 +43,14 @@ def _sharding(plan: Plan) -> tuple[_Matrix, _Strategy]:
     for table, layout, placed in zip(plan.task.tables, plan.layouts, plan.by_table, strict=True):
         for placement in placed:
             matrix[placement.device].append(table.name)
-        groups[_group(table, layout)].append(_entry(table, placed))
+        columns = table.dim // placed[0].shard.dim
+        groups[_group(table, layout)].append(table.name if columns == 1 else (table.name, columns))
     return matrix, [(parallelism, entries) for (parallelism, _), entries in sorted(groups.items())]
 
 
 def _group(table: Table, layout: Layout) -> tuple[str, int]:
     """Choose a table's group, which is looked up together: sequence tables only with others of their width."""
     return ("dp" if layout.dense else "mp", 0 if table.pooled else table.dim)
-
-
-def _entry(table: Table, placed: Sequence[Placement]) -> _Entry:
-    columns = table.dim // placed[0].shard.dim
-    return table.name if columns == 1 else (table.name, columns)
-
-
-def _plain(entry: _Entry) -> str | list[str | int]:
-    return entry if isinstance(entry, str) else [*entry]
 
 
 def _snippet(tables: Sequence[Table], matrix: _Matrix, strategy: _Strategy) -> str:

@@ -137,8 +137,11 @@ class Target:
         """
         for table in task.tables:
             self._check_stored(table)
-        rules = (self._rule(task.topology.num_devices), *self._sequence_rules(task.tables))
-        if rules == (TableRule("*"),):
+        rules = [self._rule(task.topology.num_devices)]
+        if not self.sequence_forms.issuperset(CUT_FORMS):
+            forms = tuple(form for form in FORMS if form in self.sequence_forms)
+            rules += [TableRule(escape(table.name), forms=forms) for table in task.tables if not table.pooled]
+        if rules == [TableRule("*")]:
             return task
         try:
             return task.with_rules(rules)
@@ -172,13 +175,6 @@ class Target:
             equal_widths=self.splits == "equal",
             min_blocks=num_devices if self.rows_over == "all" else None,
         )
-
-    def _sequence_rules(self, tables: Sequence[Table]) -> list[TableRule]:
-        """Build the further rules for sequence tables, where they can't lie in all forms that such tables may."""
-        if self.sequence_forms.issuperset(CUT_FORMS):
-            return []
-        forms = tuple(form for form in FORMS if form in self.sequence_forms)
-        return [TableRule(escape(table.name), forms=forms) for table in tables if not table.pooled]
 
     def _check_stored(self, table: Table) -> None:
         if table.bytes_per_element not in self.element_bytes:

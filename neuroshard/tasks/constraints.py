@@ -248,11 +248,7 @@ class Constraints:
 
 
 def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
-    """Find the share of a table's rows that its rules want cached; None if they leave it open.
-
-    Raises:
-        UserError: they want different ones.
-    """
+    """Find the share of a table's rows that its rules want cached, None for any; raise UserError if they differ."""
     shares = {rule.cached for rule in rules if rule.cached is not None}
     if len(shares) > 1:
         raise UserError(

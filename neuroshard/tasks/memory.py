@@ -93,15 +93,12 @@ class MemoryUse:
     def state_bytes(self, loads: Loads) -> IntArray:
         """Compute (n,) bytes of the weights and optimizer state of n loads: what moves when a shard moves."""
         per_element, per_row = STATE_FLOATS[self.optimizer]
-        state: IntArray = _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
-        return state
+        return _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
 
     def host_bytes(self, loads: Loads) -> IntArray:
         """Compute (n,) bytes of host memory that n loads take: weights, and an optimizer's state of every element."""
         per_element, _ = STATE_FLOATS[self.optimizer]
-        size = _weights(loads, per_element)
-        host: IntArray = np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, size)
-        return host
+        return np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, _weights(loads, per_element))
 
     def device_bytes(self, loads: Loads) -> IntArray:
         """Compute (n,) bytes of device memory that n loads take, with their share of the buffers.
@@ -119,7 +116,8 @@ class MemoryUse:
         """
         own_samples = are(loads, lambda layout: layout.own_samples)
         outputs = np.where(own_samples, 0, _times(_whole(np.ceil(loads.outputs)), 2 * _FLOAT_BYTES * _whole(loads.dim)))
-        indices = _index_bytes(loads.lookups) + _index_bytes(loads.bags)  # (n,) of a batch, with outputs below 2^61
+        # (n,) of a batch, with outputs below 2^61; multiplying by a power of two is exact.
+        indices = _whole(np.ceil(_INDEX_BYTES * loads.lookups)) + _whole(np.ceil(_INDEX_BYTES * loads.bags))
         held = self.in_flight
         dense = are(loads, lambda layout: layout.dense)
         gradient = np.where(dense, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
@@ -159,24 +157,15 @@ class MemoryUse:
 def _weights(loads: Loads, state_floats: int) -> IntArray:
     """Compute (n,) bytes of all elements, each with so many floats of state; below 2^60 for every possible table."""
     element_bytes = _whole(loads.bytes_per_element) + state_floats * _FLOAT_BYTES
-    size: IntArray = _whole(loads.rows) * _whole(loads.dim) * element_bytes
-    return size
+    return _whole(loads.rows) * _whole(loads.dim) * element_bytes
 
 
 def _whole(values: FloatArray) -> IntArray:
     """Convert whole numbers from float64, as tables' rows and dims are, to int64: below 2^53 nothing is lost."""
-    whole: IntArray = values.astype(np.int64)
-    return whole
+    return values.astype(np.int64)
 
 
 def _times(size: IntArray, count: int | IntArray) -> IntArray:
     """Multiply sizes (n,) by a count, for all or (n,); 2^60 + 1 where it is more than 2^60: it must not wrap around."""
     most = np.where(np.equal(count, 0), np.iinfo(np.int64).max, MAX_BYTES // np.maximum(count, 1))
-    product: IntArray = np.where(size > most, MAX_BYTES + 1, np.minimum(size, most) * count)
-    return product
-
-
-def _index_bytes(count: FloatArray) -> IntArray:
-    """Compute (n,) bytes of so many indices or offsets, rounded up; multiplying by a power of two is exact."""
-    index_bytes: IntArray = np.ceil(_INDEX_BYTES * count).astype(np.int64)
-    return index_bytes
+    return np.where(size > most, MAX_BYTES + 1, np.minimum(size, most) * count)
