@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from neuroshard.layouts import Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Target
@@ -44,13 +43,10 @@ def _sharding(plan: Plan) -> tuple[_Matrix, _Strategy]:
         for placement in placed:
             matrix[placement.device].append(table.name)
         columns = table.dim // placed[0].shard.dim
-        groups[_group(table, layout)].append(table.name if columns == 1 else (table.name, columns))
+        # A group is looked up together: sequence tables only with others of their width.
+        group = "dp" if layout.dense else "mp", 0 if table.pooled else table.dim
+        groups[group].append(table.name if columns == 1 else (table.name, columns))
     return matrix, [(parallelism, entries) for (parallelism, _), entries in sorted(groups.items())]
-
-
-def _group(table: Table, layout: Layout) -> tuple[str, int]:
-    """Choose a table's group, which is looked up together: sequence tables only with others of their width."""
-    return ("dp" if layout.dense else "mp", 0 if table.pooled else table.dim)
 
 
 def _snippet(tables: Sequence[Table], matrix: _Matrix, strategy: _Strategy) -> str:

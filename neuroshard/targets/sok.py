@@ -6,7 +6,6 @@ rows lie together, more even lookups.
 
 import re
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 from neuroshard.plans.plan import Plan
@@ -78,10 +77,11 @@ def _call(table: str, dimension: int, mode: str, **its: Any) -> str:
 
 def _empty_gpus(plan: Plan) -> tuple[str, ...]:
     """Say which GPU has no table, if one has none: `sok.lookup_sparse` refuses that."""
-    holding = {placement.device for placement in plan.placements}
-    empty = (device for device in range(plan.task.topology.num_devices) if device not in holding)
+    empty = set(range(plan.task.topology.num_devices)) - {placement.device for placement in plan.placements}
     do = "search with fewer devices (topology.num_devices), or with tables in rows"
-    return tuple(f"device {device} holds no table, and SOK wants one on every GPU; {do}" for device in islice(empty, 1))
+    return tuple(
+        f"device {device} holds no table, and SOK wants one on every GPU; {do}" for device in sorted(empty)[:1]
+    )
 
 
 def _snippet(num_gpus: int, variables: Sequence[_Variable]) -> str:

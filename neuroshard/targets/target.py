@@ -190,7 +190,8 @@ class Target:
             (self.forms, "") if table.pooled else (self.forms & self.sequence_forms, " of sequence tables")
         )
         if layout.form not in forms:
-            return f"lies in {layout}, and {self.title} has {_listed(forms)}{of_which} only"
+            has = " and ".join(form.value for form in FORMS if form in forms)
+            return f"lies in {layout}, and {self.title} has {has}{of_which} only"
         if (tier := placed[0].home.tier) not in self.tiers:
             return f"lies in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
         widths = {placement.shard.dim for placement in placed}
@@ -203,10 +204,6 @@ class Target:
         if layout.blocks and len(placed) < devices and self.rows_over == "all":
             return f"lies in rows on {len(placed)} devices, and {self.title} has rows on all {devices}"
         return None
-
-
-def _listed(forms: Forms) -> str:
-    return " and ".join(form.value for form in FORMS if form in forms)
 
 
 def target_named(name: str | None, module: str = "") -> Target:

@@ -211,18 +211,14 @@ class Constraints:
         return {name: group for group in reversed(self.together) for name in group}
 
     @cached_property
-    def _of_name(self) -> dict[str, list[TableRule]]:
-        """The rules that are for a single name, by that name: jobs have one for each of thousands of tables."""
-        return grouped((rule for rule in self.rules if not rule.is_wild), lambda rule: rule.tables)
-
-    @cached_property
-    def _of_names(self) -> list[TableRule]:
-        """The rules whose pattern may match several names."""
-        return [rule for rule in self.rules if rule.is_wild]
+    def _of_name(self) -> dict[str | None, list[TableRule]]:
+        """The rules for a single name, by it: jobs have one for each of thousands of tables; under None, all others."""
+        return grouped(self.rules, lambda rule: None if rule.is_wild else rule.tables)
 
     def rules_of(self, name: str) -> list[TableRule]:
         """List the rules that hold for a table of that name."""
-        return [rule for rule in self._of_names if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
+        wild = self._of_name.get(None, [])
+        return [rule for rule in wild if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
 
     def pinned_whole(self, table: Table) -> list[PinnedShard]:
         """List the pinned shards of a table that hold all of it."""

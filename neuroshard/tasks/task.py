@@ -108,7 +108,8 @@ class Task:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What of the tables was made for another batch size, in a line: a histogram can't be converted."""
-        others = [table for table in self.tables if _is_other(table.reuse_batch_size, self.batch_size)]
+        made_for = ((table, table.reuse_batch_size or self.batch_size) for table in self.tables)
+        others = [table for table, size in made_for if abs(size / self.batch_size - 1) > _SAME_BATCH_SIZE]
         if not others:
             return ()
         return (
@@ -156,10 +157,6 @@ class Task:
             UserError: a field is missing or out of range.
         """
         return parse(content, cls, "task")
-
-
-def _is_other(made_for: int | None, batch_size: int) -> bool:
-    return made_for is not None and abs(made_for / batch_size - 1) > _SAME_BATCH_SIZE
 
 
 def check_constraints(task: Task) -> None:
