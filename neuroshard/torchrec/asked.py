@@ -22,24 +22,17 @@ from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.sequences import deduplicated
 from neuroshard.words.topology import Topology
 
-# Optimizers by the names that TorchRec, torch and FBGEMM give them; any other is counted as the largest.
+# Optimizers by the names that TorchRec, torch and FBGEMM give them, without "exact_" and underscores; any other is
+# counted as the largest.
 _OPTIMIZERS = {
     "sgd": "sgd",
-    "exact_sgd": "sgd",
     "rowwiseadagrad": "rowwise_adagrad",
-    "row_wise_adagrad": "rowwise_adagrad",
-    "exact_row_wise_adagrad": "rowwise_adagrad",
     "adagrad": "adagrad",
-    "exact_adagrad": "adagrad",
-    "lars_sgd": "adagrad",  # as much state: a momentum
-    "larssgd": "adagrad",
-    "partial_row_wise_adam": "partial_rowwise_adam",
+    "larssgd": "adagrad",  # as much state: a momentum
     "partialrowwiseadam": "partial_rowwise_adam",
-    "partial_row_wise_lamb": "partial_rowwise_adam",
     "partialrowwiselamb": "partial_rowwise_adam",
 }
-_BY_STATE = tuple(STATE_FLOATS)
-_LARGEST_OPTIMIZER = _BY_STATE[-1]
+_BY_STATE = tuple(STATE_FLOATS)  # the largest comes last
 NO_TABLE = "no table of the model is planned here; plan() gives what TorchRec's planner makes of it"
 
 
@@ -179,4 +172,5 @@ def _optimizer_of(table: Parameter) -> str:
         optimizer = fused().__name__
     else:
         optimizer = (table.sharder.fused_params or {}).get("optimizer", "sgd")
-    return _OPTIMIZERS.get(str(getattr(optimizer, "value", optimizer)).lower(), _LARGEST_OPTIMIZER)
+    name = str(getattr(optimizer, "value", optimizer)).lower()
+    return _OPTIMIZERS.get(name.removeprefix("exact_").replace("_", ""), _BY_STATE[-1])

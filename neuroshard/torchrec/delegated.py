@@ -57,8 +57,9 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         _check_offered(parameter, left.compute_device)
     if not parameters:
         return ShardingPlan({})
-    agreeing, others = _of_one_limit_each_name(parameters)
-    if others:  # TorchRec knows constraints by name alone
+    first = {it.name: it.constraints for it in reversed(parameters)}
+    if others := [it for it in parameters if it.constraints != first[it.name]]:  # TorchRec knows them by name alone
+        agreeing = [it for it in parameters if it.constraints == first[it.name]]
         theirs = delegate(agreeing, module, left, asked)
         return joined(theirs, delegate(others, module, without(left, theirs, agreeing, asked), asked))
     planner = EmbeddingShardingPlanner(
@@ -77,14 +78,6 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         raise InfeasibleError(f"{_whose(parameters)}: {str(error).splitlines()[0]}") from error
     except (RuntimeError, ValueError, AssertionError) as error:
         raise UserError(f"{_whose(parameters)}: {error}") from error
-
-
-def _of_one_limit_each_name(parameters: Sequence[Parameter]) -> tuple[list[Parameter], list[Parameter]]:
-    """Part parameters into those that are limited as the first of their name is, and the others."""
-    first = {it.name: it.constraints for it in reversed(parameters)}
-    agree = [it.constraints == first[it.name] for it in parameters]
-    pairs = list(zip(parameters, agree, strict=True))
-    return [it for it, alike in pairs if alike], [it for it, alike in pairs if not alike]
 
 
 def _as_served(parameter: Parameter, device: str) -> Parameter:
@@ -133,11 +126,7 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", do: str = "", **limits: list[str]) -> Parameter:
-    """Limit a parameter's constraints to `limits`, by their fields.
-
-    Raises:
-        UserError: its own constraints leave none of them.
-    """
+    """Limit a parameter's constraints to `limits`, by their fields; raise UserError if its own leave none of them."""
     for word, only in limits.items():
         asked = getattr(parameter.said, word)
         if asked and not set(asked).intersection(only):

@@ -67,10 +67,10 @@ class SimulatorShardEstimator(ShardEstimator):
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
         """Fill in `perf` of all shards."""
-        compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(self._task, sharding_options)))
         task = self._task
+        compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(task, sharding_options)))
         forward, backward = ms_per_column(self._simulator, task, task.output_columns / task.topology.num_devices)
-        tables = {table.name: table for table in self._task.tables}
+        tables = {table.name: table for table in task.tables}
         shards = [(tables[option.name], shard) for option in sharding_options for shard in option.shards]
         for (table, shard), ms in zip(shards, compute.tolist(), strict=True):
             columns = table.with_dim(shard.size[1]).output_columns

@@ -23,13 +23,8 @@ from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.placement import TIERS, Tier
 
 _log = logging.getLogger(__name__)
-_CHANGED = {
-    "tables",
-    "modules",
-    DEVICES,
-    "constraints",
-    "other parameters",
-}  # a kept plan is changed if only these are others
+# A kept plan is changed if only these are others.
+_CHANGED = {"tables", "modules", DEVICES, "constraints", "other parameters"}
 
 
 @dataclass(frozen=True)
@@ -59,10 +54,8 @@ class Replanned:
 class Finder:
     """A search method with the cost models that it searches by.
 
-    Attributes:
-        searcher: it is.
-        simulator: predicts costs.
-        verifier: decides between the best plans of a search from nothing by measuring; None takes the predicted best.
+    The best plans of a search from nothing are decided between by the verifier, by measuring; None takes the predicted
+    best.
     """
 
     searcher: Searcher

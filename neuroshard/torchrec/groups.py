@@ -1,5 +1,6 @@
 """Sharding groups, as TorchRec's DMPCollection has them: each holds all tables; weights are averaged over them."""
 
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -42,8 +43,9 @@ class Groups:
             raise UserError(f"num_groups={self.num_groups} must divide the job's {self.job.world_size} ranks")
         if self.sync_steps < 1:
             raise UserError(f"sync_steps={self.sync_steps} must be at least 1")
-        if not self.whole:
-            what = "ranks in a group" if self.use_inter_host_allreduce else "groups"
+        size, local = self.sharding_group_size, int(self.job.local_world_size)
+        what, number = ("ranks in a group", size) if self.use_inter_host_allreduce else ("groups", self.num_groups)
+        if local % number and number % local:  # else hosts have as many of its ranks, or one or none
             raise UserError(
                 f"num_groups={self.num_groups}: hosts of {self.job.local_world_size} devices would have unequal parts "
                 f"of a group; the number of {what} must divide that, or be a multiple of it"
@@ -53,13 +55,6 @@ class Groups:
     def sharding_group_size(self) -> int:
         """Number of ranks in each group."""
         return int(self.job.world_size // self.num_groups)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all hosts have as many ranks of a group, or one or none."""
-        other = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
-        local = int(self.job.local_world_size)
-        return local % other == 0 or other % local == 0
 
     @property
     def node_group_size(self) -> int:
@@ -118,8 +113,7 @@ class Groups:
         def adds(loads: Loads) -> FloatArray:
             """Compute what synchronisation adds to a step for each load, ms (n,)."""
             copied = are(loads, lambda layout: layout.dense)
-            ms: FloatArray = np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
-            return ms
+            return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
         return replace(models, compute=WithParts(compute, (adds,)))
 
@@ -163,9 +157,6 @@ def groups_of(
         return (Groups(job, num_groups, sync_steps, use_inter_host_allreduce),)
     groups = []
     for number in range(1, job.world_size + 1):
-        if job.world_size % number == 0:
-            try:
-                groups.append(Groups(job, number, sync_steps, use_inter_host_allreduce, chosen=True))
-            except UserError:  # unequal shares
-                continue
+        with suppress(UserError):  # it doesn't divide the ranks, or shares are unequal
+            groups.append(Groups(job, number, sync_steps, use_inter_host_allreduce, chosen=True))
     return tuple(groups)

@@ -33,15 +33,9 @@ _ON_ALL = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be sharded.
+    """A model to be sharded, on the devices with the memory that the reservation has `left`.
 
-    Attributes:
-        module: it is.
-        sharders: that shard it.
-        division: who plans what.
-        tables: the tables that are planned here, by the names that they have in tasks.
-        left: the devices with the memory that the reservation leaves.
-        asked: of every plan.
+    `tables` are those that are planned here, by the names that they have in tasks.
     """
 
     module: nn.Module
@@ -106,16 +100,14 @@ class Model:
         left = without(left, theirs, division.delegated, asked)
         return joined(asked.fixed, theirs), left
 
-    def exported(self, plan: Plan) -> ShardingPlan:
-        """Translate our plan into TorchRec's, with what the constraints pass on to kernels."""
-        modules = {name: table.path for name, table in self.tables.items()}
-        exported = to_sharding_plan(plan, modules, self.left.compute_device, self.left.local_world_size)
-        _pass_on(self.tables.values(), exported)
-        return exported
-
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
-        """Join the plan of what isn't planned here with ours, where there is one."""
-        return others if plan is None else joined(others, self.exported(plan))
+        """Join the plan of what isn't planned here with ours, if any, and what constraints pass on to kernels."""
+        if plan is None:
+            return others
+        modules = {name: table.path for name, table in self.tables.items()}
+        ours = to_sharding_plan(plan, modules, self.left.compute_device, self.left.local_world_size)
+        _pass_on(self.tables.values(), ours)
+        return joined(others, ours)
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """Complete a plan out of a file, which holds neither what constraints pass on to kernels nor the fixed plan."""
@@ -153,11 +145,7 @@ class Model:
 
 
 def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
-    """Check that a given plan is of these parameters, and lays them on ranks of this job, and on all where they must.
-
-    Raises:
-        UserError: it doesn't.
-    """
+    """Raise UserError unless a given plan lays these parameters on ranks of this job, and on all where it must."""
     size = int(asked.topology.world_size)
     for parameter in fixed:
         sharding = parameter.sharding_in(asked.fixed)

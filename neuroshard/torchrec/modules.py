@@ -48,13 +48,9 @@ EVERYTHING = Served(frozenset(CALLS))
 
 @dataclass(frozen=True)
 class Division:
-    """Who plans a model's parameters, each in the order of its modules.
+    """Who plans a model's parameters, in the order of its modules: we, TorchRec's planner, or a user's plan fixes them.
 
-    Attributes:
-        planned: here.
-        delegated: by TorchRec's planner.
-        fixed: by the user, who hands over a plan for them.
-        reasons: of each delegated one, why it isn't planned here.
+    `reasons` say of each delegated one why it isn't planned here.
     """
 
     planned: tuple[Parameter, ...]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import (
@@ -29,7 +30,6 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec.kernels import COPIED, IN_ROWS, KERNELS, SPLIT, WHOLE, kernel_of, shards_of
-from neuroshard.torchrec.sequences import has_index_dedup
 from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Tier
 
@@ -84,7 +84,8 @@ class Parameter:
     @property
     def deduplicated(self) -> bool:
         """Whether it is a sequence table of which each device asks for an index of its batch once."""
-        return isinstance(self.config, EmbeddingConfig) and has_index_dedup(self.sharder)
+        once = getattr(self.sharder, "_use_index_dedup", False)
+        return isinstance(self.config, EmbeddingConfig) and bool(once or get_ec_index_dedup())
 
     @property
     def unlike_kernels(self) -> bool:

@@ -72,11 +72,7 @@ class SimulatorPerfConfig(HardwarePerfConfig):
         return self._last[1]
 
     def _estimated(self, ctx: ShardPerfContext) -> Perf:
-        """Cost the plan of a task of this table alone, of which the first device counts.
-
-        Raises:
-            UserError: the models don't know such a table, form or memory.
-        """
+        """Cost the plan of a task of this table alone, of which the first device counts."""
         plan = _alone(ctx, self.known.get(ctx.table_name))
         cost = self.simulator.cost(plan.task, plan)
         forward, backward = float(cost.forward[0]), float(cost.backward[0])
@@ -88,11 +84,7 @@ class SimulatorPerfConfig(HardwarePerfConfig):
 
 
 def _alone(ctx: ShardPerfContext, known: Table | None) -> Plan:
-    """Build the plan of a task of one table, as wide as the shard, in the form and memory that TorchRec says.
-
-    Raises:
-        UserError: there are no such tables or plans.
-    """
+    """Build the plan of a task of one table, as wide as the shard, in the form and memory that TorchRec says."""
     whole = int(ctx.batch_sizes[0]) * ctx.world_size
     table = known.with_dim(ctx.emb_dim) if known else _guessed(ctx, whole)
     host = ctx.local_world_size
@@ -107,11 +99,7 @@ def _alone(ctx: ShardPerfContext, known: Table | None) -> Plan:
 
 
 def _guessed(ctx: ShardPerfContext, batch_size: int) -> Table:
-    """Build a table as TorchRec tells it, as wide as the shard, read as by a Zipf law at a global batch size.
-
-    Raises:
-        UserError: there are no such tables.
-    """
+    """Build a table as TorchRec tells it, as wide as the shard, read as by a Zipf law at a global batch size."""
     rows, lookups = int(ctx.hash_size_for_clamping), ctx.batch_inputs / ctx.batch_sizes[0]
     return Table(
         ctx.table_name,

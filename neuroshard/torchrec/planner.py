@@ -327,11 +327,7 @@ class NeuroShardPlanner(ShardingPlanner):
             return None
 
     def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":
-        """Find a plan for the model on every one of the groups, and choose the one that costs least.
-
-        Raises:
-            UserError: nothing is found for any of the groups; the first one's.
-        """
+        """Find the plan that costs least, on any of the groups; raise the first one's UserError if none has a plan."""
         found: list[_Way] = []
         errors: list[UserError] = []
         for model in models:
@@ -409,11 +405,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
-        """List the model on each of the groups that there may be.
-
-        Raises:
-            UserError: `sharders` is no list, or as `Model.read`.
-        """
+        """List the model on each of the groups that there may be; raise UserError if `sharders` is no list."""
         _check_type("sharders", sharders, Sequence)
         sharders = sharders or get_default_sharders()
         first = self._asked[0]
@@ -449,15 +441,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
 @dataclass(frozen=True)
 class _Way:
-    """What is found for a model on some groups.
-
-    Attributes:
-        model: it is.
-        finder: that found it.
-        whole: the plan of all that is sharded.
-        plan: of the tables that are planned here; None where there are none.
-        kept: whether it is what the file holds.
-    """
+    """What is found for a model on some groups: a whole plan, ours in it, and whether a file holds it."""
 
     model: Model
     finder: Finder
@@ -479,11 +463,7 @@ def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
 
 
 def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
-    """Return a copy of constraints, by name of the table.
-
-    Raises:
-        UserError: they are something else.
-    """
+    """Copy constraints, by name of the table; raise UserError if they are something else."""
     if not isinstance(constraints, Mapping):
         raise UserError(f"constraints={constraints!r} must be ParameterConstraints by name of the table")
     for name, said in constraints.items():

@@ -166,13 +166,7 @@ def withheld_remark(parameters: Iterable[Parameter]) -> str:
 
 @dataclass(frozen=True)
 class Reports:
-    """What is told of every plan, and to whom.
-
-    Attributes:
-        stats: TorchRec's reports.
-        callbacks: get the plan, and give back the one to be used.
-        debug: what reports are told.
-    """
+    """What is told of every plan: to callbacks, which give back the one to be used, and then to TorchRec's reports."""
 
     stats: Sequence[Stats]
     callbacks: Sequence[Callback]
@@ -291,5 +285,4 @@ def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: 
 def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> FloatArray:
     """Split devices' totals (D,) by weights (S,) of what lies on each, into (S,); alike where all are zero."""
     weight = np.maximum(weight, 0) + 1e-12
-    share_ms: FloatArray = total_ms[devices] * weight / np.bincount(devices, weight, minlength=len(total_ms))[devices]
-    return share_ms
+    return total_ms[devices] * weight / np.bincount(devices, weight, minlength=len(total_ms))[devices]

@@ -83,11 +83,7 @@ def _devices() -> int:
 
 
 def _by_key(batch: object, features: Callable[[Any], Any] | None) -> dict[str, KeyedJaggedTensor]:
-    """Find the tensor that holds each key.
-
-    Raises:
-        UserError: there are none, or two with one key.
-    """
+    """Find the tensor that holds each key; raise UserError if there are none, or two with one key."""
     taken = batch if features is None else features(batch)
     tensor_of: dict[str, KeyedJaggedTensor] = {}
     for tensor in _tensors(taken):
@@ -103,11 +99,8 @@ def _by_key(batch: object, features: Callable[[Any], Any] | None) -> dict[str, K
 def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
     if isinstance(taken, KeyedJaggedTensor):
         yield taken
-    elif isinstance(taken, Mapping):
-        for inner in taken.values():
-            yield from _tensors(inner)
-    elif isinstance(taken, (list, tuple)):
-        for inner in taken:
+    elif isinstance(taken, (Mapping, list, tuple)):
+        for inner in taken.values() if isinstance(taken, Mapping) else taken:
             yield from _tensors(inner)
     else:
         raise UserError(
@@ -117,11 +110,7 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
 
 
 def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]]) -> int:
-    """Count the samples of the first batch.
-
-    Raises:
-        UserError: it has none, or there is no batch.
-    """
+    """Count the samples of the first batch; raise UserError if it has none, or there is no batch."""
     samples = max((int(tensor.stride()) for tensors in batches[:1] for tensor in tensors.values()), default=0)
     if not samples:
         raise UserError("the first batch has no samples, but its number says how large a global batch is")

@@ -70,11 +70,7 @@ def _places(sharding: ParameterSharding) -> tuple[object, ...]:
 
 
 def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
-    """Describe how a table lies afterwards, by the sharding type that it has.
-
-    Raises:
-        UserError: TorchRec can't move it.
-    """
+    """Describe how a table lies afterwards, by the sharding type that it has; UserError if TorchRec can't move it."""
     types = was.sharding_type, now.sharding_type
     if not {WHOLE, SPLIT}.issuperset(types):
         raise UserError(
@@ -95,11 +91,7 @@ def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> Paramet
 def _check_everywhere(
     model: DistributedModelParallel, after: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]
 ) -> None:
-    """Check that tables can move, on all ranks: each knows the optimizer of its own shards only.
-
-    Raises:
-        UserError: they can't, on any of them; on every rank.
-    """
+    """Raise UserError on every rank if tables can't move on one: each knows the optimizer of its own shards only."""
     refused = None
     try:
         for path, parameters in changed.items():
@@ -118,11 +110,7 @@ def _check_everywhere(
 
 
 def _check_widths(path: str, after: ShardingPlan) -> None:
-    """Check that every table of a module is cut into shards of one width: TorchRec reads all as wide as the first one.
-
-    Raises:
-        UserError: one isn't; TorchRec would fail in the middle, or mix up columns.
-    """
+    """Raise UserError unless a module's tables are cut into shards of one width: TorchRec would mix up columns."""
     for name, sharding in after.plan[path].items():
         widths = sorted(set(cut_widths(sharding)))
         if len(widths) > 1:
@@ -133,11 +121,7 @@ def _check_widths(path: str, after: ShardingPlan) -> None:
 
 
 def _check_movable(model: DistributedModelParallel, path: str, parameters: Mapping[str, Any]) -> None:
-    """Check that a module's sharder moves tables, and all that the optimizer keeps of them.
-
-    Raises:
-        UserError: it doesn't.
-    """
+    """Raise UserError unless a module's sharder moves tables, and all that the optimizer keeps of them."""
     sharded = model.module.get_submodule(path)
     sharder = model._sharder_map.get(getattr(sharded, "unsharded_module_type", None))
     if not hasattr(sharder, "reshard"):
@@ -159,11 +143,7 @@ def _check_movable(model: DistributedModelParallel, path: str, parameters: Mappi
 
 
 def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]) -> None:
-    """Check that no columns of a table stay on their device: TorchRec sends them there too, and gloo would fail.
-
-    Raises:
-        UserError: one does.
-    """
+    """Raise UserError if columns of a table stay on their device: TorchRec sends them there too, and gloo fails."""
     for path, parameters in changed.items():
         for name, sharding in parameters.items():
             if _columns(before.plan[path][name]) & _columns(sharding):

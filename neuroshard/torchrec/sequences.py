@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from neuroshard.plumbing.errors import UserError
@@ -14,11 +12,6 @@ from neuroshard.tables.reuse import asked_by_devices
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths
 
 _SERVED = (WHOLE, SPLIT, ShardingType.ROW_WISE.value)
-
-
-def has_index_dedup(sharder: Any) -> bool:
-    """Tell whether a sharder's collections of sequence tables exchange each index of a device's batch once."""
-    return bool(getattr(sharder, "_use_index_dedup", False) or get_ec_index_dedup())
 
 
 def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:

@@ -51,14 +51,10 @@ def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
 
 def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
     spec: Any = parameter.sharding_spec
-    shards = (
-        None
-        if spec is None
-        else [
-            {"offsets": list(s.shard_offsets), "sizes": list(s.shard_sizes), "placement": str(s.placement)}
-            for s in spec.shards
-        ]
-    )
+    shards = spec and [
+        {"offsets": list(s.shard_offsets), "sizes": list(s.shard_sizes), "placement": str(s.placement)}
+        for s in spec.shards
+    ]
     cache = parameter.cache_params
     return {
         "sharding_type": parameter.sharding_type,

@@ -65,11 +65,7 @@ def to_sharding_plan(
     pairs = zip(placements, plan.layouts, strict=True)
     sharding_types = [ShardingType(layout.sharding_type(its, topology)) for its, layout in pairs]
     paths = [_module_of(table, modules) for table in plan.task.tables]
-    cut = {
-        path
-        for path, sharding_type in zip(paths, sharding_types, strict=True)
-        if sharding_type is ShardingType.COLUMN_WISE
-    }
+    cut = {path for path, its in zip(paths, sharding_types, strict=True) if its is ShardingType.COLUMN_WISE}
     module_plans: dict[str, EmbeddingModuleShardingPlan] = {}
     shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, (table, path) in enumerate(zip(plan.task.tables, paths, strict=True)):
@@ -160,11 +156,7 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
 
 
 def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
-    """Read the placements of the table of that index.
-
-    Raises:
-        UserError: its shards don't make it up, or not as the sharding type wants them.
-    """
+    """Read a table's placements; raise UserError if shards don't make it up, or not as the sharding type wants them."""
     table, sharding_type = task.tables[index], _sharding_type(task.tables[index], parameter)
     if sharding_type is ShardingType.DATA_PARALLEL:
         return _copies(task, index, parameter)
