@@ -68,15 +68,6 @@ def _collision_sequences(name):
     return ManagedCollisionEmbeddingCollection(sequences, _remapped(name, sequences.embedding_configs()))
 
 
-def _quantised(name):
-    config = bag(name, ROWS, DIM, data_type=DataType.INT8)
-    return QuantEmbeddingBagCollection([config], is_weighted=False, device=CPU)
-
-
-def _quantised_sequences(name):
-    return QuantEmbeddingCollection([sequence(name, ROWS, DIM, data_type=DataType.INT8)], device=CPU)
-
-
 def _fused(name):
     return FusedEmbeddingBagCollection([bag(name, ROWS, DIM)], torch.optim.Adagrad, {"lr": 0.1}, device=CPU)
 
@@ -97,6 +88,7 @@ def _ours(planner):
 
 
 HELD = ("ManagedCollisionEmbeddingBagCollection", "ManagedCollisionEmbeddingCollection")
+INT8 = {"data_type": DataType.INT8}
 QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quantised ones are called so
 
 
@@ -109,11 +101,11 @@ QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quan
         (_sequences("c"), {}, None),
         (_collision_bags("c"), {}, HELD[0]),
         (_collision_sequences("c"), {}, HELD[1]),
-        (_quantised("c"), {}, QUANTISED[0]),
-        (_quantised_sequences("c"), {}, QUANTISED[1]),
+        (QuantEmbeddingBagCollection([bag("c", ROWS, DIM, **INT8)], is_weighted=False, device=CPU), {}, QUANTISED[0]),
+        (QuantEmbeddingCollection([sequence("c", ROWS, DIM, **INT8)], device=CPU), {}, QUANTISED[1]),
         (_bags("c", data_type=DataType.FP16), {}, None),
         (_bags("c", data_type=DataType.BF16), {}, None),
-        (_bags("c", data_type=DataType.INT8), {}, "weights of type INT8"),
+        (_bags("c", **INT8), {}, "weights of type INT8"),
         (_bags("c", dim=10), {}, "10 columns are no multiple of 4, so it is copied"),
         (_bags("c"), {"sharding_types": ["table_row_wise"]}, "sharding_types=['table_row_wise']"),
         (_bags("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
@@ -548,18 +540,21 @@ def test_fused_collections_are_copied_only_where_that_is_named():
 
 
 @pytest.mark.parametrize(
-    ("module", "limits"),
+    ("module", "limits", "do"),
     [
-        (_sequences("t"), {"compute_kernels": ["dense"]}),
-        (_sequences("t"), {"sharding_types": ["data_parallel", "grid_shard"]}),
-        (_fused("t"), {"compute_kernels": ["dense"]}),
+        (_sequences("t"), {"compute_kernels": ["dense"]}, "allow others"),
+        (_sequences("t"), {"sharding_types": ["data_parallel", "grid_shard"]}, "allow others"),
+        (_sequences("t"), {"sharding_types": ["data_parallel"]}, "allow others"),
+        (_sequences("t", dim=6), {}, "give it 8 columns"),
+        (_fused("t"), {"compute_kernels": ["dense"]}, "allow others"),
     ],
 )
-def test_copies_that_fail_on_cpus_are_refused_however_they_are_asked_for(module, limits):
-    with pytest.raises(
-        UserError, match=r"TorchRec 1\.8 fails with copies of sequence tables, and of fused collections, on"
-    ):
-        planner(constraints=_said("t", **limits)).plan(module)
+def test_copies_that_fail_on_cpus_are_refused_however_they_are_asked_for(module, limits, do):
+    said = _said("t", **limits)
+    fails = r"TorchRec 1\.8 fails with copies of sequence tables, and of fused collections, on CPUs; "
+    with pytest.raises(UserError, match=f"{fails}{do}"):
+        planner(constraints=said).plan(module)
+    planner(2, "cuda", constraints=said).plan(module)
 
 
 def test_what_is_withheld_is_withheld_from_delegated_tables_too():

@@ -19,10 +19,15 @@ from neuroshard import Constraints, InfeasibleError, MemoryUse, TableRule, UserE
 from neuroshard.plumbing.errors import MissingPackageError
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner, load_sharding_plan, save_sharding_plan
-from tests.kit.torchrec_models import AllOnLast, bags, places, planner, sequences, shaped_bags, topology
+from tests.kit.torchrec_models import AllOnLast, bags, places, planner, shaped_bags, topology
 
 SMALL = bags("t", rows=10, dim=4)
 TWO = nn.ModuleDict({"one": shaped_bags({"t0": (100, 16), "t1": (50, 8)}), "other": bags("t0", rows=1000, dim=32)})
+
+
+def _of_t(**fields):
+    """Settings with constraints of one table."""
+    return {"constraints": {"t": ParameterConstraints(**fields)}}
 
 
 def test_it_is_a_planner_and_covers_all_collections():
@@ -155,37 +160,14 @@ def test_any_searcher_may_be_handed_over():
     assert planner(max_splits=0, improvement={"shakes": 0}).search(TWO).violations == ()
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        (
-            {"searcher": AllOnLast(), "beam_width": 2},
-            "beam_width=2 goes with a searcher's name only; give it to the AllOnLast itself",
-        ),
-        ({"searcher": 3}, "searcher=3 must be the name of a search method, or a Searcher"),
-        ({"keep": "plan.json", "plan_loader": object()}, "keep= and plan_loader="),
-        ({"timeout_seconds": 0}, "above 0"),
-        ({"pipeline": "fast"}, "unknown pipeline 'fast'"),
-        ({"verify": "mirored", "models": "cpu"}, "did you mean 'mirrored'"),
-        ({"verify": "mirrored"}, "models by their name or path"),
-        ({"verify": "mirrored", "models": "cpu", "passes": 1}, "passes"),
-        ({"verify": "mirrored", "models": "cpu", "finalists": 0}, "finalists"),
-    ],
-)
-def test_what_cannot_be_asked_is_one_line(settings, why):
-    with pytest.raises(UserError, match=why):
-        planner(**settings)
-
-
 def test_the_process_group_gives_the_topology(group):
     ours = NeuroShardPlanner()
     assert ours.collective_plan(bags("a")).plan[""]["a"].ranks == [0]
     assert ours.last_plan.task.topology.num_devices == 1
     added = {"framework.input", "framework.kernels", "framework.outputs"}
     assert added <= {part.name for part in ours.last_cost.parts}  # of cpu+torchrec
-    refused = {"t": ParameterConstraints(pooling_factors=[1.0, 2.0])}
     with pytest.raises(UserError, match="need one number for each"):
-        NeuroShardPlanner(constraints=refused).collective_plan(SMALL)
+        NeuroShardPlanner(**_of_t(pooling_factors=[1.0, 2.0])).collective_plan(SMALL)
 
 
 def test_gpus_without_models_of_their_own_are_warned_about(caplog):
@@ -198,8 +180,8 @@ ROWS, DIM, LOOKUPS, BATCH_SIZE = 1000, 64, 50.0, 128
 
 def _in_pipeline(pipeline, cap=1 << 24, **settings):
     """The planner of a job with a pipeline, and our plan for its one table."""
-    said = {"t": ParameterConstraints(sharding_types=["column_wise"], pooling_factors=[LOOKUPS])}
-    given = {"models": "roofline:h100", "batch_size": BATCH_SIZE, "constraints": said, "storage_reservation": None}
+    given = {"models": "roofline:h100", "batch_size": BATCH_SIZE, "storage_reservation": None}
+    given |= _of_t(sharding_types=["column_wise"], pooling_factors=[LOOKUPS])
     gpus = topology(device="cuda", cap=cap, ddr_cap=1)
     ours = planner(topology=gpus, pipeline=pipeline, **given | settings)
     return ours, ours.search(bags("t", rows=ROWS, dim=DIM))
@@ -261,8 +243,7 @@ for use in (lambda: __import__("neuroshard.torchrec"), lambda: ns.search(task, s
 
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
 def test_forms_that_want_several_devices_are_left_to_torchrec_on_one(kind, caplog):
-    said = {"t": ParameterConstraints(sharding_types=[kind])}
-    ours = planner(1, "cuda", models="roofline:h100", batch_size=64, constraints=said)
+    ours = planner(1, "cuda", models="roofline:h100", batch_size=64, **_of_t(sharding_types=[kind]))
     assert ours.plan(bags("t", rows=1000, dim=64)).plan[""]["t"].sharding_type == kind
     assert "which can't have its rows on each of 1 device(s)" in caplog.text
 
@@ -283,8 +264,8 @@ def test_tables_with_too_few_rows_for_blocks_are_left_to_torchrec():
     ],
 )
 def test_given_plans_are_for_as_many_ranks(devices, why):
-    model, said = bags("t", rows=1000, dim=64), {"t": ParameterConstraints(sharding_types=["row_wise"])}
-    given = planner(4, "cuda", batch_size=64, constraints=said).plan(model)
+    model = bags("t", rows=1000, dim=64)
+    given = planner(4, "cuda", batch_size=64, **_of_t(sharding_types=["row_wise"])).plan(model)
     assert places(planner(4, "cuda", batch_size=64, given=given).plan(model)) == places(given)
     with pytest.raises(UserError, match=re.escape(why)):
         planner(devices, "cuda", batch_size=64, given=given).plan(model)
@@ -296,12 +277,6 @@ def test_limits_of_a_table_are_not_those_of_another_of_its_name():
     plan = planner(2, "cuda", batch_size=64, cap=4 << 20).plan(nn.ModuleDict({"odd": odd, "large": large}))
     types = {path: its["t"].sharding_type for path, its in plan.plan.items()}
     assert types == {"odd": "data_parallel", "large": "row_wise"}
-
-
-@pytest.mark.parametrize("number", ["2", "foo", 2.0, None, True])
-def test_numbers_of_groups_are_whole_numbers(number):
-    with pytest.raises(UserError, match=f"num_groups={number!r} must be a whole number or 'auto'"):
-        planner(2, num_groups=number)
 
 
 @pytest.mark.parametrize(
@@ -317,33 +292,40 @@ def test_numbers_of_groups_are_whole_numbers(number):
         ({"stats": True}, "stats=True must be Stats or Sequence"),
         ({"callbacks": print}, "must be Sequence"),
         ({"plan_loader": "x"}, "plan_loader='x' must be PlanLoader"),
+        ({"keep": "plan.json", "plan_loader": object()}, "keep= and plan_loader="),
         ({"sync_steps": "10"}, "sync_steps='10' must be int"),
+        *(
+            ({"num_groups": number}, f"num_groups={number!r} must be a whole number or 'auto'")
+            for number in ("2", "foo", 2.0, None, True)
+        ),
         ({"given": "p.json"}, "given='p.json' must be a ShardingPlan, such as load_sharding_plan reads"),
         ({"timeout_seconds": "3"}, "timeout_seconds='3' must be a number above 0"),
+        ({"timeout_seconds": 0}, "above 0"),
+        ({"pipeline": "fast"}, "unknown pipeline 'fast'"),
+        (
+            {"searcher": AllOnLast(), "beam_width": 2},
+            "beam_width=2 goes with a searcher's name only; give it to the AllOnLast itself",
+        ),
+        ({"searcher": 3}, "searcher=3 must be the name of a search method, or a Searcher"),
+        ({"verify": "mirored", "models": "cpu"}, "did you mean 'mirrored'"),
+        ({"verify": "mirrored"}, "models by their name or path"),
+        ({"verify": "mirrored", "models": "cpu", "passes": 1}, "passes"),
+        ({"verify": "mirrored", "models": "cpu", "finalists": 0}, "finalists"),
         ({"constraints": ["t"]}, "constraints=['t'] must be ParameterConstraints by name of the table"),
         ({"constraints": {"t": "row_wise"}}, "of table 't': 'row_wise' must be ParameterConstraints"),
         (
-            {"constraints": {"t": ParameterConstraints(device_group="cuda")}},
+            _of_t(device_group="cuda"),
             "of table 't': device_group='cuda' can't be planned on a topology of 'cpu' devices",
         ),
-        (
-            {"constraints": {"t": ParameterConstraints(min_partition=0)}},
-            "of table 't': min_partition=0 must be 1 or more",
-        ),
-        (
-            {"constraints": {"t": ParameterConstraints(cache_params=CacheParams(load_factor=1.5))}},
-            "of table 't': load_factor=1.5 must be above 0, 1 at most",
-        ),
+        (_of_t(min_partition=0), "of table 't': min_partition=0 must be 1 or more"),
+        (_of_t(cache_params=CacheParams(load_factor=1.5)), "of table 't': load_factor=1.5 must be above 0, 1 at most"),
         *(
-            (
-                {"constraints": {"t": ParameterConstraints(**{word: [number]})}},
-                f"of table 't': {word}=[{number}] must be",
-            )
+            (_of_t(**{word: [number]}), f"of table 't': {word}=[{number}] must be")
             for word, number in (("pooling_factors", -1.0), ("pooling_factors", float("nan")), ("batch_sizes", 0))
         ),
     ],
 )
-def test_numbers_that_nobody_could_mean_are_refused(settings, why):
+def test_what_nobody_could_mean_is_refused_in_a_line(settings, why):
     with pytest.raises(UserError, match=re.escape(why)):
         planner(**settings).plan(SMALL)
 
@@ -358,13 +340,3 @@ def test_plans_of_tables_of_another_shape_are_refused(rows, tmp_path):
     with pytest.raises(UserError, match=why):
         load_sharding_plan(tmp_path / "plan.json", bags("t", rows=rows, dim=8))
     assert load_sharding_plan(tmp_path / "plan.json", bags("t", rows=40, dim=8)).plan.keys() == given.plan.keys()
-
-
-@pytest.mark.parametrize(
-    ("dim", "types", "do"), [(6, None, "give it 8 columns"), (8, ["data_parallel"], "allow others")]
-)
-def test_copies_of_sequence_tables_are_refused_on_cpus(dim, types, do):
-    said = {} if types is None else {"constraints": {"s": ParameterConstraints(sharding_types=types)}}
-    with pytest.raises(UserError, match=f"TorchRec 1.8 fails with copies of sequence tables, .* on CPUs; {do}"):
-        planner(**said).plan(sequences("s", rows=40, dim=dim))
-    planner(2, "cuda", **said).plan(sequences("s", rows=40, dim=dim))
