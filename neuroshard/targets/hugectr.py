@@ -51,35 +51,39 @@ def _sharding(plan: Plan) -> tuple[_Matrix, _Strategy]:
 
 def _snippet(tables: Sequence[Table], matrix: _Matrix, strategy: _Strategy) -> str:
     shapes = [(table.name, table.rows, table.dim) for table in tables]
-    return (
-        f'"""Embedding tables for HugeCTR on {len(matrix)} GPUs; written by neuroshard export.\n'
-        "\n"
-        "Give config.embedding_lookup the tables of make_tables() for every feature, then call shard(config).\n"
-        '"""\n'
-        "\n"
-        "import hugectr\n"
-        "\n"
-        f"TABLES = {_lines(shapes)}  # name, rows, columns\n"
-        f"SHARD_MATRIX = {_lines(matrix)}  # of each GPU, the tables that it has a part of\n"
-        f"SHARD_STRATEGY = {_lines(strategy)}\n"
-        "\n\n"
-        "def make_tables():\n"
-        '    """The configuration of each table, by the table\'s name."""\n'
-        "    return {\n"
-        "        name: hugectr.EmbeddingTableConfig(name=name, max_vocabulary_size=rows, ev_size=columns)\n"
-        "        for name, rows, columns in TABLES\n"
-        "    }\n"
-        "\n\n"
-        "def shard(config):\n"
-        '    """Lay the tables of an embedding collection out as planned."""\n'
-        "    config.shard(shard_matrix=SHARD_MATRIX, shard_strategy=SHARD_STRATEGY)\n"
-    )
+    return _SNIPPET.format(gpus=len(matrix), shapes=_lines(shapes), matrix=_lines(matrix), strategy=_lines(strategy))
 
 
 def _lines(entries: Iterable[object]) -> str:
     """Write a list in Python, a line an entry."""
     return "[\n" + "".join(f"    {entry!r},\n" for entry in entries) + "]"
 
+
+_SNIPPET = '''\
+"""Embedding tables for HugeCTR on {gpus} GPUs; written by neuroshard export.
+
+Give config.embedding_lookup the tables of make_tables() for every feature, then call shard(config).
+"""
+
+import hugectr
+
+TABLES = {shapes}  # name, rows, columns
+SHARD_MATRIX = {matrix}  # of each GPU, the tables that it has a part of
+SHARD_STRATEGY = {strategy}
+
+
+def make_tables():
+    """The configuration of each table, by the table's name."""
+    return {{
+        name: hugectr.EmbeddingTableConfig(name=name, max_vocabulary_size=rows, ev_size=columns)
+        for name, rows, columns in TABLES
+    }}
+
+
+def shard(config):
+    """Lay the tables of an embedding collection out as planned."""
+    config.shard(shard_matrix=SHARD_MATRIX, shard_strategy=SHARD_STRATEGY)
+'''
 
 TARGET = Target(
     "hugectr",

@@ -9,7 +9,7 @@ from torch import nn
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.planners import extract_plan
 from torchrec.distributed.planner.planners import to_sharding_plan as plan_of_options
-from torchrec.distributed.planner.types import PlanLoader, PlannerError, ShardingOption, hash_planner_context_inputs_str
+from torchrec.distributed.planner.types import PlanLoader, PlannerError, hash_planner_context_inputs_str
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
@@ -22,7 +22,7 @@ from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, shards_of
 from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
-from neuroshard.torchrec.options import PASSED_ON, sharding_options
+from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter, named
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
@@ -131,17 +131,6 @@ class Model:
         for table in self.tables.values():
             ours.setdefault(table.path, EmbeddingModuleShardingPlan())[table.name] = table.sharding_in(sharding_plan)
         return ShardingPlan(ours)
-
-    def options(self, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
-        """List a sharding option for each of the parameters, in their order, with nothing estimated.
-
-        Those of `plan`, ours, have the lookups that its tables have.
-        """
-        options = sharding_options(sharding_plan, self.division.parameters, self.asked.batch_size, self.left)
-        tables = () if plan is None else plan.task.tables
-        for option, parameter, table in zip(options, self.tables.values(), tables, strict=False):
-            option.input_lengths = parameter.told_lookups(table, self.asked.batch_size)
-        return options
 
 
 def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:

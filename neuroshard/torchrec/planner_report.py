@@ -32,7 +32,7 @@ from neuroshard.torchrec.estimators import of_both_ways
 from neuroshard.torchrec.kernels import COPIED, IN_ROWS
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import listed
-from neuroshard.torchrec.options import estimate
+from neuroshard.torchrec.options import estimate, sharding_options
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
 from neuroshard.words.collective import ELEMENT_BYTES
@@ -213,10 +213,16 @@ class Reports:
 def _options(
     simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None
 ) -> list[ShardingOption]:
-    """List the plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's."""
-    options = model.options(sharding_plan, plan)
+    """List the plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's.
+
+    Those of `plan`, ours, come first, and have the lookups that its tables have.
+    """
+    batch_size, topology, constraints = model.asked.batch_size, model.asked.topology, dict(model.asked.constraints)
+    options = sharding_options(sharding_plan, model.division.parameters, batch_size, model.left)
     ours, others = options[: len(model.tables)], options[len(model.tables) :]
-    topology, constraints = model.asked.topology, dict(model.asked.constraints)
+    tables = () if plan is None else plan.task.tables
+    for option, parameter, table in zip(ours, model.tables.values(), tables, strict=True):
+        option.input_lengths = parameter.told_lookups(table, batch_size)
     storage = EmbeddingStorageEstimator(topology=topology, constraints=constraints)
     estimate(storage, options, model.sharders)
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)

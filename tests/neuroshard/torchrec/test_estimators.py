@@ -3,47 +3,29 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import Shard, ShardingOption
 from torchrec.distributed.sharding_plan import get_default_sharders
 
 import neuroshard as ns
 from neuroshard import Simulator, Table, zipf_reuse
 from neuroshard.plans.plan import assemble
 from neuroshard.testing import ONCE, linear_models, toy_task
-from neuroshard.torchrec import register_perf_config
+from neuroshard.torchrec import find_tables, register_perf_config, to_sharding_plan
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
-from neuroshard.words.form import Form
+from neuroshard.torchrec.options import sharding_options
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100
-from tests.kit.torchrec_models import bags, sequences, topology
+from tests.kit.torchrec_models import bags, sequences, shaped_bags, topology
 
 
 def _options(task, plan):
     """The plan as TorchRec's proposals are."""
-    options = []
-    for table, form, placements in zip(task.tables, plan.forms, plan.by_table, strict=True):
-        kernel = "dense" if form is Form.COPIES else "fused"
-        shards = [
-            Shard([placed.shard.rows, placed.shard.dim], [placed.shard.row, placed.shard.column], rank=placed.device)
-            for placed in placements
-        ]
-        weights = torch.empty(table.rows, table.dim, device="meta")
-        its, module = _TYPES[form][len(shards) > 1], ("pooled", torch.nn.Module())
-        options.append(ShardingOption(table.name, weights, module, [], task.batch_size, its, "", kernel, shards))
-    return options
-
-
-_TYPES = {
-    Form.COLUMNS: ("table_wise", "column_wise"),
-    Form.ROWS: ("row_wise", "row_wise"),
-    Form.COPIES: ("data_parallel", "data_parallel"),
-}
+    tables = find_tables(shaped_bags({table.name: (table.rows, table.dim) for table in task.tables}))
+    return sharding_options(to_sharding_plan(plan), tables, task.batch_size, topology(task.topology.num_devices))
 
 
 @pytest.fixture
