@@ -109,20 +109,12 @@ class Target:
     steps: Literal["torchrec", "other", "any"] = "other"
 
     def export(self, plan: Plan) -> Exported:
-        """Translate a plan into the target's words.
-
-        Raises:
-            UserError: it has none for it; the line names the table, the limit and what to do.
-        """
+        """Translate a plan into the target's words; raise UserError, as `check` does, where it has none for it."""
         self.check(plan)
         return self.write(plan)
 
     def check(self, plan: Plan) -> None:
-        """Check that the plan lays every table out as the target can.
-
-        Raises:
-            UserError: it doesn't; the line names the table, the limit and what to do.
-        """
+        """Raise UserError unless the target can lay every table out as planned, with table, limit and what to do."""
         for number, placed in enumerate(plan.by_table):
             table, layout = plan.task.tables[number], plan.layouts[number]
             self._check_stored(table)

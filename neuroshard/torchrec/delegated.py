@@ -140,11 +140,7 @@ def _whose(parameters: Sequence[Parameter]) -> str:
 
 
 def _check_offered(parameter: Parameter, device: str) -> None:
-    """Check that a parameter's sharder has something on such devices of what its constraints leave.
-
-    Raises:
-        UserError: it hasn't; TorchRec's planner would say so without what to do.
-    """
+    """Raise UserError, with what to do, if a parameter's sharder has nothing of what its constraints leave there."""
     said, sharder = parameter.said, parameter.sharder
     if _offered(parameter, device):
         return

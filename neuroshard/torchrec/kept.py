@@ -115,11 +115,7 @@ def _fits(plan: Plan, more: Sequence[int]) -> bool:
 
 
 def check_replaceable(path: Path) -> None:
-    """Check that a plan can be kept in a file without anything else being lost: there is none, or an earlier kept plan.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """Raise UserError if a file is anything else than an earlier kept plan: keeping a plan there would lose it."""
     if os.access(path, os.F_OK) and not has_format(path, _KIND):
         raise UserError(f"keep={path} is something else than a kept plan and isn't overwritten; give another keep=FILE")
 

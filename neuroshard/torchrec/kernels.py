@@ -55,11 +55,7 @@ def cache_params(home: Home, cache: CacheParams | None = None) -> CacheParams | 
 
 
 def home_of(table: str, kernel: str, cache: CacheParams | None) -> Home:
-    """Tell which memory a table lies in, by its compute kernel and its cache.
-
-    Raises:
-        UserError: the kernel is none of those that tables are planned for.
-    """
+    """Tell a table's memory by its kernel and cache; raise UserError if no tables are planned for such a kernel."""
     if kernel == DENSE:
         return ON_DEVICE
     if kernel not in _TIERS:

@@ -45,9 +45,7 @@ def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tup
 def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> None:
     """Log which tables are planned here without statistics, and which statistics are of no such table.
 
-    Args:
-        guessed: of each table that is planned here, whether nobody says how many lookups it has.
-        known: statistics, by name.
+    `guessed` says of each table that is planned here whether nobody says how many lookups it has.
     """
     for name in sorted(set(known) - set(guessed)):
         _log.warning("statistics are given for a table %r that is not planned here; they are left out", name)

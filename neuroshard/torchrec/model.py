@@ -210,12 +210,7 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
 
 
 def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Check a plan of the whole model, and return it with ours in it.
-
-    Raises:
-        UserError: tables are missing, lie such that TorchRec would train others or nothing is known of them, or don't
-            fit in memory.
-    """
+    """Return a whole plan with ours in it; raise UserError unless it has all tables, trained, known and in memory."""
     missing = [it.qualified_name for it in model.division.parameters if not it.is_in(whole)]
     if missing:
         raise UserError(f"it lacks {listed(missing)}")

@@ -87,12 +87,8 @@ def divide(
 ) -> Division:
     """Decide who plans each parameter that the sharders would shard; a module in several places is sharded once.
 
-    Args:
-        module: the model, on any device; nothing is materialised.
-        sharders: what they don't shard is left alone.
-        constraints: TorchRec's, by name of the table.
-        fixed: a plan whose parameters are kept as they are.
-        served: what a search with its models can place.
+    The model may be on any device; nothing is materialised. Parameters in the `fixed` plan are kept as they are.
+    `served` is what a search with its models can place.
     """
     planned: list[Parameter] = []
     delegated: list[Parameter] = []

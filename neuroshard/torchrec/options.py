@@ -30,11 +30,7 @@ def sharding_options(
 ) -> list[ShardingOption]:
     """List a sharding option for each parameter of the plan; their shards have ranks, and nothing is estimated.
 
-    Args:
-        sharding_plan: of any sharding type.
-        parameters: of the model.
-        batch_size: of one device.
-        topology: data-parallel parameters without ranks lie on all its devices.
+    `batch_size` is one device's. Data-parallel parameters without ranks lie on all devices of the topology.
     """
     pooled: dict[int, bool] = {}
     options = []

@@ -250,11 +250,7 @@ class Parameter:
         return FORMS if self.pooled else CUT_FORMS
 
     def split_rule(self, name: str) -> TableRule | None:
-        """Translate TorchRec's constraints on splitting into our rule; None if there are none.
-
-        Raises:
-            UserError: parts of no column are asked for.
-        """
+        """Translate constraints on splitting into our rule, or None; raise UserError if parts have no column."""
         said = self.said
         if said.min_partition is not None and said.min_partition < 1:
             raise UserError(f"constraints of table {self.name!r}: min_partition={said.min_partition} must be 1 or more")

@@ -18,7 +18,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
-from neuroshard.cost.cost import INPUT, Cost, described_wait
+from neuroshard.cost.cost import INPUT, described_wait
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels
 from neuroshard.models.precision import Narrowed
@@ -228,8 +228,7 @@ def _options(
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
     estimate(perf, others, model.sharders)
     if plan is not None:
-        cost, models = simulator.cost(plan.task, plan), simulator.models
-        set_perf(ours, plan, cost, models, topology.bwd_compute_multiplier)
+        _set_perf(ours, plan, simulator, topology.bwd_compute_multiplier)
     return options
 
 
@@ -251,20 +250,15 @@ def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
     )
 
 
-def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: CostModels, multiplier: float) -> None:
+def _set_perf(options: Sequence[ShardingOption], plan: Plan, simulator: Simulator, multiplier: float) -> None:
     """Fill in the `perf` of all shards: each device's predicted parts, shared out over what lies there.
 
     Compute is shared out by what the shards would take alone, communication by the columns that samples get of them; so
     the sum over a device is what it is predicted to take. Our models predict compute forward and backward together: it
-    is shared out as TorchRec does. The exchange of indices, where the models know it, stands beside the sum.
-
-    Args:
-        options: one for each of the plan's tables, in their order.
-        plan: of exactly these shards.
-        cost: its cost.
-        models: that predicted it.
-        multiplier: of TorchRec's topology: what backward compute takes of forward compute.
+    is shared out as TorchRec does, by `multiplier`: what backward compute takes of forward compute. The exchange of
+    indices, where the models know it, stands beside the sum. Options are of the plan's tables, in their order.
     """
+    cost, models = simulator.cost(plan.task, plan), simulator.models
     devices = np.array([placed.device for placed in plan.by_device], dtype=np.int64)
     loads = plan.device_loads.loads
     compute = _shared(cost.compute, models.compute.predict(LoadSets.alone(loads)).astype(np.float64), devices)

@@ -18,12 +18,7 @@ def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
     """Reduce a sequence table to what its devices are asked for where each sends an index once, for all features.
 
     Unique rows stay what they are; lookups, and outputs with them, become fewer. Inside a block of `row_lookups` they
-    are taken as spread evenly.
-
-    Args:
-        table: with the lookups that samples have.
-        batch_size: global.
-        num_devices: that share the samples.
+    are taken as spread evenly. Devices share the samples of the global `batch_size`.
     """
     left, reuse = asked_by_devices(np.array(table.reuse), num_devices)
     spread = np.array(table.row_lookups)

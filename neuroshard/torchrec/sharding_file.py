@@ -104,11 +104,7 @@ class _Cache:
 
 @dataclass(frozen=True)
 class ReadParameter:
-    """A parameter as it stands in a file.
-
-    Raises:
-        UserError: TorchRec has no such sharding type or kernel.
-    """
+    """A parameter as it stands in a file; raises UserError if TorchRec has no such sharding type or kernel."""
 
     sharding_type: str
     compute_kernel: str
@@ -175,11 +171,7 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
 
 
 def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
-    """Build the plan of what stands in a file; `where` begins an error.
-
-    Raises:
-        UserError: TorchRec has no such shards.
-    """
+    """Build the plan that stands in a file; raise UserError, begun by `where`, if TorchRec has no such shards."""
     try:
         return ShardingPlan(
             {
