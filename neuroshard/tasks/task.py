@@ -161,12 +161,13 @@ class Task:
 
 def check_constraints(task: Task) -> None:
     """Raise UserError if a task's constraints name a table or a device that there isn't, or contradict each other."""
+    constraints, num_devices = task.constraints, task.topology.num_devices
     tables = {table.name: table for table in task.tables}
-    _check_names(task.constraints, tables, task.topology.num_devices)
-    limits = dict(zip(tables, task.limits, strict=True))
-    checks = _Checks(task.constraints, tables, limits, task.topology.num_devices)
+    _check_names(constraints, tables, num_devices)
+    checks = _Checks(constraints, tables, dict(zip(tables, task.limits, strict=True)), num_devices)
     checks.groups()
-    checks.pinned()
+    for name, shards in constraints.pins.items():
+        checks.pinned(tables[name], shards)
     checks.places()
 
 
@@ -214,13 +215,9 @@ class _Checks:
                 apart = f"{', '.join(group)} are kept apart and need {needed} devices"
                 raise UserError(f"constraints: {apart}, there are {self.num_devices}")
 
-    def pinned(self) -> None:
-        """Check pinned shards, table by table."""
-        for name, shards in self.constraints.pins.items():
-            self._pinned_of(self.tables[name], self.limits[name], shards)
-
-    def _pinned_of(self, table: Table, limits: TableLimits, shards: Sequence[PinnedShard]) -> None:
-        name, columns = table.name, sum(shard.dim for shard in shards)
+    def pinned(self, table: Table, shards: Sequence[PinnedShard]) -> None:
+        """Check the pinned shards of a table."""
+        name, limits, columns = table.name, self.limits[table.name], sum(shard.dim for shard in shards)
         if columns > table.dim:
             raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
         if not limits.free:
