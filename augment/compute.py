@@ -19,7 +19,7 @@ from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.words.collective import ELEMENT_BYTES
-from neuroshard.words.form import CUT_FORMS, Form
+from neuroshard.words.form import CUT_FORMS, forms_named
 from neuroshard.words.placement import Home, Tier, block_rows
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class ComputeAugmentation:
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
-        object.__setattr__(self, "forms", tuple(map(Form, self.forms)))
+        object.__setattr__(self, "forms", forms_named(self.forms))
         object.__setattr__(self, "tiers", tuple(Tier(tier) for tier in self.tiers))
         if self.min_tables > self.max_tables:
             raise UserError(
@@ -101,7 +101,7 @@ class ComputeAugmentation:
     @property
     def _layouts(self) -> list[Layout]:
         """How combinations lie, one of which is drawn."""
-        return [LAYOUTS[form] for form in map(Form, self.forms)]
+        return [LAYOUTS[form] for form in forms_named(self.forms)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         """Draw a combination of tables of one split, with the split's name, at a global batch size.

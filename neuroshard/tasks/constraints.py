@@ -13,7 +13,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, as_fields, padded, parse
 from neuroshard.tables import Table
-from neuroshard.words.form import CUT_FORMS, FORMS, Form, Forms
+from neuroshard.words.form import CUT_FORMS, FORMS, Forms, forms_named
 from neuroshard.words.placement import DEFAULT_CACHED, TIERS, Home, Tier
 
 _RARE = ("tiers", "cached", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
@@ -55,7 +55,7 @@ class TableRule:
         if self.devices is not None:
             object.__setattr__(self, "devices", tuple(self.devices))
         if self.forms is not None:
-            object.__setattr__(self, "forms", tuple(map(Form, self.forms)))
+            object.__setattr__(self, "forms", forms_named(self.forms))
         for name in ("min_shards", "max_shards", "min_dim", "min_blocks"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):

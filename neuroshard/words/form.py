@@ -1,5 +1,6 @@
 """How a table is laid out over devices, and the kernel calls that this makes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from neuroshard.plumbing.errors import check_name
@@ -22,6 +23,15 @@ class Form(Word):
 
 FORMS = tuple(Form)  # in the order of whatever has one number for each
 Forms = frozenset[Form]  # those that something knows, takes or allows
+
+
+def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
+    """Find the forms of these names, in their order.
+
+    Raises:
+        UserError: there is none of one of them.
+    """
+    return tuple(map(Form, names))
 
 
 @dataclass(frozen=True, order=True)

@@ -22,7 +22,7 @@ from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS, Form
+from neuroshard.words.form import FORMS, forms_named
 
 _IMPROVEMENT = Improvement(max_plans=100_000_000)  # jobs run for long, and their plans are improved rarely
 _LEAST_MS = 1e-9  # models may say that nothing costs anything
@@ -65,7 +65,7 @@ class Replan(Searcher):
     def __post_init__(self) -> None:
         if not isinstance(self.start, (Plan, str)):
             raise UserError(f"searcher: start={shown(self.start)} must be the path of a plan")
-        object.__setattr__(self, "forms", tuple(map(Form, self.forms)))
+        object.__setattr__(self, "forms", forms_named(self.forms))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the plan that moves least of those within the limit that cost hardly more than the cheapest.

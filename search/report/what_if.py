@@ -133,7 +133,7 @@ def _spread_tables(plan: Plan) -> dict[int, list[int]]:
     return {table: numbers for table, numbers in groups.items() if len(numbers) > 1}
 
 
-class _Asked(NamedTuple):
+class _Demand(NamedTuple):
     """What n loads ask of their devices.
 
     Attributes:
@@ -149,7 +149,7 @@ class _Asked(NamedTuple):
     counts: FloatArray
 
     @classmethod
-    def of(cls, plan: Plan, loads: Loads, compute_ms: FloatArray, kernels: IntArray, simulator: Simulator) -> "_Asked":
+    def of(cls, plan: Plan, loads: Loads, compute_ms: FloatArray, kernels: IntArray, simulator: Simulator) -> "_Demand":
         """Count for each load; `kernels` (G,) are what numbers stand for."""
         given, counts = given_bytes(loads, plan.task.topology.num_devices), simulator.counts_of(LoadSets.alone(loads))
         size_bytes = np.column_stack([given, plan.task.memory.device_bytes(loads)])
@@ -169,8 +169,8 @@ class _SpreadShards:
 
     own: tuple[IntArray, ...]
     device: IntArray
-    shard: _Asked
-    whole: _Asked
+    shard: _Demand
+    whole: _Demand
     uses: IntArray
     call: IntArray
 
@@ -190,8 +190,8 @@ class _SpreadShards:
         return cls(
             tuple(np.split(np.arange(len(placed)), ends)[:-1]),
             np.array([one.device for one in placed], dtype=np.int64),
-            _Asked.of(plan, loads, without_ms, kernels, simulator),
-            _Asked.of(plan, whole, whole_ms, kernels, simulator),
+            _Demand.of(plan, loads, without_ms, kernels, simulator),
+            _Demand.of(plan, whole, whole_ms, kernels, simulator),
             np.bincount(np.searchsorted(kernels, every), minlength=len(kernels)),
             calls_of(kernels),
         )

@@ -10,7 +10,7 @@ from neuroshard.models.bundle import ModelSet
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form, forms_named
 from neuroshard.words.placement import Placement
 
 COLUMNS = FORMS.index(IN_COLUMNS.form)
@@ -24,7 +24,7 @@ def searched_forms(names: Iterable[str]) -> tuple[Form, ...]:
     Raises:
         UserError: there is no form of some name, or columns aren't among them.
     """
-    forms = tuple(map(Form, names))
+    forms = forms_named(names)
     if not any(LAYOUTS[form].free for form in forms):
         raise UserError(f"searcher: forms={[form.value for form in forms]} must have columns among them")
     return forms
