@@ -6,7 +6,8 @@ rows lie together, more even lookups.
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from itertools import islice
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -22,33 +23,85 @@ _FLOAT_BYTES = 4
 _GIB = 1 << 30
 _LEAST_CAPACITY = 1024  # of a hash table: some of HKV's buckets of 128
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*")  # that TensorFlow takes
-_Variable = dict[str, Any]  # as it stands in the JSON
+
+
+@dataclass(frozen=True)
+class _Static:
+    """A `sok.Variable`: all rows in GPU memory.
+
+    Attributes:
+        table: its name in the plan.
+        rows, dimension: of the whole table.
+        dtype: of its elements.
+        mode: "localized:g" for all of it on GPU g, "distributed" for rows over all GPUs.
+    """
+
+    table: str
+    rows: int
+    dimension: int
+    dtype: str
+    mode: str
+
+    @property
+    def call(self) -> str:
+        """The call that makes the variable, in Python."""
+        shape = f"shape=[{self.rows}, {self.dimension}]"
+        named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
+        return f"sok.Variable({shape}, initializer=initializer, dtype=tf.{self.dtype}, mode={self.mode!r}{named})"
+
+
+@dataclass(frozen=True)
+class _Hybrid:
+    """A `sok.DynamicVariable` over HKV: a hash table with keys in GPU memory, and vectors there and in host memory.
+
+    Attributes:
+        table: its name in the plan.
+        rows, dimension: of the whole table.
+        mode: as of `_Static`.
+        capacity: vectors that each GPU with rows of it has room for: a power of two, at least twice those rows, as
+            HKV's `max_load_factor` of a half wants it.
+        max_hbm_for_vectors: GiB of each such GPU's memory for vectors; SOK counts whole ones.
+    """
+
+    table: str
+    rows: int
+    dimension: int
+    mode: str
+    capacity: int
+    max_hbm_for_vectors: int
+
+    @property
+    def call(self) -> str:
+        """The call that makes the variable, in Python."""
+        named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
+        return (
+            f"hybrid({self.dimension}, {self.mode!r}, capacity={self.capacity}, "
+            f"max_hbm_for_vectors={self.max_hbm_for_vectors}{named})"
+        )
+
+
+_Variable = _Static | _Hybrid
 
 
 def _write(plan: Plan) -> Exported:
+    placed = plan.by_table
     for remark in _empty_gpus(plan):
         raise UserError(f"plan: {remark}")
-    variables = [_variable(table, its) for table, its in zip(plan.task.tables, plan.by_table, strict=True)]
+    variables = [_variable(table, its) for table, its in zip(plan.task.tables, placed, strict=True)]
     num_gpus = plan.task.topology.num_devices
-    return Exported({"format": _FORMAT, "num_gpus": num_gpus, "variables": variables}, _snippet(num_gpus, variables))
+    content = {"format": _FORMAT, "num_gpus": num_gpus, "variables": [_fields(variable) for variable in variables]}
+    return Exported(content, _snippet(num_gpus, variables))
 
 
 def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
-    """Describe the variable of a table that has these placements.
-
-    A static one, `sok.Variable`, has all rows in GPU memory. A dynamic one, `sok.DynamicVariable` over HKV, is a hash
-    table with keys in GPU memory, and vectors there and in host memory: each GPU with rows of it has room for
-    `capacity` vectors, a power of two, at least twice those rows, as HKV's `max_load_factor` of a half wants it; and
-    `max_hbm_for_vectors` GiB of its memory for them, of which SOK counts whole ones.
+    """Build the variable of a table that has these placements.
 
     Raises:
         UserError: its share in GPU memory is less than SOK counts, or it has elements that SOK has in GPU memory only.
     """
-    home = placed[0].home
-    shape = {"table": table.name, "rows": table.rows, "dimension": table.dim}
-    mode = {"mode": f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"}  # rows over all GPUs
+    home, mode = placed[0].home, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
     if home.tier is Tier.DEVICE:
-        return {"variable": "static"} | shape | {"dtype": _TYPES[table.bytes_per_element]} | mode
+        return _Static(table.name, table.rows, table.dim, _TYPES[table.bytes_per_element], mode)
     if table.bytes_per_element != _FLOAT_BYTES:
         raise UserError(
             f"plan: table {table.name!r} has {table.bytes_per_element} bytes per element in host memory, and SOK "
@@ -61,32 +114,28 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
             f"plan: table {table.name!r} has a cache of {readable_bytes(in_gpu)} on a device, and SOK counts whole GiB "
             "(max_hbm_for_vectors); give it a larger share with a rule (cached), or tier device or host"
         )
-    room = {"capacity": max(1 << (2 * rows - 1).bit_length(), _LEAST_CAPACITY), "max_hbm_for_vectors": in_gpu // _GIB}
-    return {"variable": "dynamic", "var_type": "hybrid"} | shape | mode | room
+    capacity = max(1 << (2 * rows - 1).bit_length(), _LEAST_CAPACITY)
+    return _Hybrid(table.name, table.rows, table.dim, mode, capacity, in_gpu // _GIB)
 
 
-def _call(table: str, dimension: int, mode: str, **its: Any) -> str:
-    """Write the call that makes a variable, in Python."""
-    named = f", name={table!r}" if _NAME.fullmatch(table) else ""
-    if its["variable"] == "static":
-        shape, dtype = f"shape=[{its['rows']}, {dimension}]", f"dtype=tf.{its['dtype']}"
-        return f"sok.Variable({shape}, initializer=initializer, {dtype}, mode={mode!r}{named})"
-    room = f"capacity={its['capacity']}, max_hbm_for_vectors={its['max_hbm_for_vectors']}"
-    return f"hybrid({dimension}, {mode!r}, {room}{named})"
+def _fields(variable: _Variable) -> dict[str, str | int]:
+    variable_type = (
+        {"variable": "static"} if isinstance(variable, _Static) else {"variable": "dynamic", "var_type": "hybrid"}
+    )
+    return variable_type | asdict(variable)
 
 
 def _empty_gpus(plan: Plan) -> tuple[str, ...]:
     """Say which GPU has no table, if one has none: `sok.lookup_sparse` refuses that."""
-    empty = set(range(plan.task.topology.num_devices)) - {placement.device for placement in plan.placements}
+    holding = {placement.device for placement in plan.placements}
+    empty = (device for device in range(plan.task.topology.num_devices) if device not in holding)
     do = "search with fewer devices (topology.num_devices), or with tables in rows"
-    return tuple(
-        f"device {device} holds no table, and SOK wants one on every GPU; {do}" for device in sorted(empty)[:1]
-    )
+    return tuple(f"device {device} holds no table, and SOK wants one on every GPU; {do}" for device in islice(empty, 1))
 
 
 def _snippet(num_gpus: int, variables: Sequence[_Variable]) -> str:
-    calls = "".join(f"        {its['table']!r}: {_call(**its)},\n" for its in variables)
-    helper = _HYBRID if any(its["variable"] == "dynamic" for its in variables) else ""
+    calls = "".join(f"        {variable.table!r}: {variable.call},\n" for variable in variables)
+    helper = _HYBRID if any(isinstance(variable, _Hybrid) for variable in variables) else ""
     return _SNIPPET.format(num_gpus=num_gpus, calls=calls, helper=helper)
 
 
