@@ -145,6 +145,12 @@ class NarrowCalls:
         ).prod(axis=1)
         return left
 
+    def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
+        """Compute the same as if it rose evenly from each width to the next, and at twice the last to 1, (n,)."""
+        widths = np.array(self.widths, dtype=np.float64)
+        left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
+        return left
+
     def less_saved(self, head: ReluHead) -> ReluHead:
         """Extend a head of costs to vectors with these W numbers more."""
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])

@@ -72,11 +72,14 @@ _COLLECTIVES = {
 
 # What FBGEMM's kernels take besides moving bytes: time of threads, taken to be the same on all GPUs. Fitted to 2,030
 # calls of pooled columns that one H100 ran.
-FORWARD_CALL_MS, BACKWARD_CALL_MS = 0.022, 0.087  # FBGEMM PR #5749, B200, 640 lookups; the latter with its update
+FORWARD_CALL_MS = 0.022  # FBGEMM PR #5749, B200, 640 lookups
+BACKWARD_CALL_MS = 0.087  # with its update
 BAG_NS = 0.24  # of a bag of lookups
 _LOOKUP_NS, _ROW_NS = 0.071, 0.134  # of a lookup, which backward sorts; of a row that a batch looks up
 _HOT_ROW_NS = 11.7  # of one that it looks up more than 32 times, besides: such rows get a block of threads each
 _NARROW = NarrowCalls((32, 64, 128), np.array([0.194, 0.279, 0.168], dtype=np.float32))
+# Times what pooled tables alone take, fitted to 298 other calls. Up to 32 columns FBGEMM has a kernel of its own.
+_NARROW_SEQUENCES, _SEQUENCES = 1.96, 1.13
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class RooflineCompute(SumModel):
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as its cost beside wide ones, forward and backward, and what it saves, (n, 1 + W)."""
-        kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) / _NARROW.left_of(loads.dim)
+        kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
         saved = _NARROW.saved_of((kernels_ms / _UNIT_MS).astype(np.float32), loads.dim)
         saved *= loads.pooled[:, None]  # kernels of sequences are as they are
@@ -154,15 +157,11 @@ class RooflineCompute(SumModel):
 
     def forward_ms(self, loads: Loads) -> FloatArray:
         """Predict the ms of each load's lookups, (n,), in a call without wider tables."""
-        return self._alone(loads, self._lookups_ms(loads)) + self._fetched_ms(loads)
+        return self._lookups_ms(loads) * _alone(loads) + self._fetched_ms(loads)
 
     def backward_ms(self, loads: Loads) -> FloatArray:
         """Predict the ms of each load's gradients and update, (n,), in a call without wider tables."""
-        return self._alone(loads, self._rows_ms(loads)) + self._whole_ms(loads) + self._written_ms(loads)
-
-    def _alone(self, loads: Loads, kernels_ms: FloatArray) -> FloatArray:
-        """Take away what sequences don't save in narrow calls, (n,)."""
-        return np.where(loads.pooled, kernels_ms, kernels_ms / _NARROW.left_of(loads.dim))
+        return self._rows_ms(loads) * _alone(loads) + self._whole_ms(loads) + self._written_ms(loads)
 
     def _lookups_ms(self, loads: Loads) -> FloatArray:
         """Predict the ms of lookups by a pooled call's threads, from the device's memory, (n,)."""
@@ -227,6 +226,22 @@ class RooflineCompute(SumModel):
         if self.tier is not Tier.DEVICE or not sets.loads.tier.any():
             return super().predict(sets)
         return ComputeByForm({call: self.of_call(call) for call in self.calls}).predict(sets)
+
+
+def _beside_wide(loads: Loads) -> FloatArray:
+    """Compute how many times as long each load takes beside wide ones as a pooled one alone, (n,).
+
+    It takes the longer the fewer of a kernel's threads it keeps busy, in no steps: beside others a table of 36 columns
+    takes longer than one of 32, and alone by more, since it needs the next larger kernel (docs/datasheets.md).
+    """
+    sequences = np.where(loads.dim <= _NARROW.widths[0], _NARROW_SEQUENCES, _SEQUENCES)
+    dim = in_sectors(loads.dim * ELEMENT_BYTES) / ELEMENT_BYTES  # what lies in one sector more takes as long
+    return np.where(loads.pooled, 1 / _NARROW.smoothly_left_of(dim), sequences)
+
+
+def _alone(loads: Loads) -> FloatArray:
+    """Compute the same of a call without wider tables, (n,)."""
+    return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
 
 def _copied(loads: Loads) -> BoolArray:

@@ -243,8 +243,8 @@ class FormChoices:
         pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in OTHERS]
         ends = [self.descent(forms, self.estimates.costs, without)[-1] for forms in pure]
         ends += [np.where(self.allowed[:, form], form, self.first) for form in OTHERS]
-        for form in BLOCKS:
-            for forms in self._dearest_in(form):
+        for form in OTHERS:
+            for forms in self._nested_in(form):
                 ends += [forms, self.descent(forms, self.estimates.costs)[-1]]
         candidates = np.array([*self.descent(self.first, self.estimates.costs)[:-3:-1], *ends])
         _, earliest = np.unique(candidates, axis=0, return_index=True)
@@ -270,10 +270,20 @@ class FormChoices:
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
 
-    def _dearest_in(self, form: int) -> IntArray:
-        """Put the first choice's 1, 2, 4, ... dearest tables in a form; return the best by estimates, (0 or 1, T)."""
-        compute, loads = self.simulator.compute_for(self.task), self.task.loads
-        nested = self._more_in(form, lambda tables: compute.predict(LoadSets.alone(loads.take(tables))))[:-1]
+    def _nested_in(self, form: int) -> IntArray:
+        """Put the first choice's 1, 2, 4, ... dearest tables in a form; return the best by estimates, (0 or 1, T).
+
+        Of a form that every device holds all of, those that are the dearest for their bytes.
+        """
+        compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
+
+        def worth(its: IntArray) -> FloatArray:
+            """Compute what each of some tables saves elsewhere, by its ms alone."""
+            share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in its])
+            value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(its))) * share
+            return value
+
+        nested = self._more_in(form, worth)[:-1]
         return nested[self.estimates.costs(Forms(nested))[0].argmin()][None] if len(nested) else nested
 
     def more_in_blocks(self) -> Iterator[IntArray]:

@@ -113,14 +113,26 @@ def test_calls_without_wide_tables_are_faster(dim):
     assert own == pytest.approx((beside - alone) * (1 - _saved_share(dim)), rel=1e-3)
 
 
-def test_sequences_save_nothing_in_narrow_calls():
-    narrow = table(rows=10**6, dim=16, pooled=False)
-    pooled = table(rows=10**6, dim=16, features=2)
-    model = RooflineCompute(1e9)
-    sequence_ms, pooled_ms = model.predict(LoadSets.of([[narrow], [pooled]], 10**6)) - CALL_MS
-    threads_ms = 2e6 * SORT_MS + 1e6 * ROW_MS
-    assert sequence_ms == pytest.approx((threads_ms + 1e6 * BAG_MS) / (1 - _saved_share(16)), rel=1e-3)
-    assert pooled_ms == pytest.approx(threads_ms + 2e6 * BAG_MS, rel=1e-3)
+@pytest.mark.parametrize(("dim", "times"), [(16, 1.96), (64, 1.13), (128, 1.13)])
+def test_sequences_take_a_multiple_of_pooled_tables_alone_and_save_nothing_in_narrow_calls(dim, times):
+    sequence, wide, pooled = (
+        table("t", 10**6, columns, 1.0, pooled=pooled) for columns, pooled in ((dim, False), (512, False), (dim, True))
+    )
+    sequence_ms, both_ms, wide_ms, pooled_ms = (
+        H100.predict(LoadSets.of([[sequence], [sequence, wide], [wide], [pooled]], 10**6)) - CALL_MS
+    )
+    assert sequence_ms == pytest.approx(times * pooled_ms, rel=1e-3)
+    assert both_ms == pytest.approx(sequence_ms + wide_ms, rel=1e-3)
+
+
+def test_a_wider_table_never_takes_less_time_alone_or_beside_others():
+    """Kernels that are made for some widths take their steps where none is wider, and upwards only."""
+    tables = [table("a", 10**6, dim, 5.0) for dim in range(8, 260, 4)]
+    wide = table("w", 10**6, 512, 5.0)
+    alone_ms = H100.predict(LoadSets.of([[its] for its in tables], 65536))
+    beside_ms = H100.predict(LoadSets.of([[its, wide] for its in tables], 65536))
+    assert (np.diff(alone_ms) > -1e-6).all()
+    assert (np.diff(beside_ms) > -1e-6).all()
 
 
 @pytest.mark.parametrize(("data", "call", "most"), [("h100_wide", "columns", 0.07), ("h100_features", "rows", 0.12)])
