@@ -233,10 +233,10 @@ class FormChoices:
         """List the last two choices (n, T) of the descent of the estimates, and others, the cheapest first.
 
         One table in rows may cost what several together save, as all take part in one exchange: so the dearest tables
-        in rows are tried, and where a descent from them ends. Estimates flatter columns, which have still to be placed,
-        most of all in tight memory; so the other descents are from all tables in rows or copies, and leave columns out
-        where they can: what they end with is as cheap as it looks. Besides, all tables in one form, which those that
-        may not lie so needn't use a third one for.
+        in each form are tried, and where a descent from them ends. Estimates flatter columns, which have still to be
+        placed, most of all in tight memory; so the other descents are from all tables in rows or copies, and leave
+        columns out where they can: what they end with is as cheap as it looks. And all that may lie in one form are
+        tried so, the rest as in the first choice: two forms may ask for less than three.
         """
         without = self.allowed.copy()
         without[self.allowed[:, OTHERS].any(axis=1), COLUMNS] = False
