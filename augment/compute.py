@@ -189,7 +189,7 @@ class ComputeAugmentation:
         for table in self._augmented(group, count, rng):
             fitted = self._fitted(table, room, sharers)
             if fitted is not None:
-                chosen.append(replace(fitted, features=one_of(self.features, rng)))
+                chosen.append(replace(fitted, features=one_of(self.features, rng), pooled=True))
                 room -= _block_bytes(fitted, sharers)
         return tuple(chosen)
 

@@ -51,6 +51,15 @@ def test_no_combination_mixes_precisions():
     assert set.union(*precisions) == {2, 4}
 
 
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_users_tables_are_combined_as_asked_whether_they_are_pooled_or_not(pooled):
+    """A model may have both: what a call is measured of hangs on settings alone."""
+    sequences = tuple(replace(table, pooled=n % 3 == 0) for n, table in enumerate(TABLES))
+    augmentation, rng = ComputeAugmentation(pooled=(pooled,)), np.random.default_rng(0)
+    drawn = [augmentation.draw(split_tables(sequences, 0), 256, rng)[0] for _ in range(20)]
+    assert {table.pooled for sample in drawn for table in sample.tables} == {pooled}
+
+
 def test_combinations_cover_every_width_and_count():
     samples = _drawn(ComputeAugmentation(max_dim=32, max_tables=5), 300)
     assert {len(sample.tables) for sample in samples} == {1, 2, 3, 4, 5}
