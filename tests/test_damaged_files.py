@@ -64,7 +64,7 @@ def good(tmp_path_factory):
     plan.save(root / "plan.json")
     save_tasks(root / "tasks.json", [toy_task(4), task])
     save_sharding_plan(to_sharding_plan(plan, "ebc"), root / "sharding.json")
-    KeptPlan({"tables": "digest"}, plan, to_sharding_plan(plan, "ebc"), (1 << 20,)).save(root / "kept.json")
+    KeptPlan({"tables": "digest"}, plan, to_sharding_plan(plan, "ebc"), (1 << 20,), (0,)).save(root / "kept.json")
     frame = pd.DataFrame({"name": ["a", "b"], "rows": [10, 20], "dim": [4, 8], "pooling_factor": [1.0, 2.5]})
     frame.to_csv(root / "tables.csv", index=False)
     frame.to_parquet(root / "tables.parquet")

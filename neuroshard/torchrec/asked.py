@@ -117,7 +117,7 @@ class Asked:
                 device_memory(left),
                 _expanded_bytes(expanded, memory, samples, devices),
                 devices_per_host=left.local_world_size,
-                host_memory_bytes=host_memory(left),
+                host_memory_bytes=min(host_memory(left)),
                 devices_per_domain=_domain(left),
             ),
             samples,
@@ -132,16 +132,15 @@ def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:
     return tuple(getattr(device.storage, memory) for device in topology.devices)
 
 
-def host_memory(topology: TorchRecTopology) -> int:
-    """Count a host's bytes for tables that its devices have no room for: of the host that has least.
+def host_memory(topology: TorchRecTopology) -> tuple[int, ...]:
+    """Count each host's bytes (H,) for tables that its devices have no room for.
 
     0 on CPU, whose own memory it is.
     """
-    if topology.compute_device == "cpu":
-        return 0
-    own: list[int] = [device.storage.ddr for device in topology.devices]
+    on_cpu = topology.compute_device == "cpu"
+    own: list[int] = [0 if on_cpu else device.storage.ddr for device in topology.devices]
     size = topology.local_world_size
-    return min(sum(own[first : first + size]) for first in range(0, len(own), size))
+    return tuple(sum(own[first : first + size]) for first in range(0, len(own), size))
 
 
 def _domain(topology: TorchRecTopology) -> int | None:

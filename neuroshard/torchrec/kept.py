@@ -33,12 +33,14 @@ class KeptPlan:
         plan: of the tables that are planned here; None where there are none.
         sharding_plan: of the whole model.
         device_memory: (D,) bytes of each device that the reservation left.
+        host_memory: (H,) bytes of each host for tables that its devices have no room for.
     """
 
     made_for: Mapping[str, str]
     plan: Plan | None
     sharding_plan: ShardingPlan
     device_memory: tuple[int, ...]
+    host_memory: tuple[int, ...]
 
     def save(self, path: Path) -> None:
         """Write the plan as JSON, with a digest over all that the file says.
@@ -50,6 +52,7 @@ class KeptPlan:
         content = {
             "made_for": dict(self.made_for),
             "device_memory": list(self.device_memory),
+            "host_memory": list(self.host_memory),
             "plan": None if self.plan is None else self.plan.to_json(),
             "modules": modules_json(self.sharding_plan),
         }
@@ -75,25 +78,26 @@ class KeptPlan:
             raise UserError(f"{where} was changed or damaged after it was written: its digest doesn't fit")
         read = parse(content, _KeptFile, where)
         plan = None if read.plan is None else Plan.from_json(read.plan, where)
-        return cls(read.made_for, plan, sharding_plan_of(read.modules, where), read.device_memory)
+        hosts = _host_memory_of(plan) if read.host_memory is None else read.host_memory
+        return cls(read.made_for, plan, sharding_plan_of(read.modules, where), read.device_memory, hosts)
 
-    def differences(self, made_for: Mapping[str, str], device_memory: Sequence[int]) -> tuple[str, ...]:
-        """Name what the plan was made for otherwise: digests, and devices whose memory (D,) isn't alike."""
+    def differences(
+        self, made_for: Mapping[str, str], device_memory: Sequence[int], host_memory: Sequence[int]
+    ) -> tuple[str, ...]:
+        """Name what the plan was made for otherwise: digests, and devices if their memory, or hosts', isn't alike."""
         names = dict.fromkeys([*self.made_for, *made_for])
         differing = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
-        return tuple(differing if self._serves(device_memory) else differing | {DEVICES: None})
+        return tuple(differing if self._serves(device_memory, host_memory) else differing | {DEVICES: None})
 
-    def _serves(self, device_memory: Sequence[int]) -> bool:
-        """Tell whether devices with so many bytes (D,) are like those that the plan was made for, and still hold it.
+    def _serves(self, device_memory: Sequence[int], host_memory: Sequence[int]) -> bool:
+        """Tell whether devices and hosts with so many bytes are like those that the plan was made for, and hold it.
 
         What is free differs from machine to machine and from day to day: a job that restarts must find its plan.
         """
-        if len(device_memory) != len(self.device_memory):
+        more, more_on_hosts = _more(device_memory, self.device_memory), _more(host_memory, self.host_memory)
+        if more is None or more_on_hosts is None:
             return False
-        more = [now - then for now, then in zip(device_memory, self.device_memory, strict=True)]
-        if any(abs(by) > _ALIKE * then for by, then in zip(more, self.device_memory, strict=True)):
-            return False
-        return min(more) >= 0 or (self.plan is not None and _fits(self.plan, more))
+        return min(*more, *more_on_hosts) >= 0 or (self.plan is not None and _fits(self.plan, more, more_on_hosts))
 
 
 @dataclass(frozen=True)
@@ -102,16 +106,33 @@ class _KeptFile:
     plan: dict[str, Any] | None
     modules: ReadModules
     device_memory: tuple[int, ...]
+    host_memory: tuple[int, ...] | None = None  # files of earlier versions lack it
 
 
-def _fits(plan: Plan, more: Sequence[int]) -> bool:
-    """Tell whether a plan keeps all limits on devices with so many bytes (D,) more than its task says, or fewer."""
+def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
+    """Read what each host (H,) had for a plan's tables: its whole memory where there were no others."""
+    topology = plan and plan.task.topology
+    return (topology.host_bytes,) * len(topology.hosts) if topology else ()
+
+
+def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
+    """Subtract what memories had from what they have, in bytes; None if that isn't alike, or they aren't as many."""
+    if len(now) != len(then):
+        return None
+    more = [its - before for its, before in zip(now, then, strict=True)]
+    return more if all(abs(by) <= _ALIKE * before for by, before in zip(more, then, strict=True)) else None
+
+
+def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool:
+    """Tell whether a plan keeps all limits on devices (D,) and hosts (H,) with so many bytes more, or fewer."""
     topology = plan.task.topology
     pairs = zip(topology.device_memory, more, strict=True)
     memory = tuple(max(then + by, 1) for then, by in pairs)
-    return not replace(
-        plan, task=replace(plan.task, topology=replace(topology, memory_bytes=memory, reserved_bytes=0))
-    ).violations
+    of_host = topology.host_bytes + min(more_on_hosts)
+    if of_host < 0:  # what others than the plan put there has no room
+        return False
+    less = replace(topology, memory_bytes=memory, reserved_bytes=0, host_memory_bytes=of_host)
+    return not replace(plan, task=replace(plan.task, topology=less)).violations
 
 
 def check_replaceable(path: Path) -> None:

@@ -18,7 +18,7 @@ from neuroshard.torchrec.sharding_file import modules_json
 
 
 def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
-    """Digest each thing that a plan would be made for, but for the devices' memory, which needn't be the same."""
+    """Digest each thing that a plan would be made for, but for memory, which needn't be the same."""
     asked, left = model.asked, model.left
     task = asked.task(model.tables, model.left) if model.tables else None
     models, groups = finder.simulator.models, asked.groups

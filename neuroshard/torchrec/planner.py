@@ -31,7 +31,7 @@ from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verif
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
-from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory
+from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory, host_memory
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.groups import Groups, groups_of
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
@@ -298,7 +298,9 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
         """Take the plan that was kept, where it was made for just what is asked; else find another one."""
-        others = [kept.differences(self._asked_for(one), device_memory(one.left)) for one in models]
+        others = [
+            kept.differences(self._asked_for(one), device_memory(one.left), host_memory(one.left)) for one in models
+        ]
         if () in others:
             _log.info("the plan is the one that %s holds", self._keep)
             model = models[others.index(())]
@@ -393,7 +395,8 @@ class NeuroShardPlanner(ShardingPlanner):
         for remark in (*unsound_remarks(parameters, whole), *mixed_remarks(parameters, whole, ranks)):
             _log.warning(remark)
         if self._keep and not found.kept and (group is None or dist.get_rank(group) == 0):
-            its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(model.left))
+            left = model.left
+            its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(left), host_memory(left))
             if reports.callbacks and (lost := model.forgotten(whole)):
                 _log.warning("the plan isn't kept in %s: a callback set %s, which no file holds", self._keep, lost)
             else:

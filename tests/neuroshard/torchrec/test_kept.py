@@ -14,12 +14,14 @@ from torchrec.distributed.types import BoundsCheckMode
 from torchrec.types import DataType
 
 from neuroshard import Constraints, TableRule, UserError
+from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
-from neuroshard.torchrec.kept import KeptPlan, load_any_plan
+from neuroshard.torchrec.kept import KeptPlan, _digest, load_any_plan
 from neuroshard.torchrec.made_for import digests, made_for
-from tests.kit.torchrec_models import AllOnLast, bags, planner, sequences
+from neuroshard.words.placement import Home, Tier
+from tests.kit.torchrec_models import AllOnLast, bags, planner, sequences, topology
 
 
 def _model(*names):
@@ -75,13 +77,15 @@ SIZE = 100 * 16 * 4  # bytes of each of the tables
 @pytest.mark.parametrize(
     ("factor", "kept"), [(1.0, True), (0.999, True), (1.04, True), (0.97, True), (0.94, False), (1.06, False)]
 )
-def test_other_free_bytes_keep_the_plan(path, caplog, factor, kept):
+@pytest.mark.parametrize(("device", "memory"), [("cpu", "ddr_cap"), ("cuda", "hbm_cap"), ("cuda", "ddr_cap")])
+def test_other_free_bytes_keep_the_plan(path, caplog, device, memory, factor, kept):
     """Both lie on one device, which has room for four."""
     cap = 4 * SIZE
-    planned = _planner(path, cap=cap).plan(bags("a", "b"))
+    planned = _planner(path, topology=topology(2, device, cap)).plan(bags("a", "b"))
     caplog.clear()
     searcher = AllOnLast()
-    assert _planner(path, searcher=searcher, cap=int(factor * cap)).plan(bags("a", "b")) == planned
+    other = topology(2, device, cap, **{memory: int(factor * cap)})
+    assert _planner(path, searcher=searcher, topology=other).plan(bags("a", "b")) == planned
     assert searcher.asked == (not kept)
     assert ("the kept plan was made for other devices; searching anew" in caplog.text) is not kept
 
@@ -92,9 +96,46 @@ def test_devices_with_a_little_less_memory_keep_only_what_they_hold(path):
     task, less = kept.plan.task, [memory - 1 for memory in kept.device_memory]
     small = replace(task, topology=replace(task.topology, memory_bytes=SIZE))
     full = replace(kept, plan=replace(kept.plan, task=small))
-    assert kept.differences(kept.made_for, less) == ()
-    assert full.differences(kept.made_for, kept.device_memory) == ()
-    assert full.differences(kept.made_for, less) == ("devices",)
+    hosts = kept.host_memory
+    assert kept.differences(kept.made_for, less, hosts) == ()
+    assert full.differences(kept.made_for, kept.device_memory, hosts) == ()
+    assert full.differences(kept.made_for, less, hosts) == ("devices",)
+
+
+@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.HOST])
+@pytest.mark.parametrize("free", [0, 10])
+def test_hosts_with_a_little_less_memory_keep_only_what_they_hold(path, tier, free):
+    """One of two hosts has less; `free` bytes of it are left beside both tables, or what would be both."""
+    _planner(path, topology=topology(4, "cuda", on_host=2)).plan(bags("a", "b"))
+    kept = KeptPlan.load(path)
+    assert kept.host_memory == (2 << 20, 2 << 20)
+    task = replace(kept.plan.task, topology=replace(kept.plan.task.topology, host_memory_bytes=2 * SIZE + free))
+    kept = replace(kept, plan=rehomed(kept.plan, task, (Home(tier),) * 2))
+    for less in range(0, 20, 5):
+        hosts = kept.host_memory[0], kept.host_memory[1] - less
+        fits = tier is Tier.DEVICE or less <= free
+        assert kept.differences(kept.made_for, kept.device_memory, hosts) == (() if fits else ("devices",))
+
+
+def test_hosts_that_others_fill_lose_nothing(path):
+    """Tables that TorchRec plans have all of their memory."""
+    _planner(path, topology=topology(2, "cuda")).plan(bags("a"))
+    kept = KeptPlan.load(path)
+    task = replace(kept.plan.task, topology=replace(kept.plan.task.topology, host_memory_bytes=0))
+    kept = replace(kept, plan=replace(kept.plan, task=task))
+    for less, differing in ((0, ()), (1, ("devices",))):
+        assert kept.differences(kept.made_for, kept.device_memory, [kept.host_memory[0] - less]) == differing
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_files_without_hosts_memory_have_what_their_task_says(path, device):
+    _planner(path, topology=topology(4, device, on_host=2)).plan(bags("a", "b"))
+    kept = KeptPlan.load(path)
+    content = json.loads(path.read_text())
+    del content["host_memory"], content["digest"], content["format"]
+    older = {"format": json.loads(path.read_text())["format"], "digest": _digest(content)} | content
+    path.write_text(json.dumps(older))
+    assert KeptPlan.load(path) == kept
 
 
 QUICK = {"searcher": "neuroshard", "improvement": {"shakes": 0}, "max_splits": 0, "models": "roofline:h100"}
@@ -215,7 +256,7 @@ def test_a_damaged_file_is_no_reason_to_stop(path, caplog):
 def test_of_several_writers_one_is_heard(tmp_path, path):
     stop = Event()
     plans = [_planner(tmp_path / f"{n}.json").plan(_model("a", *"bcdefghijkl"[:n])) for n in range(3)]
-    kept = [KeptPlan({"writer": str(number)}, None, plan, (1 << 20,)) for number, plan in enumerate(plans)]
+    kept = [KeptPlan({"writer": str(number)}, None, plan, (1 << 20,), (0,)) for number, plan in enumerate(plans)]
 
     def write(one):
         for _ in range(20):
