@@ -8,6 +8,7 @@ from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, StorageReservation
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection, FusedEmbeddingCollection
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import readable_bytes
@@ -22,8 +23,7 @@ from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.sequences import deduplicated
 from neuroshard.words.topology import Topology
 
-# Optimizers by the names that TorchRec, torch and FBGEMM give them, without "exact_" and underscores; any other is
-# counted as the largest.
+# Optimizers by the names that `optimizer_of` gives them; any other is counted as the largest.
 _OPTIMIZERS = {
     "sgd": "sgd",
     "rowwiseadagrad": "rowwise_adagrad",
@@ -104,7 +104,8 @@ class Asked:
         pairs = list(zip(tables.values(), looked_up, strict=True))
         expanded = [table for parameter, table in pairs if parameter.deduplicated]
         samples = self.batch_size * devices
-        largest = max(map(_optimizer_of, tables.values()), key=_BY_STATE.index)
+        optimizers = (_OPTIMIZERS.get(optimizer_of(table), _BY_STATE[-1]) for table in tables.values())
+        largest = max(optimizers, key=_BY_STATE.index)
         memory = self.memory or MemoryUse(largest, batches_in_flight=1)
         if self.pipeline is not None:
             memory = replace(memory, pipeline=self.pipeline)
@@ -161,15 +162,17 @@ def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int,
     return memory.received_bytes(sum(table.output_columns for table in tables), batch_size, num_devices, inputs)
 
 
-def _optimizer_of(table: Parameter) -> str:
-    """Look up a table's optimizer: on the weights, in the collection (a fused one), or in the sharder's parameters."""
+def optimizer_of(table: Parameter) -> str:
+    """Look up a table's optimizer: on the weights, in the collection (a fused one), or in the sharder's parameters.
+
+    The name is that of TorchRec, torch or FBGEMM, in small letters without "exact_" and underscores.
+    """
     classes: list[Any] = getattr(table.weights, "_optimizer_classes", [])
-    fused = getattr(table.module, "optimizer_type", None)
     if classes:
         optimizer: Any = classes[0].__name__
-    elif fused is not None:
-        optimizer = fused().__name__
+    elif isinstance(table.module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
+        optimizer = table.module.optimizer_type().__name__
     else:
-        optimizer = (table.sharder.fused_params or {}).get("optimizer", "sgd")
+        optimizer = (getattr(table.sharder, "fused_params", None) or {}).get("optimizer", "sgd")
     name = str(getattr(optimizer, "value", optimizer)).lower()
-    return _OPTIMIZERS.get(name.removeprefix("exact_").replace("_", ""), _BY_STATE[-1])
+    return name.removeprefix("exact_").replace("_", "")

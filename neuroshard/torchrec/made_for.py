@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from neuroshard.torchrec.asked import optimizer_of
 from neuroshard.torchrec.finder import Finder
 from neuroshard.torchrec.kept import DEVICES
 from neuroshard.torchrec.model import Model
@@ -19,14 +20,14 @@ from neuroshard.torchrec.sharding_file import modules_json
 
 def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
     """Digest each thing that a plan would be made for, but for memory, which needn't be the same."""
-    asked, left = model.asked, model.left
+    asked, left, division = model.asked, model.left, model.division
     task = asked.task(model.tables, model.left) if model.tables else None
     models, groups = finder.simulator.models, asked.groups
-    delegated = zip(model.division.delegated, model.division.reasons, strict=True)
+    others = *zip(division.delegated, division.reasons, strict=True), *((its, "given") for its in division.fixed)
     return digests(
         {
             "tables": task and [table.to_json() for table in task.tables],
-            "modules": [parameter.qualified_name for parameter in model.division.planned],
+            "modules": [parameter.qualified_name for parameter in division.planned],
             DEVICES: (left.compute_device, left.local_world_size, left.intra_group_size, left.world_size),
             **({} if groups.num_groups == 1 and not groups.chosen else {"groups": groups.described}),
             "batch size": asked.batch_size,
@@ -36,8 +37,8 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
             **({} if finder.verifier is None else {"verify": finder.verifier}),
             "models": (models.name, models.digest) if models.name else models,
             "other parameters": [
-                (parameter.qualified_name, why, str(parameter.weights.dtype), list(parameter.weights.shape))
-                for parameter, why in delegated
+                (its.qualified_name, why, str(its.weights.dtype), list(its.weights.shape), optimizer_of(its))
+                for its, why in others
             ],
             "given plan": modules_json(asked.fixed),
             "callbacks": [getattr(callback, "__qualname__", type(callback).__qualname__) for callback in callbacks],

@@ -8,9 +8,12 @@ from functools import partial
 from threading import Event
 
 import pytest
+import torch
 from torch import nn
 from torchrec.distributed.planner import ParameterConstraints
-from torchrec.distributed.types import BoundsCheckMode
+from torchrec.distributed.types import BoundsCheckMode, ShardingPlan
+from torchrec.optim import LAMB
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.types import DataType
 
 from neuroshard import Constraints, TableRule, UserError
@@ -136,6 +139,21 @@ def test_files_without_hosts_memory_have_what_their_task_says(path, device):
     older = {"format": json.loads(path.read_text())["format"], "digest": _digest(content)} | content
     path.write_text(json.dumps(older))
     assert KeptPlan.load(path) == kept
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(("optimizer", "kept"), [(torch.optim.SGD, True), (LAMB, False), (torch.optim.Adam, False)])
+def test_optimizers_of_what_isnt_planned_here_count(path, caplog, given, optimizer, kept):
+    """They take memory that is then left to none: of tables that TorchRec plans, and of those of a given plan."""
+    model, also = (nn.ModuleDict({"bags": bags("a"), "others": bags("b")}) for _ in range(2))
+    asked = {"device": "cuda", "constraints": {"b": ParameterConstraints(sharding_types=["table_row_wise"])}}
+    if given:
+        asked["given"] = ShardingPlan({"others": _planner(None, **asked).plan(model).plan["others"]})
+    apply_optimizer_in_backward(optimizer, also["others"].parameters(), {"lr": 0.1})
+    _planner(path, **asked).plan(model)
+    caplog.clear()
+    _planner(path, **asked).plan(also)
+    assert ("the kept plan was made for other other parameters; searching anew" in caplog.text) is not kept
 
 
 QUICK = {"searcher": "neuroshard", "improvement": {"shakes": 0}, "max_splits": 0, "models": "roofline:h100"}
