@@ -23,7 +23,8 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tup
     known before anything moves; after an error the job runs on as it was.
 
     Args:
-        model: in training; its plan is the new one afterwards, and its `fused_optimizer` another object.
+        model: in training; its plan is the new one afterwards, and its `fused_optimizer` another object, of the same
+            learning rate: give it to whatever schedules or wraps the one before.
         sharding_plan: of all tables, such as `Replanned.sharding_plan`.
 
     Returns:
@@ -36,10 +37,40 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tup
     if changed:
         _check_everywhere(model, sharding_plan, changed)
     for path, parameters in changed.items():
-        model.reshard({path: (0.0, parameters)}, path)
-        sharded = model.module.get_submodule(path)
-        sharded._has_features_permute = True  # else features keep an order that they may not have any more
+        _move(model, path, parameters)
     return tuple(f"{path}.{name}" if path else name for path, parameters in changed.items() for name in parameters)
+
+
+def _move(model: DistributedModelParallel, path: str, parameters: EmbeddingModuleShardingPlan) -> None:
+    """Move tables of a module as `model.reshard` does, which takes no model that has nothing but tables to train.
+
+    The module's kernels are made anew, with the learning rate that they began with: settings that have changed since
+    are put back, on ranks that had none of a table too.
+    """
+    sharded: Any = model.module.get_submodule(path)
+    settings = _settings_everywhere(sharded)
+    model._sharder_map[sharded.unsharded_module_type].reshard(sharded, parameters, model._env, model.device)
+    sharded._has_features_permute = True  # else features keep an order that they may not have any more
+    for _, optimizer in sharded.fused_optimizer.optimizers:
+        for key in optimizer.params:
+            for group in optimizer.param_groups:
+                group.update(settings[key])
+        optimizer.step()  # gives the rate to the kernel, no more
+    model._optim = model._init_optim(model.module)
+    model.plan.plan[path] = sharded.module_sharding_plan
+
+
+def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
+    """Collect the settings of a module's fused optimizer by table, such as its learning rate, from all ranks."""
+    own = {
+        key: {name: value for name, value in group.items() if name != "params"}
+        for _, optimizer in sharded.fused_optimizer.optimizers
+        for group in optimizer.param_groups
+        for key in optimizer.params
+    }
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    return {key: settings for its in every for key, settings in its.items()}
 
 
 def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:

@@ -1,5 +1,7 @@
 """Tables of running jobs that move: weights, optimizer state and outputs survive; real gloo processes."""
 
+from functools import partial
+
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -14,7 +16,7 @@ from neuroshard.torchrec import reshard, to_sharding_plan
 from neuroshard.torchrec.resharding import plan_difference
 from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import bags, places, planner, shaped_bags
-from tests.kit.training import drawn_lookups, drawn_weights, set_weights, sharded
+from tests.kit.training import check_held, drawn_lookups, drawn_weights, set_weights, sharded
 
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
 SAMPLES = 8
@@ -102,6 +104,41 @@ def test_tables_move_while_a_job_trains(devices, pairs):
     kinds = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD][: 2 if devices == 2 else 1]  # it cuts no such states
     cases = {f"{pair}, {kind}": (*pair, devices, kind) for pair in pairs for kind in kinds}
     on_gloo(devices, of_all, _reshard, cases)
+
+
+class _TablesAlone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bags = shaped_bags(SHAPES)
+
+    def forward(self, batch):
+        return self.bags(batch)
+
+
+def _at_another_rate(rank, make, path):
+    """Move tables to a rank that had none, when the schedule has come to its end: training changes nothing any more."""
+    before, after = (ShardingPlan({path: _planned(placed).plan["bags"]}) for placed in (ASIDE, SWAPPED))
+    job = sharded(make(), before, [EmbeddingBagCollectionSharder({"learning_rate": 0.5})])
+    weights = drawn_weights(SHAPES)
+    set_weights(job, weights)
+    for group in job.fused_optimizer.param_groups:
+        group |= {"lr": 0.0, "initial_lr": 0.5}
+    job.fused_optimizer.step()
+    assert len(reshard(job, after)) == 1
+    output = job(drawn_lookups({f"f_{name}": rows for name, (rows, _) in SHAPES.items()}, SAMPLES, rank, 0))
+    (output if torch.is_tensor(output) else output.values()).sum().backward()
+    assert check_held(job, weights) == (2, 1)[rank]
+    assert [(group["lr"], group["initial_lr"]) for group in job.fused_optimizer.param_groups] == [(0.0, 0.5)]
+    assert places(job.plan, path) == places(after, path)
+
+
+def test_learning_rates_stay_whatever_else_trains():
+    cases = {
+        "dense": (_Model, "bags"),
+        "tables alone": (_TablesAlone, "bags"),
+        "a collection": (partial(shaped_bags, SHAPES), ""),
+    }
+    on_gloo(2, of_all, _at_another_rate, cases)
 
 
 def test_the_difference_is_what_lies_elsewhere():
