@@ -149,14 +149,14 @@ def groups_of(
     """List the groups that there may be: of one number, or of each that leaves hosts equal shares of every group.
 
     Raises:
-        UserError: the number doesn't divide the ranks, or hosts would have unequal shares.
+        UserError: the number doesn't divide the ranks, hosts would have unequal shares, or `sync_steps` is below 1.
     """
     if num_groups != "auto":
         if not isinstance(num_groups, int) or isinstance(num_groups, bool):
             raise UserError(f"num_groups={num_groups!r} must be a whole number or 'auto'")
         return (Groups(job, num_groups, sync_steps, use_inter_host_allreduce),)
-    groups = []
-    for number in range(1, job.world_size + 1):
+    groups = [Groups(job, 1, sync_steps, use_inter_host_allreduce, chosen=True)]
+    for number in range(2, job.world_size + 1):
         with suppress(UserError):  # it doesn't divide the ranks, or shares are unequal
-            groups.append(Groups(job, number, sync_steps, use_inter_host_allreduce, chosen=True))
+            groups.append(replace(groups[0], num_groups=number))
     return tuple(groups)

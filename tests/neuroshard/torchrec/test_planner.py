@@ -294,6 +294,7 @@ def test_limits_of_a_table_are_not_those_of_another_of_its_name():
         ({"plan_loader": "x"}, "plan_loader='x' must be PlanLoader"),
         ({"keep": "plan.json", "plan_loader": object()}, "keep= and plan_loader="),
         ({"sync_steps": "10"}, "sync_steps='10' must be int"),
+        *(({"sync_steps": 0, "num_groups": number}, "sync_steps=0 must be at least 1") for number in (2, "auto")),
         *(
             ({"num_groups": number}, f"num_groups={number!r} must be a whole number or 'auto'")
             for number in ("2", "foo", 2.0, None, True)
