@@ -59,10 +59,9 @@ class Model:
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
-            UserError: the given plan isn't for so many ranks, or tables are asked to be on other devices.
+            UserError: tables are asked to be on other devices.
         """
         division = divide(module, sharders, asked.constraints, asked.fixed, served)
-        _check_given(division.fixed, asked)
         _check_devices(division.planned + division.delegated, asked.topology.compute_device)
         left = asked.left(module, sharders)
         division.warn()
@@ -92,9 +91,10 @@ class Model:
 
         Raises:
             InfeasibleError: TorchRec finds no plan for what is delegated to it.
-            UserError: TorchRec can't plan that.
+            UserError: TorchRec can't plan that, or the given plan isn't for so many ranks.
         """
         asked, division = self.asked, self.division
+        _check_given(division.fixed, asked)
         left = without(self.left, asked.fixed, division.fixed, asked)
         theirs = delegate(division.delegated, self.module, left, asked)
         left = without(left, theirs, division.delegated, asked)
@@ -192,6 +192,7 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         UserError: it doesn't fit.
     """
     asked = model.asked
+    _check_given(model.division.fixed, asked)
     try:
         enumerator = EmbeddingEnumerator(asked.topology, asked.batch_size, dict(asked.constraints))
         space = enumerator.enumerate(model.module, list(model.sharders))

@@ -9,6 +9,7 @@ from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.types import ShardingPlan
 
 from neuroshard import InfeasibleError, MemoryUse, UserError
 from neuroshard.testing import linear_models
@@ -109,6 +110,17 @@ def test_numbers_whose_groups_lack_memory_are_left_out():
         _large(memory=GIB // 8, num_groups=2)
     with pytest.raises(InfeasibleError):
         _large(memory=GIB // 100, num_groups="auto")
+
+
+def test_numbers_whose_groups_a_given_plan_does_not_fit_are_left_out():
+    model = shaped_bags(SHAPES)
+    said = {"models": "roofline:h100", "constraints": SAID, "sync_steps": 1 << 30}
+    given = ShardingPlan({"": {"rows": planner(4, cap=GIB, **said).plan(model).plan[""]["rows"]}})
+    ours = planner(4, cap=GIB, given=given, num_groups="auto", **said)
+    assert ours.plan(model).plan[""]["rows"].ranks == [0, 1, 2, 3]
+    assert ours.last_groups.num_groups == 1
+    with pytest.raises(UserError, match="table 'rows' lies on rank 3, and the job has 2"):
+        planner(4, cap=GIB, given=given, num_groups=2, **said).plan(model)
 
 
 def test_models_that_know_no_all_reduce_leave_synchronising_out(caplog):
