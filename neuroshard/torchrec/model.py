@@ -23,7 +23,7 @@ from neuroshard.torchrec.kernels import SPLIT, WHOLE, shards_of
 from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON
-from neuroshard.torchrec.parameters import Parameter, named
+from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
@@ -74,7 +74,7 @@ class Model:
             elif isinstance(given, dict) and (unknown := sorted(set(given) - its)):
                 _log.warning("the given plan holds tables that module %r lacks: %s", path, listed(unknown))
         division.warn_of_unknown(asked.constraints)
-        tables = named(division.planned)
+        tables = division.tables
         warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, asked.known)
         return cls(module, sharders, division, tables, left, asked)
 

@@ -12,7 +12,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.torchrec.kernels import SPLIT, WHOLE
-from neuroshard.torchrec.parameters import ANY_DEVICE, ELEMENT_BYTES, Parameter, parameters_of
+from neuroshard.torchrec.parameters import ANY_DEVICE, ELEMENT_BYTES, Parameter, named, parameters_of
 from neuroshard.words.form import CALLS, Call
 
 _SHOWN = 8
@@ -62,6 +62,11 @@ class Division:
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters, those that are planned here first."""
         return self.planned + self.delegated + self.fixed
+
+    @property
+    def tables(self) -> dict[str, Parameter]:
+        """The tables that are planned here, by the names that they have in tasks, rules and statistics."""
+        return named(self.planned, self.parameters)
 
     def warn(self) -> None:
         """Log what isn't planned here, and by whom it is."""

@@ -295,9 +295,12 @@ def _for_each(values: Sequence[float], count: int) -> Sequence[float]:
     return list(values) * count if len(values) == 1 else values
 
 
-def named(tables: Sequence[Parameter]) -> dict[str, Parameter]:
-    """Name tables: by their own names, or by path and name where several collections have one of that name."""
-    count = Counter(table.name for table in tables)
+def named(tables: Sequence[Parameter], parameters: Sequence[Parameter]) -> dict[str, Parameter]:
+    """Name tables: by their own names, or by path and name where several collections have one of that name.
+
+    `parameters` are all of the model: a table has the same name whatever else is planned beside it.
+    """
+    count = Counter(parameter.name for parameter in parameters if parameter.config is not None)
     return {table.name if count[table.name] == 1 else table.qualified_name: table for table in tables}
 
 

@@ -1,12 +1,13 @@
 """Statistics of a TorchRec model's tables, from the batches that it is trained on."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -19,8 +20,8 @@ from neuroshard.tables.statistics.measured import MeasuredTables
 from neuroshard.tables.statistics.tally import Features, TableShape
 from neuroshard.tables.table import MAX_ROW_BLOCKS
 from neuroshard.torchrec.known_tables import with_statistics
-from neuroshard.torchrec.modules import find_tables
-from neuroshard.torchrec.parameters import Parameter, named
+from neuroshard.torchrec.modules import divide
+from neuroshard.torchrec.parameters import Parameter
 
 
 @checked
@@ -56,18 +57,19 @@ def profile(
         UserError: the model has no tables, batches hold something else or lack a feature, or nobody knows how many
             devices there are; and as `ns.tables_from_batches`.
     """
-    parameters = named(find_tables(model, sharders))
+    parameters = divide(model, sharders or get_default_sharders(), {}).tables
     if not parameters:
         raise UserError("the model has no tables that a sharder would shard: there is nothing to count")
     if isinstance(batches, KeyedJaggedTensor):
         raise UserError("batches is one batch, not several; give [batch]")
     tables = tuple(parameter.table(name, 1, 1) for name, parameter in parameters.items())
     shapes = [TableShape(table.name, table.rows, table.dim, table.bytes_per_element) for table in tables]
+    keys = {key for parameter in parameters.values() for key in parameter.config.feature_names}
     devices = 1 if global_batch_size else world_size or _devices()
     with watched(batches) as seen:
-        taken = (_by_key(batch, features) for batch in seen)
+        taken = (_by_key(batch, features, keys) for batch in seen)
         first = list(islice(taken, 1))
-        size = global_batch_size or _samples(first) * devices
+        size = global_batch_size or _samples(first, keys) * devices
         read = (_read(parameters, shapes, tensors, place) for place, tensors in enumerate(chain(first, taken)))
         counted = count_batches(shapes, read, size, row_blocks, max_bytes)
     return replace(counted, tables=with_statistics(tables, {table.name: table for table in counted.tables}))
@@ -82,15 +84,15 @@ def _devices() -> int:
     return dist.get_world_size()
 
 
-def _by_key(batch: object, features: Callable[[Any], Any] | None) -> dict[str, KeyedJaggedTensor]:
-    """Find the tensor that holds each key; raise UserError if there are none, or two with one key."""
+def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]) -> dict[str, KeyedJaggedTensor]:
+    """Find the tensor that holds each key; raise UserError if there are none, or two with one that tables `read`."""
     taken = batch if features is None else features(batch)
     tensor_of: dict[str, KeyedJaggedTensor] = {}
     for tensor in _tensors(taken):
-        if tensor.variable_stride_per_key():
+        if tensor.variable_stride_per_key() and not read.isdisjoint(tensor.keys()):
             raise UserError("batches with another number of samples for each key can't be counted; give whole ones")
         for key in tensor.keys():  # noqa: SIM118  # it is no mapping
-            if key in tensor_of:
+            if key in tensor_of and key in read:
                 raise UserError(f"two tensors of a batch have the key {key!r}; take one of them by features=...")
             tensor_of[key] = tensor
     return tensor_of
@@ -109,11 +111,14 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
         )
 
 
-def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]]) -> int:
-    """Count the samples of the first batch; raise UserError if it has none, or there is no batch."""
-    samples = max((int(tensor.stride()) for tensors in batches[:1] for tensor in tensors.values()), default=0)
+def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]], read: Set[str]) -> int:
+    """Count the samples of what tables `read` of the first batch; raise UserError if there are none, or no batch."""
+    tensors = (tensor for its in batches[:1] for key, tensor in its.items() if key in read)
+    samples = max((int(tensor.stride()) for tensor in tensors), default=0)
     if not samples:
-        raise UserError("the first batch has no samples, but its number says how large a global batch is")
+        raise UserError(
+            "the first batch has no samples of the tables' features, but their number says how large a global batch is"
+        )
     return samples
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.types import ShardingPlan
 from torchrec.types import DataType
 
 import neuroshard as ns
@@ -75,6 +76,9 @@ def test_tensors_say_what_plain_lookups_do(settings, size, batches):
     assert ns.Task(found.tables, ns.Topology(size // 16, "1GiB"), batch_size=size).warnings == ()
 
 
+TIMES = KeyedJaggedTensor(["time"], torch.arange(40), lengths=torch.ones(40).int())  # no table reads it
+
+
 @dataclass
 class _Batch:
     """As a data loader gives it."""
@@ -88,15 +92,16 @@ class _Batch:
     [
         (lambda drawn: {"users": _tensor(drawn, "user_id"), "items": _tensor(drawn, "seen", "bought")}, None),
         (lambda drawn: [_tensor(drawn, "user_id"), _tensor(drawn, "seen", "bought")], None),
+        (lambda drawn: [_tensor(drawn, *KEYS), TIMES, TIMES], None),
         (lambda drawn: _Batch(torch.ones(16, 2), _tensor(drawn, *KEYS)), lambda batch: batch.sparse),
         (lambda drawn: (torch.ones(16), _tensor(drawn, *KEYS)), lambda batch: batch[1]),
         (lambda drawn: (torch.ones(16), {"all": _tensor(drawn, *KEYS)}), lambda batch: batch[1]),
     ],
-    ids=["dict", "list", "object", "tuple", "tuple of dict"],
+    ids=["dict", "list", "list with others", "object", "tuple", "tuple of dict"],
 )
 def test_tensors_are_taken_out_of_batches(made, features):
     batches = (made(drawn) for drawn in DRAWN)
-    assert profile(MODEL, batches, features, global_batch_size=32) == profile(MODEL, BATCHES, global_batch_size=32)
+    assert profile(MODEL, batches, features, world_size=2) == profile(MODEL, BATCHES, world_size=2)
 
 
 def test_tables_are_named_as_plans_name_them():
@@ -107,6 +112,10 @@ def test_tables_are_named_as_plans_name_them():
     assert [table.name for table in found.tables] == ["one.user", "other.user", "item"]
     assert [table.bytes_per_element for table in found.tables] == [4, 2, 2]
     assert found.tables[0].reuse == found.tables[1].reuse
+    plan = planner(models="roofline:h100", cap=1 << 24, tables=found).plan(model)
+    ours = planner(models="roofline:h100", cap=1 << 24, tables=found, given=ShardingPlan({"one": plan.plan["one"]}))
+    assert [table.name for table in ours.search(model).task.tables] == ["other.user", "item"]
+    assert ours.last_plan.task.tables[0].pooling_factor == found.tables[1].pooling_factor
 
 
 def test_the_process_group_knows_how_many_devices_there_are(group):
