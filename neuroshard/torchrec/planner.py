@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.comm import get_local_size, get_topology_domain_multiple
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints, PlanLoader, Stats, StorageReservation
@@ -246,6 +245,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
         Raises:
             UserError: rank 0 found none; on every rank.
+            RuntimeError: rank 0 failed by another error, which it raises itself.
         """
         return self._collective(partial(self._planned, module, sharders), pg)
 
@@ -263,6 +263,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
         Raises:
             UserError: rank 0 found none; on every rank.
+            RuntimeError: rank 0 failed by another error, which it raises itself.
         """
         return self._collective(partial(self._replanned, module, sharders, previous, max_moved_bytes, settings), pg)
 
@@ -270,23 +271,16 @@ class NeuroShardPlanner(ShardingPlanner):
         group = pg or dist.GroupMember.WORLD
         if group is None:
             raise UserError("no process group; call torch.distributed.init_process_group() first, or use plan()")
-        reply = invoke_on_rank_and_broadcast_result(group, 0, self._answer, find, group)
-        if isinstance(reply, UserError):
-            raise reply
-        answer: _Answer
-        answer, self.last_plan, self.last_cost, self.last_groups = reply
+        answer, self.last_plan, self.last_cost, self.last_groups = _of_first(group, partial(self._answer, find, group))
         return answer
 
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
-    ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None] | UserError:
-        """Find what all ranks are to have; an error is an answer too: they wait for one."""
-        try:
-            answer, plan = find(group), self.last_plan
-            its = plan and replace(plan)  # without what was worked out of it
-            return answer, its, self.last_cost, self.last_groups
-        except UserError as error:
-            return error
+    ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None]:
+        """Find what all ranks are to have."""
+        answer, plan = find(group), self.last_plan
+        its = plan and replace(plan)  # without what was worked out of it
+        return answer, its, self.last_cost, self.last_groups
 
     def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
         """Read the whole plan from the file that it is kept in, or find it; report it, and keep a new one on rank 0."""
@@ -456,6 +450,25 @@ class _Way:
     def total_ms(self) -> float:
         """The predicted cost; that of a plan by TorchRec alone is unknown, and taken for none."""
         return 0.0 if self.plan is None else self.finder.simulator.cost(self.plan.task, self.plan).total_ms
+
+
+def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
+    """Call a function on rank 0 of a group, and give what it returns, or that it failed, to all: they wait for that."""
+    reply: list[Any] = [None]
+    raised: Exception | None = None
+    if group.rank() == 0:
+        try:
+            reply = [find()]
+        except Exception as error:
+            raised = error
+            reply = [error if isinstance(error, UserError) else RuntimeError(f"planning failed on rank 0: {error!r}")]
+    if group.size() > 1:
+        dist.broadcast_object_list(reply, dist.get_global_rank(group, 0), group=group)
+    answer: Any = raised or reply[0]
+    if isinstance(answer, Exception):
+        raise answer
+    found: _Answer = answer
+    return found
 
 
 def _check_type(name: str, value: object, wanted: type | UnionType) -> None:

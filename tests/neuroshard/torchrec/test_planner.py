@@ -1,4 +1,4 @@
-"""The drop-in planner, in one process."""
+"""The drop-in planner, in one process and on some of a job's ranks."""
 
 import re
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from torch import distributed as dist
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
@@ -19,6 +20,7 @@ from neuroshard import Constraints, InfeasibleError, MemoryUse, TableRule, UserE
 from neuroshard.plumbing.errors import MissingPackageError
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner, load_sharding_plan, save_sharding_plan
+from tests.kit.processes import on_gloo
 from tests.kit.torchrec_models import AllOnLast, bags, places, planner, shaped_bags, topology
 
 SMALL = bags("t", rows=10, dim=4)
@@ -168,6 +170,27 @@ def test_the_process_group_gives_the_topology(group):
     assert added <= {part.name for part in ours.last_cost.parts}  # of cpu+torchrec
     with pytest.raises(UserError, match="need one number for each"):
         NeuroShardPlanner(**_of_t(pooling_factors=[1.0, 2.0])).collective_plan(SMALL)
+
+
+def _in_a_part_of_the_job(rank):
+    part = dist.new_group([1, 2])
+    if rank == 0:
+        return
+
+    def fails(options):
+        """Fail as a user's callback may."""
+        raise KeyError("t")
+
+    found = planner(**_of_t(sharding_types=["table_wise"])).collective_plan(bags("t"), pg=part)
+    assert found.plan[""]["t"].ranks == [0]
+    with pytest.raises(UserError, match="min_partition=0"):
+        planner(**_of_t(min_partition=0)).collective_plan(SMALL, pg=part)
+    with pytest.raises(KeyError if rank == 1 else RuntimeError, match="'t'"):
+        planner(callbacks=[fails]).collective_plan(bags("t"), pg=part)
+
+
+def test_a_group_within_the_job_plans_and_fails_together():
+    on_gloo(3, _in_a_part_of_the_job)
 
 
 def test_gpus_without_models_of_their_own_are_warned_about(caplog):
