@@ -12,6 +12,7 @@ from torchrec.distributed.planner.planners import to_sharding_plan as plan_of_op
 from torchrec.distributed.planner.types import PlanLoader, PlannerError, hash_planner_context_inputs_str
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
+from torchrec.types import DataType
 
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
@@ -59,7 +60,7 @@ class Model:
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
-            UserError: tables are asked to be on other devices.
+            UserError: tables are asked to be on other devices, or can't be on these.
         """
         division = divide(module, sharders, asked.constraints, asked.fixed, served)
         _check_devices(division.planned + division.delegated, asked.topology.compute_device)
@@ -155,6 +156,12 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
 def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
     """Raise UserError unless all parameters may be on such devices."""
     for parameter in parameters:
+        config = parameter.config
+        if device == "cpu" and config is not None and config.data_type is DataType.BF16:
+            raise UserError(
+                f"table {parameter.qualified_name!r} has weights of type BF16, of which FBGEMM has no kernels on CPUs; "
+                "set its data_type to FP16 or FP32"
+            )
         if (group := parameter.said.device_group) not in (None, device):
             raise UserError(
                 f"constraints of table {parameter.name!r}: device_group={group!r} can't be planned on a topology of "

@@ -87,6 +87,12 @@ def _ours(planner):
     return [table.name for table in planner.last_plan.task.tables]
 
 
+@pytest.mark.parametrize("make", [bags, sequences, partial(bags, dim=10)])
+def test_types_that_kernels_on_cpus_lack_are_refused(make):
+    with pytest.raises(UserError, match=r"table 't' has weights of type BF16.*; set its data_type to FP16 or FP32"):
+        planner(models="roofline:h100").plan(make("t", data_type=DataType.BF16))
+
+
 HELD = ("ManagedCollisionEmbeddingBagCollection", "ManagedCollisionEmbeddingCollection")
 INT8 = {"data_type": DataType.INT8}
 QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quantised ones are called so
