@@ -161,6 +161,10 @@ class NeuroShardPlanner(ShardingPlanner):
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):
             _log.warning("these models don't know what synchronising the groups takes: costs leave it out")
+        if topology.compute_device == "cpu" and any(one.num_groups > 1 for one in ways):
+            _log.warning(
+                "TorchRec's DMPCollection takes GPUs only: a plan of one of several groups of CPUs can't be run"
+            )
         reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
         self._asked = tuple(
             Asked(

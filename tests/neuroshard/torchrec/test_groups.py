@@ -123,6 +123,14 @@ def test_numbers_whose_groups_a_given_plan_does_not_fit_are_left_out():
         planner(4, cap=GIB, given=given, num_groups=2, **said).plan(model)
 
 
+@pytest.mark.parametrize(
+    ("device", "number", "warned"), [("cpu", 2, 1), ("cpu", "auto", 1), ("cpu", 1, 0), ("cuda", 2, 0)]
+)
+def test_groups_of_cpus_are_warned_about_once(device, number, warned, caplog):
+    planner(topology=_job(4, 4, device), models="roofline:h100", num_groups=number)
+    assert caplog.text.count("DMPCollection takes GPUs only") == warned
+
+
 def test_models_that_know_no_all_reduce_leave_synchronising_out(caplog):
     planner(topology=_job(4, 4, "cpu"), models=linear_models(2), num_groups=2)
     assert "synchronising the groups takes: costs leave it out" in caplog.text
