@@ -108,8 +108,18 @@ class Target:
     remarks: Callable[[Plan], tuple[str, ...]] = lambda _: ()
     steps: Literal["torchrec", "other", "any"] = "other"
 
-    def export(self, plan: Plan) -> Exported:
-        """Translate a plan into the target's words; raise UserError, as `check` does, where it has none for it."""
+    def export(self, plan: Plan, name: str = "plan") -> Exported:
+        """Translate a plan into the target's words.
+
+        Args:
+            plan: any.
+            name: that errors give a plan that breaks its task.
+
+        Raises:
+            UserError: the plan breaks its task, or the target has no words for it, as `check` says.
+        """
+        if plan.violations:
+            raise UserError(f"{name}: doesn't fit its task: {plan.violations[0]}; search again, or mend the task")
         self.check(plan)
         return self.write(plan)
 
@@ -223,7 +233,7 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
     """Translate a plan into another system's words; `save(out)` of what is returned writes them.
 
     Args:
-        plan: any; `search target=...` finds those that a system can express.
+        plan: any that keeps its task's limits; `search target=...` finds those that a system can express.
         to: "sok" (NVIDIA's SparseOperationKit), "hugectr" (its embedding collection), "torchrec", or "json" for plain
             placements.
         module: of TorchRec, path of the collection inside the model that has the tables, such as "sparse_arch.ebc".
@@ -231,7 +241,8 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
     What the plan asks of whoever trains with it is in `remarks` of what is returned, and one `NeuroShardWarning`.
 
     Raises:
-        UserError: there is no such system, or it can't express the plan; the line names the table and the limit.
+        UserError: there is no such system, the plan breaks its task, or the system can't express it; the line names the
+            table and the limit.
     """
     exported = target_named(to, module).export(plan)
     warn_of("neuroshard.export_plan", exported.remarks)
@@ -274,9 +285,7 @@ class Export:
         """
         target = target_named(self.to, self.module)
         plan = Plan.load(self.plan)
-        if plan.violations:
-            raise UserError(f"{self.plan}: doesn't fit its task: {plan.violations[0]}; search again, or mend the task")
-        exported = target.export(plan)
+        exported = target.export(plan, self.plan)
         paths = exported.paths(self.out)
         there = [path for path in paths if path.exists()]
         for path in there:

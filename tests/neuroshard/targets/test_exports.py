@@ -290,6 +290,8 @@ def _plan(its, where, home=ON_DEVICE, others=4):
         ("hugectr", _plan(table("t"), 0, HOST), "'t' lies in tier host, and HugeCTR has device only"),
         ("hugectr", _plan(table("t", bytes_per_element=2), 0),
          "'t' has 2 bytes per element, and HugeCTR stores 4; plan it with bytes_per_element=4"),
+        *((name, laid_out(toy_task(1, memory_bytes=1000), 0), "plan: doesn't fit its task: device 0 needs")
+          for name in TARGETS),
         ("hugetcr", _plan(table("t"), 0), "unknown target 'hugetcr'; did you mean 'hugectr'"),
     ],
 )  # fmt: skip
