@@ -1,5 +1,6 @@
 """Other systems: what each can express of plans, tasks whose plans it takes, and plans in its words, by its name."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ from neuroshard.words.placement import TIERS, Placement, Tier
 _TORCHREC, _PLAIN = "torchrec", "json"
 _MODULES = {"sok": "sok", "hugectr": "hugectr", _TORCHREC: "torchrec", _PLAIN: "plain_json"}  # that hold a `TARGET`
 TARGETS = tuple(_MODULES)
+_HEADING_CHARS = 256  # of a script, to know what it is
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,12 @@ class Exported:
             if one.is_dir():
                 raise UserError(f"{one} is a directory; give another out=FILE{self.suffix}")
         return paths
+
+    def replaces(self, path: Path) -> bool:
+        """Tell whether a file is an export to the same system, as its beginning says."""
+        if self.snippet is None or path.suffix == ".json":
+            return has_format(path, f'{self.content["format"]}"')
+        return _heading(_first_line(path)) == _heading(self.snippet)
 
     def save(self, out: str | Path) -> tuple[Path, ...]:
         """Write the snippet to `out` and the JSON beside it, under the same name; or the JSON to `out` where it is all.
@@ -208,6 +216,22 @@ class Target:
         return None
 
 
+def _first_line(path: Path) -> str:
+    """Read a script's first line, or its beginning; nothing of what is no file, or can't be read."""
+    if not path.is_file():
+        return ""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.readline(_HEADING_CHARS)
+    except OSError:
+        return ""
+
+
+def _heading(text: str) -> str:
+    """Find a snippet's first line, which names the system, without the number of its GPUs."""
+    return re.sub(r"\d+", "", text.partition("\n")[0])
+
+
 def target_named(name: str | None, module: str = "") -> Target:
     """Load the target of that name: "sok", "hugectr", "torchrec" or "json".
 
@@ -291,8 +315,9 @@ class Export:
         for path in there:
             if path.samefile(self.plan):
                 raise UserError(f"{path} is the plan that is exported; give another out=FILE{exported.suffix}")
-        if there and not has_format(paths[-1], f'{exported.content["format"]}"'):
-            raise UserError(f"{there[0]} is no earlier export; give another out=FILE{exported.suffix}")
+        for path in there:
+            if not exported.replaces(path):
+                raise UserError(f"{path} is no earlier export; give another out=FILE{exported.suffix}")
         check_directory(paths[0].parent)
         return ExportResult(target, plan, exported.save(self.out), exported.remarks)
 

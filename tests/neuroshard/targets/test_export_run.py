@@ -79,6 +79,17 @@ def test_copies_for_torchrec_are_said_where_they_are_found(here, capsys):
         ns.export_plan(plan, "torchrec", "ebc")
 
 
+@pytest.mark.parametrize("own", ["import mine\n", '"""Embedding tables for HugeCTR on 2 GPUs, mine."""\n', ""])
+def test_a_script_that_took_the_place_of_an_export_stays(here, capsys, own):
+    export = ["export", "plan=plan.json", "to=sok", "out=tables.py"]
+    done(capsys, *export)
+    done(capsys, *export)
+    Path("tables.py").write_text(own)
+    code, _, err = run_command(capsys, *export)
+    assert (code, Path("tables.py").read_text()) == (2, own)
+    assert "tables.py is no earlier export; give another out=FILE.py" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
