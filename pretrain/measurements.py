@@ -52,10 +52,9 @@ class SplitMeasurements:
 
     def check(self, what: str, where: str) -> None:
         """Raise UserError if a split is empty."""
-        for name, count in self.sizes.items():
-            if not count:
-                good = len(self.everything)
-                raise UserError(f"{where} holds no {what} for the {name} split; collect more (found {good})")
+        if self.empty:
+            good = len(self.everything)
+            raise UserError(f"{where} holds no {what} for the {self.empty[0]} split; collect more (found {good})")
 
     @property
     def known(self) -> list[Measurement[Any]]:
@@ -69,7 +68,7 @@ class SplitMeasurements:
             UserError: none have so few tables.
         """
         train = [m for m in self.train if most_tables is None or len(m.sample.tables) <= most_tables]
-        if most_tables is not None and not train:
+        if self.train and not train:
             raise UserError(f"max_tables={most_tables} leaves no sample to train on")
         return replace(self, train=train[:most])
 
@@ -95,6 +94,11 @@ class SplitMeasurements:
     def sizes(self) -> dict[str, int]:
         """The number of samples in each split."""
         return {TRAIN: len(self.train), VALID: len(self.valid), TEST: len(self.test)}
+
+    @property
+    def empty(self) -> tuple[str, ...]:
+        """The splits that hold nothing."""
+        return tuple(name for name, count in self.sizes.items() if not count)
 
 
 @dataclass(frozen=True)
@@ -200,8 +204,8 @@ class Measured:
         """Read what there is of columns and other kernel calls in all directories together; of all calls where None.
 
         Raises:
-            UserError: there is nothing of columns, of a call that is named, or of `exchanges`; or a split is empty; or
-                a table is in different splits, or a directory is named twice.
+            UserError: a split holds nothing of columns, of a call that is named, or of `exchanges`; or a table is in
+                different splits, or a directory is named twice.
         """
         twice = [path for path, times in Counter(str(its.path.resolve()) for its in directories).items() if times > 1]
         if twice:
@@ -215,14 +219,25 @@ class Measured:
         its = [m for m in samples if calls is None or m.sample.call in needed]
         measured = cls.split(its, _numbered(exchanged))
         nothing = SplitMeasurements.of(())
-        for call in sorted({*measured.compute, *needed}, key=CALLS.index):
+        for call in sorted(needed, key=CALLS.index):
             measured.compute.get(call, nothing).check(_of_call(call), where)
-        for one in sorted({*measured.comm, *exchanges}):
+        for one in sorted({*exchanges}):
             named = "" if one is Collective.ALL_TO_ALL else f" {name_of(one)}"
             measured.comm.get(one, nothing).check(f"exchanges{named}", where)
-        if local.everything:
-            local.check("samples of local work", where)
         return replace(measured, local=local)
+
+    def fittable(self, known: Collection[str]) -> "Measured":
+        """Leave out what has an empty split, but for parts `known` by name, whose models learn from any samples."""
+        lacking = {part.name for part in self.parts if part.measured.empty}.difference(known)
+        return Measured(
+            {call: its for call, its in self.compute.items() if compute_part(call) not in lacking},
+            {
+                one: its
+                for one, its in self.comm.items()
+                if lacking.isdisjoint(exchange_part(direction, one) for direction in (FORWARD, BACKWARD))
+            },
+            self.local if FRAMEWORK in known or not self.local.empty else SplitMeasurements.of(()),
+        )
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
         """Keep so many training samples of each part at most, and so many tables in each; None keeps all."""

@@ -24,7 +24,7 @@ from neuroshard.stages.pretrain.fit import Fit, margins_of, predicted_parts, tes
 from neuroshard.stages.pretrain.fit_framework import fit_framework
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import Measured
-from neuroshard.stages.pretrain.pieces import nearest
+from neuroshard.stages.pretrain.pieces import nearest, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, PretrainResult
 from neuroshard.words.collective import Collective
 from neuroshard.words.fingerprint import Fingerprint, versions
@@ -80,8 +80,8 @@ class Pretrain:
         """Fit the models, set their margins on validation samples, test them on unseen tables, write the bundle.
 
         Raises:
-            UserError: `out` can't hold a bundle, `data` is no data directory, a split is empty, a kernel call wasn't
-                measured, or `init` is of other kinds, or better than what was fitted.
+            UserError: `out` can't hold a bundle, `data` is no data directory, a split holds nothing of columns, of
+                all-to-alls or of one of `calls`, or `init` is of other kinds, or better than what was fitted.
         """
         check_place(Path(self.out))
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1), progress_bar() as bars:
@@ -96,10 +96,10 @@ class Pretrain:
                 raise UserError(f"exchanges={self.exchanges}, but data holds measured exchanges; leave the setting out")
             calls = None if self.calls is None else [call_named(name) for name in self.calls]
             needed = () if given else (Collective.ALL_TO_ALL,)
-            measured = Measured.of(directories, calls, needed).limited(self.max_samples, self.max_tables)
-            level = measured.level
-            start = nearest(starts, level.parts)
-            fitted = fit(level, start, bars)
+            found = Measured.of(directories, calls, needed).limited(self.max_samples, self.max_tables)
+            start = nearest(starts, found.level.parts)
+            measured = found.fittable(() if start is None else pieces_of(start))
+            fitted = fit(measured.level, start, bars)
             if self.host_tiers is not None:
                 fitted = with_host_tiers(fitted, self.host_tiers)
             if measured.local.train:
@@ -114,7 +114,9 @@ class Pretrain:
                 self._check_better(start.name, before, after, metrics)
             card = self._card(manifest, measured, metrics, start)
             save_or_keep(Path(self.out), fitted, card)
-        return PretrainResult(Path(self.out), metrics, {part: its.relative_error() for part, its in before.items()})
+        mape = {part: its.relative_error() for part, its in before.items()}
+        left_out = {part: sizes for part, sizes in found.sizes.items() if part not in measured.sizes}
+        return PretrainResult(Path(self.out), metrics, mape, left_out)
 
     def _check_better(
         self,

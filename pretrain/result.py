@@ -1,6 +1,7 @@
 """What a pretrain run gives: metrics on tables never seen in training, beside the noise floor."""
 
 from dataclasses import dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
 from neuroshard.models.trust import LEVEL, Accuracy, Margin, ModelTest
 from neuroshard.plumbing.arrays import FloatArray, IntArray, sums_of
+from neuroshard.plumbing.progress import print_lines
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.records.samples import Measurement
 
@@ -40,11 +42,19 @@ def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """A written bundle and how its models do; `before` is the MAPE of those that they were fitted from, by part."""
+    """A written bundle and how its models do.
+
+    Attributes:
+        path: of the bundle.
+        metrics: on the test samples, by part.
+        before: MAPE of the models that they were fitted from, by part.
+        left_out: the number of samples in each split, by part, of those without a model as a split is empty.
+    """
 
     path: Path
     metrics: dict[str, ModelTest]
     before: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def show(self, console: Console) -> None:
         """Print a table of the metrics."""
@@ -67,6 +77,13 @@ class PretrainResult:
         console.print(
             f"in {LEVEL:.0%}: share of the measurements inside the intervals that are meant to hold {LEVEL:.0%}"
         )
+        print_lines(console, starmap(_left_out, self.left_out.items()))
+
+
+def _left_out(part: str, sizes: dict[str, int]) -> str:
+    """Say of a part why it has no model."""
+    counts = ", ".join(f"{count} {split}" for split, count in sizes.items())
+    return f"{part} is left out: there are {counts} samples of it, and each split needs some; collect more"
 
 
 @dataclass(frozen=True)

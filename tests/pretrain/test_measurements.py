@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.cost import BACKWARD, FORWARD
+from neuroshard.models.parts import FRAMEWORK
 from neuroshard.records.samples import CommSample, Measurement, Repeats
-from neuroshard.records.splits import TRAIN
+from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.stages.pretrain.measurements import Measured, SplitMeasurements
 from neuroshard.testing.toys import LinearComm
 from neuroshard.words.collective import Collective
@@ -32,3 +33,11 @@ def test_delays_count_only_of_what_devices_begin_when_they_have_computed(collect
     parts = Measured({}, {collective: SplitMeasurements.of([one])}).parts
     found = {part.direction: part.predict(LinearComm(2), [one]).measured_ms.tolist() for part in parts}
     assert found == {direction: [ms, ms] for direction, ms in took.items()}
+
+
+@pytest.mark.parametrize("known", [(), (FRAMEWORK,)])
+def test_local_work_with_an_empty_split_counts_where_a_model_of_it_is_known(known):
+    local = SplitMeasurements.of([_measured(Collective.ALL_TO_ALL)])
+    assert local.empty == (VALID, TEST)
+    found = Measured({}, {}, local).fittable(known)
+    assert found.sizes == (Measured({}, {}, local).sizes if known else {})

@@ -16,6 +16,7 @@ from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing import files
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory
+from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.pretrain.examples import CommTable, ComputeTable
@@ -220,6 +221,47 @@ def test_models_of_columns_are_the_same_whatever_else_was_measured(data):
     assert _pretrain(data, "columns", calls=()).run().metrics == alone
     files = [next((data / out).glob("weights-*")) for out in ("alone", "columns")]
     assert files[0].name == files[1].name
+
+
+PARTIAL = {name: {"train": 24, "valid": 0, "test": 8} for name in ("compute.copies", "backward.all_reduce")}
+
+
+@pytest.fixture
+def partial(data):
+    """Beside what is needed, copies and their exchange without samples for validation."""
+    copies = [replace(m, sample=replace(m.sample, form=Form.COPIES)) for m in _compute(40) if m.split != "valid"]
+    gathered = [
+        replace(m, sample=CommSample((4096,) * 3, m.sample.start_ms, 64, Collective.ALL_REDUCE))
+        for m in _comm(40)
+        if m.split != "valid"
+    ]
+    DataDirectory(data / "data").compute().write(2, copies)
+    DataDirectory(data / "data").comm().write(1, gathered)
+    return data
+
+
+def test_what_has_an_empty_split_is_left_out(partial):
+    result = _pretrain(partial).run()
+    assert result.left_out == PARTIAL
+    assert result.metrics.keys() == {"compute", "forward", "backward"}
+    said = " ".join(shown(result).split())
+    assert "compute.copies is left out: there are 24 train, 0 valid, 8 test samples of it, and each split needs" in said
+    with pytest.raises(UserError, match="no compute samples in copies for the valid split; collect more"):
+        _pretrain(partial, calls=("copies",)).run()
+
+
+def test_to_models_that_are_known_a_part_of_the_splits_tells_the_speed(partial):
+    still = replace(QUICK, epochs=1)
+    kinds = {"compute_model": Ensemble(Additive(training_further=still), 2)}
+    kinds |= {"comm_model": SetCommunication(training_further=still)}
+    result = _pretrain(partial, init="cpu", keep_worse=True, **kinds).run()
+    assert result.left_out == {}
+    assert result.metrics.keys() >= PARTIAL.keys()
+    before, after = (CostModels.load(path) for path in ("cpu", partial / "bundle"))
+    sample = next(m.sample for m in DataDirectory(partial / "data").compute().read() if m.sample.form == Form.COPIES)
+    calls = loads_of([sample])
+    assert after.compute.predict(calls) != pytest.approx(before.compute.predict(calls), rel=0.01)
+    assert after.margins.of("compute.copies") == before.margins.of("compute.copies")
 
 
 def test_the_same_seed_gives_the_same_bundle(data):
