@@ -123,7 +123,7 @@ class Gathered:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Find the directories of all runs in the directories and below them.
+    """Find the directories of all runs in the directories and below them, each once, as it was first written.
 
     Raises:
         UserError: a directory isn't there.
@@ -131,7 +131,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             raise UserError(f"no directory {path}; give directories of runs")
-    return sorted({run.path for path in paths for run in runs_below(path)}, key=_natural)
+    found = [run.path for path in paths for run in runs_below(path)]
+    return sorted({path.resolve(): path for path in reversed(found)}.values(), key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -63,6 +63,14 @@ def test_every_kind_is_read(good):
     assert found.searched["tasks"].nunique() == 1
 
 
+def test_a_run_counts_once_however_its_directory_is_written(good, tmp_path, monkeypatch):
+    monkeypatch.chdir(good)
+    (tmp_path / "link").symlink_to(good)
+    found = gather([Path(), good, Path("..") / good.name / "one", tmp_path / "link"])
+    assert (len(found.searched), len(found.measured), len(found.learned)) == (4, 2, 2)
+    assert set(found.searched["path"]) == {"one", "two"}
+
+
 def test_sets_of_tasks_that_look_alike_are_numbered(good, runs, tmp_path):
     """Others are called what they are, without any digest."""
     (name,) = gather([good]).searched["tasks"].unique()

@@ -275,6 +275,8 @@ def test_only_plans_of_like_tasks_are_compared(tmp_path):
             _evaluate(paths, tmp_path / "out").run()
     with pytest.raises(UserError, match=r"one\.json is given twice; name it once"):
         _evaluate(paths[:1] * 2, tmp_path / "out").run()
+    with pytest.raises(UserError, match=r"one\.json and as .*\.\..*one\.json is given twice; name it once"):
+        _evaluate([paths[0], tmp_path / ".." / tmp_path.name / "one.json"], tmp_path / "out").run()
     assert not (tmp_path / "out").exists()
 
 
