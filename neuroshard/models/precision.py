@@ -36,8 +36,8 @@ def narrowed(models: Models, name: str) -> Models:
     Raises:
         UserError: there is no such precision.
     """
-    there, _, back = name.partition("/")
-    each = Precision(there), Precision(back or there)
+    there, slash, back = name.partition("/")
+    each = Precision(there), Precision(back if slash else there)
     forward, backward = (
         model if one is Precision.FP32 else Narrowed(model, one.element_bytes / ELEMENT_BYTES)
         for model, one in zip((models.forward, models.backward), each, strict=True)

@@ -116,6 +116,7 @@ def test_searches_take_them_and_plans_say_so(name):
     ("name", "error"),
     [
         ("cpu+fp16/x", "'x'"),
+        ("cpu+fp16/", "unknown precision ''; valid: bf16"),
         ("nobody+fp16", "nobody"),
         ("cpu+fp17", "cpu"),
         ("roofline:h10", "did you mean 'h100'"),
