@@ -1,6 +1,7 @@
 """The `neuroshard` command: each subcommand is one Hydra config, whose `run` node says what to build and run."""
 
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 EXIT_USER_ERROR = 2
 EXIT_BUG = 70
 _INTERRUPTED = 130
+_ESCAPED = re.compile(r"\\(.)")  # what Hydra writes for special characters of a job's settings
 # Hydra writes nothing of its own where people work: commands say where their files go.
 _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
@@ -121,7 +123,8 @@ def _run(config: Any) -> None:
     from neuroshard.plumbing.registry import instantiate_config
 
     here = HydraConfig.get()
-    job = Job(here.job.num, tuple(here.overrides.task)) if here.mode == RunMode.MULTIRUN else None
+    settings = tuple(_ESCAPED.sub(r"\1", text) for text in here.overrides.task)
+    job = Job(here.job.num, settings) if here.mode == RunMode.MULTIRUN else None
     try:
         built = instantiate_config(config.run)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to keep

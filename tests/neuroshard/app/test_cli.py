@@ -411,10 +411,11 @@ def test_the_defaults_of_a_search_have_a_plan_for_any_table_file(here, capsys):
 
 
 def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
-    sweep = ("-m", "topology.memory_bytes=1KiB,1GiB", "searcher=random")
+    sweep = ("-m", "topology.memory_bytes=1KiB,1GiB", "searcher=random", "out=swept/${topology.memory_bytes}")
     out, err = _failed(capsys, "1 of its jobs failed", *_search(here, *sweep))
     assert "solved 1 of 1 tasks" in out
     assert "error: job 0 (" in err
+    assert ",topology.memory_bytes=1KiB,searcher=random,out=swept/${topology.memory_bytes}): " in err
     table = out[out.index("The sweep") :]
     assert re.search(r"topology.memory_bytes\W+solved\W+predicted ms\W+search s", table)  # not searcher: it is the same
     assert re.search(r"1KiB\W+no plan", table)
