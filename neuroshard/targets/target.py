@@ -66,12 +66,6 @@ class Exported:
                 raise UserError(f"{one} is a directory; give another out=FILE{self.suffix}")
         return paths
 
-    def replaces(self, path: Path) -> bool:
-        """Tell whether a file is an export to the same system, as its beginning says."""
-        if self.snippet is None or path.suffix == ".json":
-            return has_format(path, f'{self.content["format"]}"')
-        return _heading(_first_line(path)) == _heading(self.snippet)
-
     def save(self, out: str | Path) -> tuple[Path, ...]:
         """Write the snippet to `out` and the JSON beside it, under the same name; or the JSON to `out` where it is all.
 
@@ -216,6 +210,13 @@ class Target:
         return None
 
 
+def _is_like(path: Path, exported: Exported) -> bool:
+    """Tell whether a file is an export to the same system, as its beginning says."""
+    if exported.snippet is None or path.suffix == ".json":
+        return has_format(path, f'{exported.content["format"]}"')
+    return _heading(_first_line(path)) == _heading(exported.snippet)
+
+
 def _first_line(path: Path) -> str:
     """Read a script's first line, or its beginning; nothing of what is no file, or can't be read."""
     if not path.is_file():
@@ -316,7 +317,7 @@ class Export:
             if path.samefile(self.plan):
                 raise UserError(f"{path} is the plan that is exported; give another out=FILE{exported.suffix}")
         for path in there:
-            if not exported.replaces(path):
+            if not _is_like(path, exported):
                 raise UserError(f"{path} is no earlier export; give another out=FILE{exported.suffix}")
         check_directory(paths[0].parent)
         return ExportResult(target, plan, exported.save(self.out), exported.remarks)
