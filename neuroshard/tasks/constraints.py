@@ -103,7 +103,7 @@ class TableLimits:
         min_blocks, max_blocks: devices that rows of it are spread over.
         min_dim: columns on each device, at least.
         forms: that it may lie in.
-        tiers: of memory that it may lie in.
+        tiers: of memory that it may lie in: the device's alone where none of its forms lies elsewhere.
         cached: share of its rows that a cache has room for; None for any.
         equal_widths: whether a rule wants its shards all as wide.
     """
@@ -185,6 +185,7 @@ class Constraints:
         min_dim = _min_dim(table, rules, min_shards)
         tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in rules))
         known = FORMS if table.pooled and Tier.DEVICE in tiers else CUT_FORMS
+        forms = frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in rules))
         limits = TableLimits(
             devices=tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices)),
             min_shards=min_shards,
@@ -192,8 +193,8 @@ class Constraints:
             min_blocks=max([min_shards, *(rule.min_blocks or 1 for rule in rules)]),
             max_blocks=most,
             min_dim=min_dim,
-            forms=frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in rules)),
-            tiers=tiers,
+            forms=forms,
+            tiers=tiers if forms.intersection(CUT_FORMS) else tiers.intersection({Tier.DEVICE}),
             cached=_cached_share(table, rules),
             equal_widths=any(rule.equal_widths for rule in rules),
         )

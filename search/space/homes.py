@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import COPIES
+from neuroshard.layouts import COPIES, LAYOUTS
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -16,7 +16,7 @@ from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.space.base import device_memory, placed_bytes
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import CALLS, FORMS
+from neuroshard.words.form import CALLS, CUT_FORMS, FORMS, Form
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
@@ -27,7 +27,7 @@ _MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 
 @dataclass(frozen=True, eq=False)
 class HomeOptions:
-    """O memories for each of T tables, whole and in columns.
+    """O memories for each of T tables, whole and in columns, or over all devices where a table may not be cut.
 
     Attributes:
         homes: (O,).
@@ -48,6 +48,9 @@ class HomeOptions:
         columns = [_costed(task, home, model) for home in homes]
         cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
         may = np.array([[its.may_lie_in(home) for home in homes] for its in task.limits])
+        for table, its in enumerate(task.limits):
+            if not its.forms.intersection(CUT_FORMS):
+                device_bytes[table, 0] = min(_everywhere_bytes(task, form, table) for form in its.forms)
         return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_copies(self, task: Task, allowed: BoolArray) -> "HomeOptions":
@@ -55,10 +58,9 @@ class HomeOptions:
 
         Of forms `allowed` (T, F): what looks up its own samples alone buffers no others.
         """
-        size, everywhere = self.device_bytes.copy(), range(task.topology.num_devices)
+        size = self.device_bytes.copy()
         for table in np.flatnonzero(allowed[:, FORMS.index(COPIES.form)]).tolist():
-            copies = int(placed_bytes(task, COPIES.over(task, table, everywhere)).sum())
-            size[table, 0] = min(size[table, 0], copies)
+            size[table, 0] = min(size[table, 0], _everywhere_bytes(task, COPIES.form, table))
         return replace(self, device_bytes=size)
 
     def of_tables(self, tables: IntArray) -> "HomeOptions":
@@ -189,6 +191,11 @@ def _costed(task: Task, home: Home, model: ComputeModel) -> tuple[FloatArray, In
     if len(known):
         cost_ms[known] = model.predict(LoadSets.alone(loads.take(known)))
     return cost_ms, task.memory.device_bytes(loads), task.memory.host_bytes(loads)
+
+
+def _everywhere_bytes(task: Task, form: Form, table: int) -> int:
+    """Count the bytes of all devices that a table, by its index, takes in a form over all of them."""
+    return int(placed_bytes(task, LAYOUTS[form].over(task, table, range(task.topology.num_devices))).sum())
 
 
 def has_other_homes(task: Task) -> bool:

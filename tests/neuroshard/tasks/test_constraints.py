@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from neuroshard import Constraints, PinnedShard, TableRule, Task, Topology, UserError
 from neuroshard.tasks.constraints import constraints, load_constraints
 from neuroshard.words.form import Form
+from neuroshard.words.placement import Tier
 from tests.kit.plans import COPIES, laid_out, read_back, table
 
 TABLES = tuple(table(name, dim=dim) for name, dim in (("user_a", 16), ("user_b", 16), ("item", 32)))
@@ -150,6 +151,7 @@ def test_rules_that_match_one_table_all_hold():
         (_rule("item", tiers=("host",)), "table 'item' may lie in host memory only, and hosts have none for tables"),
         (Constraints((TableRule("item", tiers=("host",)), TableRule("*", tiers=("device",)))),
          "leave no memory that it may lie in"),
+        (_rule("item", tiers=("host",), forms=("copies",)), "'item' leave no form"),
         (Constraints((TableRule("item", cached=0.1), TableRule("*", cached=0.2))),
          "want 0.1 and 0.2 of its rows cached"),
     ],
@@ -211,6 +213,13 @@ def test_forms_of_all_rules_intersect():
         assert silent.limits(TABLES[0], 4).forms == set(Form)
     with pytest.raises(UserError, match=r"unknown form .row.; did you mean .rows."):
         constraints(rules=[{"tables": "user_a", "forms": ["row"]}])
+
+
+@pytest.mark.parametrize(
+    ("forms", "tiers"), [(("copies",), {Tier.DEVICE}), (("rows", "copies"), set(Tier)), (None, set(Tier))]
+)
+def test_tables_that_must_be_copied_lie_on_devices_alone(forms, tiers):
+    assert _rule("t", forms=forms).limits(table(), 4).tiers == tiers
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, homed, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
@@ -292,3 +293,16 @@ def test_small_tables_are_copied_beside_a_large_one_on_hosts_where_columns_would
     plan = found(QUICKLY, task, H100)
     assert plan.forms == (Form.COLUMNS, *(Form.COPIES,) * 32)
     assert plan.homes[0].tier is not Tier.DEVICE
+
+
+@pytest.mark.parametrize(("share", "host_share"), [(1.05, 0), (1.05, 1), (0.9, 1)])
+def test_a_table_that_must_be_copied_lies_on_every_device_beside_any_others(share, host_share):
+    tables = plain_tables([64] * 2, [600, 5000])
+    copied, other = (table.size_bytes for table in tables)
+    topology = Topology(2, int((copied + other / 2) * share), host_memory_bytes=other * host_share)
+    task = Task(tables, topology, 64, constraints=Constraints((TableRule("t0", forms=("copies",)),)))
+    assert HomeOptions.of(task, H100.models.compute).device_bytes[:, 0].tolist() == [2 * copied, other]
+    plan = found(replace(QUICKLY, grid=GridSettings(points=2)), task, H100)
+    assert plan.forms[0] is Form.COPIES
+    assert plan.homes[0] == ON_DEVICE
+    assert (plan.homes[1] == ON_DEVICE) == (share > 1)
