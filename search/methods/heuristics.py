@@ -16,7 +16,7 @@ from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import fewest_shards
-from neuroshard.stages.search.space.items import Items, open_devices
+from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total, no_room
 from neuroshard.stages.search.space.sizes import Room, Sizes, devices_with_room, put
 from neuroshard.tables import Table
@@ -148,19 +148,20 @@ def _held(
     ranks: Callable[[Sequence[_Shard]], FloatArray | IntArray],
     choose: Callable[[_Shard, IntArray], int],
 ) -> IntArray:
-    """Place every item in as few shards as its limits allow, confined ones first, by ascending rank: `held` (I, D).
+    """Place every item in as few shards as its limits allow, most confined first, by ascending rank: `held` (I, D).
 
     Each goes to the device that is chosen among those that have room. Where none has, its halves go one by one, and so
     on.
 
     Raises:
-        InfeasibleError: no device has room for a shard that may not be halved.
+        InfeasibleError: no device has room for a shard that may not be halved, or none may hold it beside the others.
     """
     items, room, layout = sizes.items, Room.empty(sizes, sizes.items.free_bytes), fewest_shards(sizes)
     its = sizes.item[layout]
     shards = [_Shard(*pair) for pair in zip(its.tolist(), (layout - sizes.first[its]).tolist(), strict=True)]
     limits, count = items.limits, np.bincount(its, minlength=len(items))
-    waiting = [shards[index] for index in np.lexsort((ranks(shards), ~items.confined[its]))[::-1]]
+    order = np.lexsort((ranks(shards), ~items.confined[its], limits.allowed.sum(axis=1)[its]))
+    waiting = [shards[index] for index in order[::-1]]
     while waiting:
         item, width, halvings = shard = waiting.pop()
         devices = np.flatnonzero(devices_with_room(room, item, width))
@@ -168,10 +169,10 @@ def _held(
             put(room, item, width, choose(shard, devices))
             continue
         too_often = halvings >= max_halvings or count[item] >= limits.max_shards[item]
-        if too_often or width < 2 * limits.min_width[item]:
-            most_free = int(room.free_bytes[open_devices(limits, room.held, item)].max(initial=0))
+        free_bytes = room.free_bytes[devices_with_room(room, item, 0)]  # where it may lie, if not for its bytes
+        if too_often or width < 2 * limits.min_width[item] or not len(free_bytes):
             size_bytes = int(sizes.size_bytes[sizes.first[item] + width])
-            raise no_room(items, item, width, size_bytes, most_free, method)
+            raise no_room(items, item, width, size_bytes, free_bytes, method)
         count[item] += 1
         waiting += [_Shard(item, half, halvings + 1) for half in (width // 2, width - width // 2)]
     return room.held

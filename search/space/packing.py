@@ -64,14 +64,24 @@ def check_whole(items: Items, method: str) -> None:
         )
 
 
-def no_room(items: Items, index: int, width: int, size_bytes: int, most_free: int, method: str) -> InfeasibleError:
-    """Make the error of a method that finds no device with room for a shard of an item, `width` units wide."""
+def no_room(
+    items: Items, index: int, width: int, size_bytes: int, free_bytes: IntArray, method: str
+) -> InfeasibleError:
+    """Make the error of a method that finds no device with room for a shard of an item, `width` units wide.
+
+    `free_bytes` (n,) are what is left of those devices that may hold it beside what they hold; there may be none.
+    """
     full = items.items[index].width
     what = "" if width == full else f"a shard of {width * DIM_MULTIPLE} of {full * DIM_MULTIPLE} columns of "
+    what = f"{method}: {what}table {items.name(index)}"
+    if not len(free_bytes):
+        return InfeasibleError(
+            f"{what} finds no device: all that it is allowed on have tables that it is kept apart from, or another "
+            "shard of it; loosen the constraints, or search with searcher=neuroshard"
+        )
     return InfeasibleError(
-        f"{method}: {what}table {items.name(index)} needs {readable_bytes(size_bytes)}, the emptiest device that may "
-        f"hold it has {readable_bytes(most_free)} left; give the devices more memory, or search with "
-        "searcher=neuroshard"
+        f"{what} needs {readable_bytes(size_bytes)}, the emptiest device that may hold it has "
+        f"{readable_bytes(free_bytes.max())} left; give the devices more memory, or search with searcher=neuroshard"
     )
 
 

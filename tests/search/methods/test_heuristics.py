@@ -2,7 +2,7 @@
 
 import pytest
 
-from neuroshard import Constraints, InfeasibleError, Simulator, TableRule, Task, Topology, search
+from neuroshard import Constraints, InfeasibleError, PinnedShard, Simulator, TableRule, Task, Topology, search
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.testing import linear_models, sequence_task, toy_task
 from neuroshard.words.form import Form
@@ -54,6 +54,28 @@ def test_rules_limit_halving(rule):
     assert _widths(Greedy("size").find(_task([128, 4], 68, constraints=limits), SIMULATOR).plan, 0) == [64, 64]
     with pytest.raises(InfeasibleError, match="even at 64 columns"):
         Greedy("size").find(_task([128, 4], 36, constraints=limits), SIMULATOR)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Constraints(
+            (TableRule("t1", devices=(0, 1)), TableRule("t2", devices=(0,))), apart=(("t0", "t1", "t2", "t3"),)
+        ),
+        Constraints(pinned=(PinnedShard("t0", 4, (0, 1)), PinnedShard("t0", 8, (0,)), PinnedShard("t0", 16, (2,)))),
+    ],
+)
+def test_the_most_confined_choose_first(name, limits):
+    """Larger ones would take the only device of another."""
+    assert search(_task([64, 32, 16, 64], constraints=limits), SIMULATOR, name).violations == ()
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_tables_that_others_leave_no_device_are_told_so_and_not_halved(name):
+    limits = Constraints(apart=tuple((f"t{number}", "t4") for number in range(4)))
+    with pytest.raises(InfeasibleError, match="greedy: table 't4' finds no device: all that it is allowed on have"):
+        search(_task([64, 64, 64, 64, 32], constraints=limits), SIMULATOR, name)
 
 
 @pytest.mark.parametrize("max_halvings", [0, 3])
