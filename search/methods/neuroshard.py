@@ -23,7 +23,7 @@ from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, Start, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.stages.search.space.base import Base, device_memory
+from neuroshard.stages.search.space.base import Base, check_buffers, device_memory
 from neuroshard.stages.search.space.equal_parts import parts_that_cost_less, parts_that_fit
 from neuroshard.stages.search.space.forms import (
     COLUMNS,
@@ -161,6 +161,7 @@ class NeuroShard(Searcher):
     def _in_memories(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan with tables in the memories that are predicted to cost least, those of the task among them."""
         simulator.models.check(task)
+        check_buffers(task)
         known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
         if not known or not task.topology.host_bytes:
             return self._in_forms([task], task, simulator)

@@ -12,7 +12,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.choice import cheapest
-from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.base import Base, check_buffers
 from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, check_some_form, known_calls, searched_forms
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
@@ -75,6 +75,7 @@ class TorchRecSearch(Searcher):
             if not table.pooled:
                 raise UserError(f"TorchRec's planner is asked for pooled tables only, and {table.name!r} isn't pooled")
         simulator.models.check(task)
+        check_buffers(task)
         in_columns = all(LAYOUTS[call.form].free for call in known_calls(simulator.models, self.forms))
         if in_columns and not task.topology.host_bytes:
             check_total(Sizes.of(Items.of(Base.empty(task))))

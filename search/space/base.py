@@ -25,6 +25,15 @@ def device_memory(task: Task) -> IntArray:
     return np.array(task.shard_memory, dtype=np.int64)
 
 
+def check_buffers(task: Task) -> None:
+    """Raise InfeasibleError if buffers of its own samples take more than some device has: then nothing fits at all."""
+    if (least := int(device_memory(task).min())) < 0:
+        raise InfeasibleError(
+            f"the buffers of every device's own samples leave {readable_bytes(-least)} too little memory; "
+            "give each device more, or count fewer batches in flight"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Base:
     """What a search for columns sets out from: the task, and what lies on its D devices already.
@@ -141,6 +150,7 @@ def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
 
 
 def _check_devices(task: Task, used: IntArray) -> None:
+    check_buffers(task)
     memory = device_memory(task)
     if (memory < used).any():
         device = int((memory - used).argmin())

@@ -13,6 +13,7 @@ from neuroshard.plans.hosts import least_host_bytes
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, readable_bytes, readable_bytes_up
+from neuroshard.stages.search.space.base import check_buffers
 from neuroshard.stages.search.space.exact import pack_exactly
 from neuroshard.stages.search.space.forms import has_other_forms
 from neuroshard.stages.search.space.homes import has_other_homes
@@ -109,11 +110,7 @@ def check_total(sizes: Sizes) -> None:
     """
     items, memory = sizes.items, sizes.items.free_bytes
     check_hosts(items.task)
-    if memory.min() < 0:
-        raise InfeasibleError(
-            f"the buffers of every device's own samples leave {readable_bytes(-int(memory.min()))} too little memory; "
-            "give each device more, or count fewer batches in flight"
-        )
+    check_buffers(items.task)
     total = sum(sizes.size_bytes[sizes.whole].tolist())
     narrowest, least, room = narrowest_shards(sizes)
     if total > memory.sum():

@@ -421,3 +421,13 @@ def test_of_plans_that_are_declined_the_cheapest_is_told():
     found = NeuroShard().find(task, simulator)
     assert Form.ROWS in found.declined.forms
     assert "cheaper was found" in declined_remark(found.plan, found.declined, simulator)
+
+
+@pytest.mark.parametrize("forms", [("rows",), FORMS])
+@pytest.mark.parametrize("host_memory_bytes", [0, 1 << 30])
+def test_buffers_that_leave_no_memory_are_named_whatever_the_forms_and_memories(forms, host_memory_bytes):
+    rules = Constraints((TableRule("t0", forms=forms),))
+    task = plain_task([16, 16], memory_bytes=10_000, memory=MemoryUse("sgd", 1), constraints=rules)
+    task = replace(task, topology=replace(task.topology, host_memory_bytes=host_memory_bytes))
+    with pytest.raises(InfeasibleError, match=r"own samples leave [\d.]+ KiB too little memory; give each device"):
+        ALL.find(task, H100)

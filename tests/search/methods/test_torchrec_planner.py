@@ -66,6 +66,11 @@ def test_it_uses_all_of_torchrecs_types_where_asked_to():
     assert set(kept.forms[1:]) == {Form.COLUMNS}
 
 
+def test_buffers_that_leave_no_memory_are_named():
+    with pytest.raises(InfeasibleError, match="own samples leave"):
+        EVERY_FORM.find(plain_task([16], memory_bytes=1000, memory=MemoryUse("sgd", 1)), H100)
+
+
 def test_its_rows_may_lie_on_one_host():
     """TorchRec chooses the type, we read it right."""
     rules = Constraints((TableRule("*", forms=("rows",)),))

@@ -86,6 +86,13 @@ def test_what_leaves_no_memory_is_refused():
     assert everywhere.plan().fits
 
 
+def test_buffers_that_leave_a_device_no_memory_are_named_before_what_lies_there():
+    task = Task(TABLES[:1], Topology(2, (1 << 20, 100)), 64, MemoryUse("sgd", 1))
+    for forms in ([COPIES], [ROWS]):
+        with pytest.raises(InfeasibleError, match=r"own samples leave [\d.]+ KiB too little memory; give each device"):
+            Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
+
+
 def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
     task = replace(TASK, constraints=Constraints(apart=(("t2", "t3"),)))
     plan = _mixed(task)
