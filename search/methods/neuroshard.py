@@ -1,6 +1,6 @@
 """The default search: which form and which memory every table has, and where its columns lie."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -42,7 +42,7 @@ from neuroshard.stages.search.space.homes import (
     settled,
 )
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS, Call
+from neuroshard.words.form import FORMS
 from neuroshard.words.placement import Tier
 
 RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
@@ -147,10 +147,10 @@ class NeuroShard(Searcher):
             if not finer:
                 raise
             return self._cheapest(finer, simulator)
-        plan, calls, spaces = settled(found.plan), known_calls(simulator.models, self.forms), []
+        plan, spaces = settled(found.plan), []
         for rules in parts_that_cost_less(plan, simulator):
             its, asked = (one.with_rules(rules) for one in (plan.task, task))
-            spaces.append(FormChoices.of(its, simulator, _allowed(its, calls), self.quick, asked))
+            spaces.append(FormChoices.of(its, simulator, self._allowed(its, simulator), self.quick, asked))
         tried = sorted(self._likely(spaces), key=_BOTH_MS)[:_LIKELY]
         return self._cheapest([found, *_searched(tried, self.column_search)], simulator)
 
@@ -171,7 +171,7 @@ class NeuroShard(Searcher):
         options = HomeOptions.of(task, simulator.compute_for(task))
         roomier, choices = options, options.choices(task)
         if not choices:
-            roomier = options.with_copies(task, _allowed(task, known_calls(simulator.models, self.forms)))
+            roomier = options.with_copies(task, self._allowed(task, simulator))
             choices = roomier.choices(task)
         homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in choices]
         others = [homed(task, its) for its in homes if its != task.homes]
@@ -197,8 +197,7 @@ class NeuroShard(Searcher):
 
     def _in_forms(self, tasks: Sequence[Task], asked: Task, simulator: Simulator) -> Found:
         """Find the best plan of the task `asked`, in the memories that one of `tasks` gives its tables."""
-        calls = known_calls(simulator.models, self.forms)
-        allowed = [_allowed(task, calls) for task in tasks]
+        allowed = [self._allowed(task, simulator) for task in tasks]
         if tasks == [asked] and not _has_choice(allowed[0]):
             return self.column_search.find(asked, simulator)
         each = zip(tasks, allowed, strict=True)
@@ -214,6 +213,15 @@ class NeuroShard(Searcher):
         except InfeasibleError as error:
             return other or self._in_any_forms(spaces, error)
         return columns if other is None else self._believed(columns, other, simulator)
+
+    def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
+        """Tell which forms each table may lie in, (T, F); other forms than columns need memory on all devices."""
+        calls = known_calls(simulator.models, self.forms)
+        allowed = allowed_forms(task, calls)
+        check_some_form(task, allowed, calls, self.forms)
+        if int(device_memory(task).min()) <= 0:
+            allowed[:, OTHERS] &= ~allowed[:, [COLUMNS]]
+        return allowed
 
     def _in_columns(self, spaces: Sequence[FormChoices], simulator: Simulator) -> Found:
         """Find the best plan with tables in the first of their forms, in the memories where that is quickly cheap.
@@ -267,9 +275,9 @@ class NeuroShard(Searcher):
 
         Columns alone, the best one by quick searches, and the best ones with a form fewer to choose from.
         """
-        calls = known_calls(simulator.models, self.forms)
-        if not _has_choice(_allowed(plan.task, calls)):
+        if not _has_choice(self._allowed(plan.task, simulator)):
             return []
+        calls = known_calls(simulator.models, self.forms)
         own, distinct = np.array([FORMS.index(form) for form in plan.forms]), dict[bytes, Tried]()
         for left_out in (None, *(FORMS[form] for form in OTHERS)):
             allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
@@ -313,15 +321,6 @@ def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
         with suppress(InfeasibleError):
             found.append(tried.choices.searched(tried.forms, columns))
     return found
-
-
-def _allowed(task: Task, calls: Collection[Call]) -> BoolArray:
-    """Tell which forms each table may lie in, (T, F); other forms than columns need memory on all devices."""
-    allowed = allowed_forms(task, calls)
-    check_some_form(task, allowed, calls)
-    if int(device_memory(task).min()) <= 0:
-        allowed[:, OTHERS] &= ~allowed[:, [COLUMNS]]
-    return allowed
 
 
 def _has_choice(allowed: BoolArray) -> bool:

@@ -102,7 +102,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     renamed = replace(task, tables=tables, constraints=Constraints())
     calls = known_calls(simulator.models, settings.forms)
     allowed = allowed_forms(task, calls)
-    check_some_form(task, allowed, calls)
+    check_some_form(task, allowed, calls, settings.forms)
     if len(set(task.shard_memory)) > 1:
         allowed[:, BLOCKS] = False  # they would be as unequal as the memory, which it misreads
     shares = settings.cached if task.topology.host_bytes else settings.cached[:1]

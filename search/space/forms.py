@@ -16,6 +16,7 @@ from neuroshard.words.placement import Placement
 COLUMNS = FORMS.index(IN_COLUMNS.form)
 OTHERS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if not layout.free)  # than columns
 BLOCKS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if layout.blocks)
+_LEFT_OUT = "searcher.forms leaves it out"
 
 
 def searched_forms(names: Iterable[str]) -> tuple[Form, ...]:
@@ -52,8 +53,10 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     return by_all[first]
 
 
-def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call]) -> None:
+def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call], searched: Collection[str]) -> None:
     """Check that every table may lie in some form, by forms `allowed` (T, F) where there are such `calls`.
+
+    These are of forms that are `searched`, by name, alone.
 
     Raises:
         UserError: one may not; it names the table and what hinders each form that its constraints let it have.
@@ -61,7 +64,9 @@ def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call]) -> 
     bound = _bound(task)
     for index in np.flatnonzero(~allowed.any(axis=1)).tolist():
         forms = [layout for form, layout in LAYOUTS.items() if form in task.limits[index].forms]
-        each = ((layout, _hindrance(task, index, layout, calls, bound)) for layout in forms)
+        each = (
+            (its, _hindrance(task, index, its, calls, bound) if its.form in searched else _LEFT_OUT) for its in forms
+        )
         why = "; ".join(f"{layout}: {its or 'a table that it is kept together with must not'}" for layout, its in each)
         raise UserError(
             f"constraints: table {task.tables[index].name!r} may lie in {' or '.join(map(str, forms))} only, and can't "

@@ -410,6 +410,20 @@ def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(se
         search(task, H100, searcher)
 
 
+@pytest.mark.parametrize(
+    ("searcher", "simulator", "forms", "why"),
+    [
+        ("neuroshard", H100, ["columns", "copies"], "searcher.forms leaves it out"),
+        ("torchrec_all_forms", H100, ["columns", "copies"], "searcher.forms leaves it out"),
+        ("neuroshard", Simulator(linear_models(4)), FORMS, "the models don't know it"),
+    ],
+)
+def test_what_leaves_out_the_only_form_of_a_table_is_named(searcher, simulator, forms, why):
+    task = plain_task([32, 64], devices=4, constraints=Constraints((TableRule("t0", forms=("rows",)),)))
+    with pytest.raises(UserError, match=rf"'t0' may lie in rows only, and can't \(rows: {why}"):
+        search(task, simulator, searcher, forms=forms)
+
+
 def test_of_plans_that_are_declined_the_cheapest_is_told():
     """Columns elsewhere save less than 1%, and rows 6%."""
     shapes = (("t0", 14_521, 16, 5.0, 3), ("t1", 24, 4, 60.0, 1))
