@@ -126,11 +126,18 @@ class TableLimits:
 
     def may_count(self, layout: Layout, devices: int) -> bool:
         """Tell whether the table may lie in a layout on as many devices."""
-        least, most = self.counts_of(layout)
+        least, most = self._counts(layout)
         return least <= layout.num_shards(devices) <= most
 
     def counts_of(self, layout: Layout) -> tuple[int, int]:
-        """Look up the least and the most shards, as rules count them, that the table may have in a layout."""
+        """Look up the least and the most shards, as rules count them, that the table may have in a layout.
+
+        No more than there are devices that may hold it, unless that is too few.
+        """
+        least, most = self._counts(layout)
+        return least, min(most, max(least, len(self.devices)))
+
+    def _counts(self, layout: Layout) -> tuple[int, int]:
         return (self.min_blocks, self.max_blocks) if layout.blocks else (self.min_shards, self.max_shards)
 
     @property
@@ -286,13 +293,15 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
             f"constraints: table {table.name!r} may lie in {' or '.join(sorted(limits.forms))} only, which every "
             f"device has, and only on {len(limits.devices)} of {num_devices} devices"
         )
-    if not limits.free:
-        return  # how many shards columns can have says nothing of rows and copies
-    if limits.min_shards > min(limits.max_shards, len(limits.devices)):
+    counts = [(limits.min_shards, min(limits.max_shards, len(limits.devices)))]
+    if not limits.free:  # how many shards columns can have says nothing of rows
+        counts = [limits.counts_of(LAYOUTS[form]) for form in sorted(limits.forms)]
+    if all(least > most for least, most in counts):
         why = ", being kept together with others" if together else ""
+        least, most = counts[0]
         raise UserError(
             f"constraints: table {table.name!r} ({table.dim} columns, {len(limits.devices)} device(s)) needs "
-            f"{limits.min_shards} shards, but can have {min(limits.max_shards, len(limits.devices))}{why}"
+            f"{least} shards, but can have {most}{why}"
         )
 
 
