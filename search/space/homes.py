@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import COPIES, LAYOUTS
+from neuroshard.layouts import COPIES, LAYOUTS, Layout
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -16,7 +16,7 @@ from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.space.base import device_memory, placed_bytes
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import CALLS, CUT_FORMS, FORMS, Form
+from neuroshard.words.form import CALLS, CUT_FORMS, FORMS
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
@@ -50,7 +50,7 @@ class HomeOptions:
         may = np.array([[its.may_lie_in(home) for home in homes] for its in task.limits])
         for table, its in enumerate(task.limits):
             if not its.forms.intersection(CUT_FORMS):
-                device_bytes[table, 0] = min(_everywhere_bytes(task, form, table) for form in its.forms)
+                device_bytes[table, 0] = min(_everywhere_bytes(task, LAYOUTS[form], table) for form in its.forms)
         return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_copies(self, task: Task, allowed: BoolArray) -> "HomeOptions":
@@ -60,7 +60,7 @@ class HomeOptions:
         """
         size = self.device_bytes.copy()
         for table in np.flatnonzero(allowed[:, FORMS.index(COPIES.form)]).tolist():
-            size[table, 0] = min(size[table, 0], _everywhere_bytes(task, COPIES.form, table))
+            size[table, 0] = min(size[table, 0], _everywhere_bytes(task, COPIES, table))
         return replace(self, device_bytes=size)
 
     def of_tables(self, tables: IntArray) -> "HomeOptions":
@@ -193,9 +193,9 @@ def _costed(task: Task, home: Home, model: ComputeModel) -> tuple[FloatArray, In
     return cost_ms, task.memory.device_bytes(loads), task.memory.host_bytes(loads)
 
 
-def _everywhere_bytes(task: Task, form: Form, table: int) -> int:
-    """Count the bytes of all devices that a table, by its index, takes in a form over all of them."""
-    return int(placed_bytes(task, LAYOUTS[form].over(task, table, range(task.topology.num_devices))).sum())
+def _everywhere_bytes(task: Task, layout: Layout, table: int) -> int:
+    """Count the bytes of all devices that a table, by its index, takes in a layout over all of them."""
+    return int(placed_bytes(task, layout.over(task, table, range(task.topology.num_devices))).sum())
 
 
 def has_other_homes(task: Task) -> bool:
