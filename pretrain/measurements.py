@@ -221,7 +221,7 @@ class Measured:
         nothing = SplitMeasurements.of(())
         for call in sorted(needed, key=CALLS.index):
             measured.compute.get(call, nothing).check(_of_call(call), where)
-        for one in sorted({*exchanges}):
+        for one in sorted(set(exchanges)):
             named = "" if one is Collective.ALL_TO_ALL else f" {name_of(one)}"
             measured.comm.get(one, nothing).check(f"exchanges{named}", where)
         return replace(measured, local=local)

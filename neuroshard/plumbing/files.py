@@ -94,18 +94,22 @@ def digest_of(*paths: Path) -> str:
 
 
 def has_format(path: Path, name: str) -> bool:
-    """Tell whether a file begins as JSON whose "format" begins so; one that nobody may read, or no plain file, doesn't.
+    """Tell whether a file begins as JSON whose "format" begins so."""
+    return re.match(rf'\s*\{{\s*"format"\s*:\s*"{re.escape(name)}'.encode(), beginning(path)) is not None
 
-    A few bytes are looked at: it may be a checkpoint of any size.
+
+def beginning(path: Path) -> bytes:
+    """Read a file's first bytes, to know what it is; none of one that nobody may read, or that is no plain file.
+
+    A few, since it may be a checkpoint of any size.
     """
-    said = re.compile(rf'\s*\{{\s*"format"\s*:\s*"{re.escape(name)}'.encode())
     try:
         if not path.is_file():
-            return False
+            return b""
         with path.open("rb") as file:
-            return said.match(file.read(_BEGINNING_BYTES)) is not None
+            return file.read(_BEGINNING_BYTES)
     except OSError:
-        return False
+        return b""
 
 
 def check_directory(path: Path) -> None:

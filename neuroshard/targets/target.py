@@ -17,7 +17,7 @@ from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
-from neuroshard.plumbing.files import check_directory, has_format, write_atomically, write_json
+from neuroshard.plumbing.files import beginning, check_directory, has_format, write_atomically, write_json
 from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import MAX_DIM, PathName
 from neuroshard.tables import Table
@@ -29,7 +29,6 @@ from neuroshard.words.placement import TIERS, Placement, Tier
 _TORCHREC, _PLAIN = "torchrec", "json"
 _MODULES = {"sok": "sok", "hugectr": "hugectr", _TORCHREC: "torchrec", _PLAIN: "plain_json"}  # that hold a `TARGET`
 TARGETS = tuple(_MODULES)
-_HEADING_CHARS = 256  # of a script, to know what it is
 
 
 @dataclass(frozen=True)
@@ -214,23 +213,12 @@ def _is_like(path: Path, exported: Exported) -> bool:
     """Tell whether a file is an export to the same system, as its beginning says."""
     if exported.snippet is None or path.suffix == ".json":
         return has_format(path, f'{exported.content["format"]}"')
-    return _heading(_first_line(path)) == _heading(exported.snippet)
-
-
-def _first_line(path: Path) -> str:
-    """Read a script's first line, or its beginning; nothing of what is no file, or can't be read."""
-    if not path.is_file():
-        return ""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.readline(_HEADING_CHARS)
-    except OSError:
-        return ""
+    return _heading(beginning(path).decode(errors="replace")) == _heading(exported.snippet)
 
 
 def _heading(text: str) -> str:
     """Find a snippet's first line, which names the system, without the number of its GPUs."""
-    return re.sub(r"\d+", "", text.partition("\n")[0])
+    return re.sub(r"\d+", "", next(iter(text.splitlines()), ""))
 
 
 def target_named(name: str | None, module: str = "") -> Target:
