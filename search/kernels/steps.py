@@ -11,6 +11,7 @@ from neuroshard.stages.search.kernels.estimates import (
     Costs,
     Others,
     after_ms,
+    backward_ms,
     others_of,
     ready_all,
     ready_ms,
@@ -22,6 +23,8 @@ from neuroshard.stages.search.space.items import Limits, may_lie
 
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
+
+_FAR = 2  # times the mean device's units: of wider ones, steps may lower what all wait for by far
 
 
 class Bounds(NamedTuple):
@@ -36,6 +39,12 @@ class Bounds(NamedTuple):
     memory_bytes: IntArray
     before: IntArray
     bytes_left: int
+
+
+@inlined
+def after_moving(bounds: Bounds, moved: int) -> Bounds:
+    """Return the same limits once so many bytes more have moved."""
+    return Bounds(bounds.memory_bytes, bounds.before, bounds.bytes_left - moved)
 
 
 class Steps(NamedTuple):
@@ -113,6 +122,16 @@ def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> f
     return -np.inf
 
 
+@inlined
+def _widest_but(units: FloatArray, source: int) -> float:
+    """Compute the units of the widest device, at least, after any step from the source: another's, or the mean."""
+    widest = units.mean()
+    for d in range(len(units)):
+        if d != source:
+            widest = max(widest, units[d])
+    return float(widest)
+
+
 @kernel
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float, best: Steps
@@ -122,7 +141,8 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     A step moves a shard i, or a half, quarter, ... of it, from the source s to a target t; for a whole one, a shard b
     may come back. Let S(d) and u(d) be the score and the units of device d, S(d + i - b) its score with i more and b
     less, g(i) the units of a shard, a(i) the least that it adds to any score (`least_score`), r(S, u) when a device is
-    ready (`ready_ms`), and T what is left of the transfers then, about. A step costs the largest r + T of any device.
+    ready (`ready_ms`), and T what is left of the transfers then, at least about. A step costs the largest r + T of any
+    device; r and T are of the widest device that there may be after it.
     So it is ruled out where one of these is `worth` or more, in this order:
 
         floor   max r(S(d), u(d)) + T over all devices d but s and t
@@ -136,19 +156,21 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
         how many there are, in no order, and how many were looked at.
     """
     held, (num_shards, start, items, without), sums, size, units, score = contents
-    limits, first, size_bytes, _, given, vectors, least = all_shards
+    limits, first, size_bytes, _, given, vectors, least, _ = all_shards
     weight, num_devices = costs.weight, held.shape[1]
     ready = ready_all(contents, costs)
     order = np.argsort(ready)
     now = (units.max(), float(int(units.mean())))
-    widest, left_ms = now[0], step_ms(costs.exchanges, ready, units) - ready.max()  # T
+    widest = now[0] if now[0] <= _FAR * now[1] else _widest_but(units, source)
+    left_ms = step_ms(costs.exchanges, ready, np.minimum(units, widest)) - ready.max()  # T
+    earlier_ms = backward_ms(costs.exchanges, now[1], now[0]) - backward_ms(costs.exchanges, now[1], widest)
     joining = np.full(len(items), np.nan)  # S(s + x) - S(s); NaN until it is asked for
     rest, count, looked = np.empty_like(sums[source]), 0, 0
     for target in order:  # from the most promising on: the better a step is, the more it rules out
         if target == source:
             continue
         others, summed = Others(0.0, 0.0, 0.0, 0.0, 0.0), False  # until they are asked for
-        floor = _last_but(order, ready, source, target) + left_ms
+        floor = _last_but(order, ready, source, target) - earlier_ms + left_ms
         for p_item in range(start[source], start[source + 1]):
             item = items[p_item]
             portion = held[item, source]

@@ -6,6 +6,7 @@ covers them all. Steps start at the devices that make the plan expensive.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from neuroshard.stages.search.kernels.steps import (
 from neuroshard.stages.search.space.catalog import Catalog
 
 _COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
-_OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges
+_OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges, up to twice the mean
+_MOST_FINER = 8  # times as many steps of the widest device's units, where one item gives out far more
 LEAST_GAIN = 1e-6  # relative
 _NO_LIMIT = 1 << 62  # far from where 64 bits end: bytes that come back are added to what is left
 
@@ -78,7 +80,7 @@ class LocalSearch:
         self._start, self._max_moved_bytes = start, max_moved_bytes
         self._shards = AllShards(
             catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.given,
-            catalog.vectors, catalog.least_score,
+            catalog.vectors, catalog.least_score, catalog.kinds,
         )  # fmt: skip
         base_ms, exchanges = catalog.items.base.compute_ms, self._exchanges()
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, exchanges, base_ms)
@@ -185,12 +187,16 @@ class LocalSearch:
         return plan.contents.sums[device] + vectors, plan.units[device] + given
 
     def _exchanges(self) -> Exchanges:
-        """Tabulate what exchanges cost a device, by its units and the widest's, where others are about as wide."""
+        """Tabulate what exchanges cost a device, by its units and the widest's, where others are about as wide.
+
+        Up to twice the mean, or to what a device with the widest item whole gives out.
+        """
         models, devices = self._catalog.simulator.models, len(self._memory_bytes)
-        total = self._catalog.total_given
-        own = np.linspace(0, 2 * total / devices, _OWN_STEPS)
-        widest = np.linspace(total / devices, 2 * total / devices, _WIDEST_STEPS)
-        units = np.empty((_OWN_STEPS, _WIDEST_STEPS, devices))
+        total, mean = self._catalog.total_given, self._catalog.total_given / devices
+        most = max(2 * mean, min(float(self._catalog.given[self._catalog.whole].max()) + mean, total))
+        own = np.linspace(0, most, _OWN_STEPS)
+        widest = np.linspace(mean, most, min(ceil(most / mean) - 1, _MOST_FINER) * (_WIDEST_STEPS - 1) + 1)
+        units = np.empty((len(own), len(widest), devices))
         units[...] = np.clip((total - own[:, None] - widest) / max(devices - 2, 1), 0, widest)[..., None]
         units[..., -1] = widest
         units[..., 0] = own[:, None]
@@ -199,7 +205,7 @@ class LocalSearch:
         traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
         backward = models.backward.predict(traffic, np.zeros((len(traffic), devices)))[:, 0]
         forward = models.forward.outline(traffic)
-        shape = (_OWN_STEPS, _WIDEST_STEPS)
+        shape = units.shape[:2]
         segments = forward.segments_ms[:, 0].reshape(*shape, -1)
         steps = float(own[1]), float(widest[0]), float(widest[1] - widest[0])
         return Exchanges(*steps, backward.reshape(shape), segments.copy(), forward.share, forward.lead)

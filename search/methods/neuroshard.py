@@ -20,7 +20,7 @@ from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
 from neuroshard.stages.search.methods.form_choices import FormChoices, Tried
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, Start, in_turns
+from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, KindByKind, Start, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, check_buffers, device_memory
@@ -114,7 +114,7 @@ class NeuroShard(Searcher):
 
         Local search comes as far from the other starts, and many devices make the published one the dearest of all.
         """
-        starts: tuple[Start, ...] = (EvenLayouts(self.grid), *map(Greedy, SCORES))
+        starts: tuple[Start, ...] = (EvenLayouts(self.grid), KindByKind(), *map(Greedy, SCORES))
         return ImprovedSearch(starts, self.improvement, choice=self.choice)
 
     @property

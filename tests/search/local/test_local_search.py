@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import Simulator, Task, Topology
+from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -15,7 +15,7 @@ from neuroshard.stages.search.space.catalog import even_layout
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 from tests.kit.searches import catalog_of, items_of, ms_of
-from tests.kit.tasks import plain_task
+from tests.kit.tasks import hot_table, plain_task
 
 
 def _random_held(task, rng):
@@ -178,3 +178,29 @@ def test_many_devices_get_many_splits():
     searchers = BeamSearch(max_splits=2), NeuroShard(max_splits=2, improvement=Improvement(shakes=0, max_plans=1))
     published, ours = (ms_of(searcher.find(task, simulator).plan, simulator) for searcher in searchers)
     assert ours < published / 3
+
+
+def test_a_device_that_gives_out_far_more_than_others_is_seen_to():
+    """Estimates tell what twice the mean costs from what seven times the mean does."""
+    hot = hot_table("hot", 10_000, 64, 60, pooled=False)
+    cold = plain_task([16] * 7, lookups=4.0, devices=8, batch_size=16384)
+    task, simulator = replace(cold, tables=(hot, *cold.tables)), Simulator(CostModels.load("roofline:h100"))
+    held = np.diag([16, *[4] * 7])
+    local = _local(task, simulator, held)
+    whole = local.costed(held)
+    (cut,) = local.others(whole, 0, [0])
+    assert whole.units[0] > 3 * whole.units.mean()
+    assert cut.cost_ms < 0.8 * whole.cost_ms
+
+
+def test_devices_are_cleared_of_all_that_needs_one_more_kernel():
+    """Two random steps and a descent leave three tables' kernel where it is."""
+    mixed = plain_task([64] * 12, lookups=100.0, devices=4, batch_size=16384)
+    kinds = [{"bytes_per_element": size, "pooled": pooled} for pooled in (True, False) for size in (2, 4)]
+    tables = tuple(replace(table, **kinds[t % 4]) for t, table in enumerate(mixed.tables))
+    task, simulator = replace(mixed, tables=tables), Simulator(CostModels.load("roofline:h100"))
+    held = np.zeros((12, 4), dtype=np.int64)
+    held[np.arange(12), np.arange(12) // 4 % 4] = 16
+    local = _local(task, simulator, held)
+    (descended,) = local.others(local.costed(held), 0, [0])
+    assert min(plan.cost_ms for plan in local.others(descended, 2, range(20))) < 0.85 * descended.cost_ms
