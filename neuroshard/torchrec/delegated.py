@@ -14,7 +14,6 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import PlannerError, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
-from torchrec.modules.embedding_configs import EmbeddingConfig
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import padded
@@ -52,7 +51,7 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         InfeasibleError: TorchRec finds none.
         UserError: TorchRec can't plan them.
     """
-    parameters = [_as_served(parameter, left.compute_device) for parameter in parameters]
+    parameters = [_as_served(parameter, left.compute_device, left.world_size) for parameter in parameters]
     for parameter in parameters:
         _check_offered(parameter, left.compute_device)
     if not parameters:
@@ -80,38 +79,29 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         raise UserError(f"{_whose(parameters)}: {error}") from error
 
 
-def _as_served(parameter: Parameter, device: str) -> Parameter:
+def _as_served(parameter: Parameter, device: str, num_devices: int) -> Parameter:
     """Limit a parameter's constraints to what TorchRec can train of it: its planner would also choose others.
 
     Raises:
         UserError: constraints leave it nothing of that; TorchRec would plan it, and fail when the model is sharded.
     """
-    fails = device == "cpu" and (parameter.fused or isinstance(parameter.config, EmbeddingConfig))
+    failing = parameter.failing_types(device, num_devices)
     if parameter.unlike_kernels:
-        dim = parameter.config.embedding_dim
-        do = f"give it {padded(dim)} columns"
-        if fails:
-            raise _no_copies(parameter, do)
-        why, types = f"has {dim} columns, which TorchRec trains in copies only", [ShardingType.DATA_PARALLEL.value]
-        return _limited_to(parameter, why, f", or {do}", sharding_types=types, compute_kernels=[DENSE])
+        dim, types = parameter.config.embedding_dim, [ShardingType.DATA_PARALLEL.value]
+        if failing >= COPIED:
+            raise parameter.failing_error(types, num_devices)
+        why, do = f"has {dim} columns, which TorchRec trains in copies only", f", or give it {padded(dim)} columns"
+        return _limited_to(parameter, why, do, sharding_types=types, compute_kernels=[DENSE])
     if parameter.is_virtual and device != "cpu":  # on CPUs it is an ordinary table
         why = "is a virtual table, which TorchRec shards in whole buckets of rows on all devices"
         return _limited_to(parameter, why, sharding_types=[ShardingType.ROW_WISE.value])
-    named = bool(parameter.said.sharding_types)
-    withheld = COPIED if fails else frozenset[str]() if named else parameter.withheld_types
+    withheld = frozenset[str]() if parameter.said.sharding_types else parameter.withheld_types
     offered = _offered(parameter, device)
-    left = [its for its in offered if its not in withheld]
-    if fails and offered and not left:
-        raise _no_copies(parameter, "allow others")
-    return parameter if not left or left == offered else _limited_to(parameter, sharding_types=left)
-
-
-def _no_copies(parameter: Parameter, do: str) -> UserError:
-    """Make the error for a table that could be copied only, where copies fail."""
-    return UserError(
-        f"table {parameter.qualified_name!r} can lie in copies only, and TorchRec 1.8 fails with copies of "
-        f"sequence tables, and of fused collections, on CPUs; {do}"
-    )
+    trained = [its for its in offered if its not in failing]
+    if offered and not trained:
+        raise parameter.failing_error(offered, num_devices)
+    left = [its for its in trained if its not in withheld] or trained
+    return parameter if left == offered else _limited_to(parameter, sharding_types=left)
 
 
 def _offered(parameter: Parameter, device: str) -> list[str]:

@@ -67,7 +67,7 @@ class Finder:
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if topology.compute_device == "cpu" else TIERS
         known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
         calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
-        return Served(frozenset(calls), self._no_sequences, int(topology.world_size))
+        return Served(frozenset(calls), self._no_sequences, int(topology.world_size), topology.compute_device)
 
     @property
     def _no_sequences(self) -> str | None:

@@ -27,11 +27,13 @@ class Served:
         calls: kernel calls that tables may be asked to lie for.
         no_sequences: why no sequence table is planned here; None where they are.
         num_devices: what isn't in columns lies on all of them; None stands for any number.
+        device: their kind, as TorchRec names it.
     """
 
     calls: frozenset[Call]
     no_sequences: str | None = None
     num_devices: int | None = None
+    device: str = ANY_DEVICE
 
     def calls_of(self, parameter: Parameter) -> frozenset[Call]:
         """Find the kernel calls that a parameter may be placed for, of those that serve what is asked of it."""
@@ -94,6 +96,9 @@ def divide(
 
     The model may be on any device; nothing is materialised. Parameters in the `fixed` plan are kept as they are.
     `served` is what a search with its models can place.
+
+    Raises:
+        UserError: constraints leave a table only what TorchRec fails with on such devices.
     """
     planned: list[Parameter] = []
     delegated: list[Parameter] = []
@@ -102,8 +107,10 @@ def divide(
     for parameter in parameters_of(module, sharders, constraints):
         if fixed is not None and parameter.is_in(fixed):
             kept.append(parameter)
-        elif (why := why_delegated(parameter, served)) is None:
-            planned.append(parameter)
+            continue
+        its = parameter.without_failing(served.device, served.num_devices or 1)
+        if (why := why_delegated(its, served)) is None:
+            planned.append(its)
         else:
             delegated.append(parameter)
             reasons.append(why)

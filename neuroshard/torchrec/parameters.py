@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape
 from math import inf
 from typing import Any
@@ -23,9 +23,9 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.types import DataType
 
-from neuroshard.layouts import COLUMNS, LAYOUTS
+from neuroshard.layouts import COLUMNS, LAYOUTS, ROWS
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.plumbing.schema import DIM_MULTIPLE, padded
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
@@ -216,6 +216,35 @@ class Parameter:
         """
         in_rows = IN_ROWS if self.mean_pooled or self.processed else frozenset[str]()
         return in_rows | COPIED if self.fused else in_rows
+
+    def failing_types(self, device: str, num_devices: int) -> frozenset[str]:
+        """Name the sharding types that TorchRec has for the table, and fails with on so many devices of such a kind.
+
+        CPUs can't run the optimizers of copies, but for those of ordinary pooled tables, or look up in no rows at all.
+        """
+        if device != "cpu" or self.config is None:
+            return frozenset()
+        copies = frozenset[str]() if self.pooled and not self.fused else COPIED
+        return copies if ROWS.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
+
+    def without_failing(self, device: str, num_devices: int) -> "Parameter":
+        """Leave the types that fail on such devices out of its constraints; raise UserError if they name no other."""
+        failing, named = self.failing_types(device, num_devices), self.said.sharding_types or []
+        left = [its for its in named if its not in failing]
+        if named and not left:
+            raise self.failing_error(named, num_devices)
+        return self if left == named else replace(self, constraints=replace(self.said, sharding_types=left))
+
+    def failing_error(self, types: Sequence[str], num_devices: int) -> UserError:
+        """Make the error for a table that has only these types left, all of which fail on so many devices."""
+        what = "copies of sequence tables, and of fused collections,"
+        if COPIED.isdisjoint(types):
+            what = f"{self.config.num_embeddings} row(s) over {num_devices} devices, some of which would have none,"
+        do = f"give it {padded(self.config.embedding_dim)} columns" if self.unlike_kernels else "allow others"
+        return UserError(
+            f"table {self.qualified_name!r} can be {' or '.join(types)} only, and TorchRec 1.8 fails with {what} on "
+            f"CPUs; {do}"
+        )
 
     @property
     def fused(self) -> bool:

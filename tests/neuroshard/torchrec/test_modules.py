@@ -37,7 +37,7 @@ import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, TableRule, UserError
 from neuroshard.testing import toy_task
 from neuroshard.torchrec.delegated import without_copies_remarks
-from neuroshard.torchrec.modules import find_tables
+from neuroshard.torchrec.modules import EVERYTHING, divide, find_tables
 from neuroshard.words.form import Form
 from tests.kit.searches import H100
 from tests.kit.torchrec_models import CPU, META, bag, bags, places, planned, planner, sequence, sequences, topology
@@ -553,6 +553,7 @@ def test_fused_collections_are_copied_only_where_that_is_named():
         (_sequences("t"), {"sharding_types": ["data_parallel"]}, "allow others"),
         (_sequences("t", dim=6), {}, "give it 8 columns"),
         (_fused("t"), {"compute_kernels": ["dense"]}, "allow others"),
+        (_fused("t"), {"sharding_types": ["data_parallel"]}, "allow others"),
     ],
 )
 def test_copies_that_fail_on_cpus_are_refused_however_they_are_asked_for(module, limits, do):
@@ -561,6 +562,20 @@ def test_copies_that_fail_on_cpus_are_refused_however_they_are_asked_for(module,
     with pytest.raises(UserError, match=f"{fails}{do}"):
         planner(constraints=said).plan(module)
     planner(2, "cuda", constraints=said).plan(module)
+
+
+@pytest.mark.parametrize(("rows", "devices"), [(1, 2), (4, 3)])
+def test_devices_without_a_row_which_fail_on_cpus_are_refused(rows, devices):
+    fails = rf"{rows} row\(s\) over {devices} devices, some of which would have none, on CPUs; allow others"
+    with pytest.raises(UserError, match=fails):
+        planner(devices, constraints=_said("t", sharding_types=["row_wise"])).plan(sequences("t", rows=rows))
+
+
+@pytest.mark.parametrize(("module", "fails"), [(_fused("t"), "data_parallel"), (sequences("t", rows=1), "row_wise")])
+def test_types_that_fail_on_cpus_are_withheld_where_others_are_named(module, fails):
+    said, on_cpus = _said("t", sharding_types=[fails, "table_wise"]), replace(EVERYTHING, num_devices=2, device="cpu")
+    (parameter,) = divide(module, get_default_sharders(), said, served=on_cpus).planned
+    assert parameter.said.sharding_types == ["table_wise"]
 
 
 def test_what_is_withheld_is_withheld_from_delegated_tables_too():
