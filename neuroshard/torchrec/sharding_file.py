@@ -1,5 +1,6 @@
 """TorchRec's plans as JSON: types, kernels, ranks and shards of every parameter."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +24,29 @@ from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
 from neuroshard.torchrec.kernels import SHARDING_TYPES
+from neuroshard.torchrec.modules import listed
+from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import parameters_of
+from neuroshard.torchrec.sharding_plan import parameters_in
 
 _FORMAT = "torchrec-sharding-plan-1"
 _KERNELS = tuple(kernel.value for kernel in EmbeddingComputeKernel)
+_log = logging.getLogger(__name__)
 
 
 def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
-    """Write TorchRec's plan as JSON: types, kernels, ranks and shards of every parameter."""
+    """Write TorchRec's plan as JSON: types, kernels, ranks, shards and caches of every parameter.
+
+    What else it tells kernels, such as `output_dtype`, the file doesn't hold, which a warning says.
+    """
     write_json(Path(path), file_content(sharding_plan))
+    if lost := [
+        f"{field} of table {name!r} in {module!r}"
+        for module, name, parameter in parameters_in(sharding_plan)
+        for field in PASSED_ON
+        if field != "cache_params" and getattr(parameter, field) is not None
+    ]:
+        _log.warning("%s doesn't hold %s; set that again on what is loaded", path, listed(lost))
 
 
 def file_content(sharding_plan: ShardingPlan, remarks: Sequence[str] = ()) -> dict[str, Any]:

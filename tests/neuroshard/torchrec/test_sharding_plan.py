@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec import EmbeddingBagCollection
 from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardingPlan
+from torchrec.types import DataType
 
 from neuroshard import Home, Plan, Table, Task, Tier, Topology, UserError
 from neuroshard.plans.plan import assemble
@@ -135,6 +136,16 @@ def test_shards_on_one_device_become_one():
     exported = to_sharding_plan(PLAN, compute_device="cpu")
     exported.plan[""]["b.c"].ranks = [1, 1]
     assert from_sharding_plan(TASK, exported) == assemble(TASK, [(0, 8, 3), (1, 16, 1)])
+
+
+def test_what_a_file_does_not_hold_is_said(path, caplog):
+    exported = to_sharding_plan(PLAN, "ebc")
+    exported.plan["ebc"]["a"].output_dtype = DataType.FP16
+    exported.plan["ebc"]["b.c"].enforce_hbm = False
+    assert _saved(exported, path) == to_sharding_plan(PLAN, "ebc")
+    assert (
+        "plan.json doesn't hold output_dtype of table 'a' in 'ebc', enforce_hbm of table 'b.c' in 'ebc'" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
