@@ -197,7 +197,8 @@ def reason(message: str, content: object, name: str = "") -> str:
     field = (name + path).removeprefix(".")
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         return f"{field + ': ' if field else ''}field {missing[1]!r} is missing"
-    return f"{field + '=' if field else ''}{shown(_value_at(content, path))} must be {_wanted(text)}"
+    value = "" if "[...]" in path else shown(_value_at(content, path))  # msgspec doesn't say at which name
+    return f"{'='.join(filter(None, (field, value)))} must be {_wanted(text)}"
 
 
 def _wanted(text: str) -> str:
@@ -236,7 +237,7 @@ def shown(value: object) -> str:
 def _value_at(content: object, path: str) -> object:
     """Find what stands at a path of msgspec's, such as `.tables[3].rows`; all of `content` where that leads nowhere."""
     value: Any = content
-    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
+    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path):
         try:
             value = value[key] if key else value[int(index)]
         except (KeyError, IndexError, TypeError, ValueError):

@@ -23,7 +23,7 @@ from torchrec.distributed.types import (
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
-from neuroshard.torchrec.kernels import SHARDING_TYPES
+from neuroshard.torchrec.kernels import COPIED, SHARDING_TYPES
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import parameters_of
@@ -119,7 +119,10 @@ class _Cache:
 
 @dataclass(frozen=True)
 class ReadParameter:
-    """A parameter as it stands in a file; raises UserError if TorchRec has no such sharding type or kernel."""
+    """A parameter as it stands in a file.
+
+    Raises UserError if TorchRec has no such sharding type or kernel, or what isn't copied has no rank for each shard.
+    """
 
     sharding_type: str
     compute_kernel: str
@@ -130,6 +133,11 @@ class ReadParameter:
     def __post_init__(self) -> None:
         check_name("sharding type", self.sharding_type, SHARDING_TYPES)
         check_name("compute kernel", self.compute_kernel, _KERNELS)
+        shards, ranks = len(self.shards or ()), len(self.ranks or ())
+        if self.sharding_type not in COPIED and not 0 < shards == ranks:
+            raise UserError(
+                f"{shards} shard(s) on {ranks} rank(s); {self.sharding_type} needs a rank for each, 1 at least"
+            )
 
 
 ReadModules = dict[str, dict[str, ReadParameter]]

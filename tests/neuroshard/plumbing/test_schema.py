@@ -49,7 +49,7 @@ def test_plain_values_become_typed_ones():
         ({"inner": [{"dim": [1]}]}, "file: unknown field 'dim'; did you mean 'dims'"),
         ({"inner": [{}]}, r"file: inner\[0\]: field 'dims' is missing"),
         ({"inner": None}, "file: inner=None must be a list"),
-        ({"by_name": {"x": -1}}, "must be a whole number of at least 0"),
+        ({"by_name": {"x": -1}}, r"file: by_name\[\.\.\.\] must be a whole number of at least 0"),
         ({"by_name": [1]}, "must be named fields or nothing"),
         ({5: 5}, "unknown field '5'"),
     ],

@@ -156,6 +156,10 @@ def test_what_a_file_does_not_hold_is_said(path, caplog):
         lambda content: content["modules"]["ebc"]["a"].pop("ranks"),
         lambda content: content["modules"]["ebc"]["a"]["shards"][0].update(placement="nowhere/cpu:x"),
         lambda content: content["modules"]["ebc"]["a"].update(shards=3),
+        lambda content: content["modules"]["ebc"]["a"].update(shards=None),
+        lambda content: content["modules"]["ebc"]["a"].update(ranks=None),
+        lambda content: content["modules"]["ebc"]["a"].update(ranks=[0, 1]),
+        lambda content: content["modules"]["ebc"]["a"].update(ranks=[], shards=[]),
     ],
 )
 def test_broken_files_are_one_line(path, break_it):
