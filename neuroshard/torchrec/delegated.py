@@ -196,7 +196,7 @@ def without(
     sharders = list({id(parameter.sharder): parameter.sharder for parameter in parameters}.values())
     estimate(EmbeddingStorageEstimator(topology=topology, constraints=dict(asked.constraints)), options, sharders)
     left, memory = deepcopy(topology), memory_of_tables(topology)
-    beside = _bytes_beside_tables(parameters) // topology.world_size
+    beside = bytes_beside_tables(parameters) // topology.world_size
     for device, taken in zip(left.devices, storage_taken(options, topology), strict=True):
         free = device.storage - taken
         device.storage = Storage(max(free.hbm, 0), max(free.ddr, 0), max(free.ssd, 0))
@@ -204,7 +204,7 @@ def without(
     return left
 
 
-def _bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
+def bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
     """Count the untrained bytes of the parameters' modules besides tables, sharded by rows as these are: ids, say."""
     total = 0
     for module, sharder in {id(its.module): (its.module, its.sharder) for its in parameters}.values():

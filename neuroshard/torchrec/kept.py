@@ -127,9 +127,9 @@ def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool
     """Tell whether a plan keeps all limits on devices (D,) and hosts (H,) with so many bytes more, or fewer."""
     topology = plan.task.topology
     pairs = zip(topology.device_memory, more, strict=True)
-    memory = tuple(max(then + by, 1) for then, by in pairs)
+    memory = tuple(then + by for then, by in pairs)
     of_host = topology.host_bytes + min(more_on_hosts)
-    if of_host < 0:  # what others than the plan put there has no room
+    if min(memory) < 1 or of_host < 0:  # what others than the plan put there, which leave a byte at least, has no room
         return False
     less = replace(topology, memory_bytes=memory, reserved_bytes=0, host_memory_bytes=of_host)
     return not replace(plan, task=replace(plan.task, topology=less)).violations

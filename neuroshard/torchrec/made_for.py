@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.torchrec.asked import optimizer_of
+from neuroshard.torchrec.delegated import bytes_beside_tables
 from neuroshard.torchrec.finder import Finder
 from neuroshard.torchrec.kept import DEVICES
 from neuroshard.torchrec.model import Model
@@ -23,6 +24,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
     asked, left, division = model.asked, model.left, model.division
     task = asked.task(model.tables, model.left) if model.tables else None
     models, groups = finder.simulator.models, asked.groups
+    beside = bytes_beside_tables((*division.delegated, *division.fixed))
     others = *zip(division.delegated, division.reasons, strict=True), *((its, "given") for its in division.fixed)
     return digests(
         {
@@ -40,6 +42,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
                 (its.qualified_name, why, str(its.weights.dtype), list(its.weights.shape), optimizer_of(its))
                 for its, why in others
             ],
+            **({"bytes beside tables": beside} if beside else {}),
             "given plan": modules_json(asked.fixed),
             "callbacks": [getattr(callback, "__qualname__", type(callback).__qualname__) for callback in callbacks],
         }

@@ -130,6 +130,17 @@ def test_hosts_that_others_fill_lose_nothing(path):
         assert kept.differences(kept.made_for, kept.device_memory, [kept.host_memory[0] - less]) == differing
 
 
+@pytest.mark.parametrize(("less", "fits"), [(0, True), (1, False)])
+def test_devices_that_others_fill_lose_nothing(path, less, fits):
+    _planner(path).plan(bags("a"))
+    kept = KeptPlan.load(path)
+    first, last = kept.device_memory
+    filled = replace(kept.plan.task, topology=replace(kept.plan.task.topology, memory_bytes=(1, last)))
+    kept = replace(kept, plan=replace(kept.plan, task=filled))
+    devices = () if fits else ("devices",)
+    assert kept.differences(kept.made_for, (first - less, last), kept.host_memory) == devices
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_files_without_hosts_memory_have_what_their_task_says(path, device):
     _planner(path, topology=topology(4, device, on_host=2)).plan(bags("a", "b"))
@@ -154,6 +165,16 @@ def test_optimizers_of_what_isnt_planned_here_count(path, caplog, given, optimiz
     caplog.clear()
     _planner(path, **asked).plan(also)
     assert ("the kept plan was made for other other parameters; searching anew" in caplog.text) is not kept
+
+
+def test_ids_beside_tables_of_what_isnt_planned_here_count(path, caplog):
+    """They take memory that is then left to none."""
+    for size in (10, 10, 20):
+        caplog.clear()
+        quantised, plain = sequences("b", data_type=DataType.INT8), bags("a")
+        quantised.register_buffer("ids", torch.zeros(size))
+        _planner(path).plan(nn.ModuleDict({"bags": plain, "others": quantised}))
+        assert ("the kept plan was made for other bytes beside tables; searching" in caplog.text) is (size == 20)
 
 
 QUICK = {"searcher": "neuroshard", "improvement": {"shakes": 0}, "max_splits": 0, "models": "roofline:h100"}
