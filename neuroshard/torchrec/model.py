@@ -20,7 +20,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import parse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
-from neuroshard.torchrec.kernels import SPLIT, WHOLE, shards_of
+from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of
 from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON
@@ -184,8 +184,19 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
         types = constraints.sharding_types or (WHOLE, SPLIT)
         if sharding.sharding_type == SPLIT and SPLIT not in types:
             sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for
-        if sharding.sharding_type == WHOLE and WHOLE not in types and SPLIT in types and parameter.pooled:
+        only_split = WHOLE not in types and SPLIT in types
+        if (
+            sharding.sharding_type == WHOLE
+            and only_split
+            and (parameter.pooled or _none_narrower(parameter, sharding_plan))
+        ):
             sharding.sharding_type = SPLIT  # as above: such a table can be cut while a job runs
+
+
+def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
+    """Tell whether all shards of columns in a sequence table's collection are as wide as it: TorchRec wants that."""
+    widths = {width for its in sharding_plan.plan[table.path].values() for width in cut_widths(its)}
+    return not table.beside_others and widths <= {table.weights.shape[1]}
 
 
 def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torch import nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
@@ -163,6 +163,7 @@ def test_sequence_tables_that_nobody_here_knows_are_delegated(settings, why, cap
     ("share", "types", "found"),
     [
         (1.5, {"sharding_types": ["table_wise"]}, "table_wise"),
+        (1.5, {"sharding_types": ["column_wise"]}, "column_wise"),
         (0.7, {"sharding_types": ["table_wise", "column_wise"]}, "column_wise"),
         (0.4, {"sharding_types": ["table_wise", "column_wise"]}, None),
         (0.4, {}, "row_wise"),
@@ -199,6 +200,16 @@ def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may, shards
     assert [sorted(each.forms) for each in limits] == [*unsaid, may, ["columns", "rows"]]
     assert limits[2].max_shards == shards
     assert limits[2].max_blocks >= (2 if "rows" in may else shards)
+
+
+def test_whole_sequence_tables_are_not_column_wise_beside_halves():
+    """TorchRec takes all shards of columns to be as wide as the first one."""
+    model = EmbeddingCollection([sequence("s", ROWS, DIM), sequence("t", 6400, DIM)], device=META)
+    rules = Constraints((TableRule("s", max_shards=1),))
+    constraints = {name: ParameterConstraints(sharding_types=["column_wise"]) for name in ("s", "t")}
+    cap = 6400 * DIM * 4 * 7 // 10
+    plan = planner(3, cap=cap, models="roofline:h100", constraints=constraints, rules=rules).plan(model)
+    assert {name: kind for name, (kind, _) in places(plan).items()} == {"s": "table_wise", "t": "column_wise"}
 
 
 def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
