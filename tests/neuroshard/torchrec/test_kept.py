@@ -18,6 +18,7 @@ from torchrec.types import DataType
 
 from neuroshard import Constraints, TableRule, UserError
 from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
@@ -132,7 +133,7 @@ def test_hosts_that_others_fill_lose_nothing(path):
 
 @pytest.mark.parametrize(("less", "fits"), [(0, True), (1, False)])
 def test_devices_that_others_fill_lose_nothing(path, less, fits):
-    _planner(path).plan(bags("a"))
+    _planner(path, memory=MemoryUse()).plan(bags("a"))
     kept = KeptPlan.load(path)
     first, last = kept.device_memory
     filled = replace(kept.plan.task, topology=replace(kept.plan.task.topology, memory_bytes=(1, last)))
