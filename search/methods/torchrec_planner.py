@@ -8,6 +8,7 @@ from typing import Any
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import BoolArray
 from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
@@ -76,10 +77,12 @@ class TorchRecSearch(Searcher):
                 raise UserError(f"TorchRec's planner is asked for pooled tables only, and {table.name!r} isn't pooled")
         simulator.models.check(task)
         check_buffers(task)
-        in_columns = all(LAYOUTS[call.form].free for call in known_calls(simulator.models, self.forms))
-        if in_columns and not task.topology.host_bytes:
+        calls = known_calls(simulator.models, self.forms)
+        allowed = allowed_forms(task, calls)
+        check_some_form(task, allowed, calls, self.forms)
+        if all(LAYOUTS[call.form].free for call in calls) and not task.topology.host_bytes:
             check_total(Sizes.of(Items.of(Base.empty(task))))
-        plans = list(_plans(self, task, simulator))
+        plans = list(_plans(self, task, simulator, allowed))
         if not plans:
             raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")
         kept = [plan for plan in plans if not plan.violations]
@@ -88,8 +91,8 @@ class TorchRecSearch(Searcher):
         return Found(kept[cheapest(simulator.costs(task, kept))])
 
 
-def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterator[Plan]:
-    """Yield the plan that each setting finds; settings that find nothing are left out."""
+def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: BoolArray) -> Iterator[Plan]:
+    """Yield the plan, in forms `allowed` (T, F), that each setting finds; settings that find nothing are left out."""
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner.types import PlannerError
 
@@ -100,10 +103,8 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     # A module's parameters can't bear every name that a table can.
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
     renamed = replace(task, tables=tables, constraints=Constraints())
-    calls = known_calls(simulator.models, settings.forms)
-    allowed = allowed_forms(task, calls)
-    check_some_form(task, allowed, calls, settings.forms)
     if len(set(task.shard_memory)) > 1:
+        allowed = allowed.copy()
         allowed[:, BLOCKS] = False  # they would be as unequal as the memory, which it misreads
     shares = settings.cached if task.topology.host_bytes else settings.cached[:1]
     for factor, sort_by, share in product(settings.split_factors, settings.sort_by, shares):

@@ -116,7 +116,8 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
         why = f"it is allowed on {len(limits.devices)} devices of {devices}, and would lie on all"
     elif not limits.may_count(layout, devices):
         least, most = limits.counts_of(layout)
-        why = f"it may have {least} to {most} shards, and would have {layout.num_shards(devices)}"
+        limit = f"at least {least}" if layout.num_shards(devices) < least else f"at most {most}"
+        why = f"it must have {limit} shards, and would have {layout.num_shards(devices)} on {devices} devices"
     elif not layout.fits(table.rows, devices):
         why = f"{table.rows} rows are too few for {devices} devices"
     return why

@@ -400,7 +400,8 @@ def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
         (5, 4, {}, "rows: 5 rows are too few for 4 devices"),
         (900, 4, {"devices": (0, 1)}, "rows: it is allowed on 2 devices of 4, and would lie on all"),
         (900, 1, {}, "rows: one device has columns only"),
-        (900, 4, {"min_blocks": 9}, "rows: it may have 9 to 9 shards, and would have 4"),
+        (900, 4, {"min_blocks": 9}, "rows: it must have at least 9 shards, and would have 4 on 4 devices"),
+        (900, 4, {"max_shards": 2}, "rows: it must have at most 2 shards, and would have 4 on 4 devices"),
     ],
 )
 def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(searcher, rows, devices, rule, why):
@@ -415,6 +416,7 @@ def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(se
     [
         ("neuroshard", H100, ["columns", "copies"], "searcher.forms leaves it out"),
         ("torchrec_all_forms", H100, ["columns", "copies"], "searcher.forms leaves it out"),
+        ("torchrec", H100, ["columns"], "searcher.forms leaves it out"),
         ("neuroshard", Simulator(linear_models(4)), FORMS, "the models don't know it"),
     ],
 )
