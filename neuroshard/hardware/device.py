@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
+from neuroshard.hardware.arena import available_bytes
 from neuroshard.hardware.specs import DeviceSpec, no_device
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import readable_bytes
 
 _LEAD_CYCLES = 2_000_000  # of a GPU's clock, near 2 GHz
 
@@ -50,6 +53,15 @@ class Device(ABC):
     def occupy(self) -> None:
         """Keep the device busy for as long as the host takes to launch what is timed."""
 
+    def set_aside(self, flush_bytes: int, free_bytes: int) -> None:
+        """Take memory to flush the cache with, or raise UserError if less is free."""
+        if flush_bytes > free_bytes:
+            raise UserError(
+                f"flush_bytes={flush_bytes} takes more than the {readable_bytes(free_bytes)} of memory that are free; "
+                "give less: a few times the cache's size is enough"
+            )
+        self._flush = torch.zeros(flush_bytes // 4, device=self.torch_device)
+
     def time_ms(self, run: Callable[[], object]) -> float:
         """Time one `run`, in ms, starting from a flushed cache; launches take no time, as in steps that keep up."""
         self._flush.add_(1)
@@ -71,13 +83,13 @@ class CpuDevice(Device):
         self.pin = pin
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
-        """Keep this process to one thread, on a core of its own if pinned."""
+        """Keep this process to one thread, on a core of its own if pinned; raise UserError if memory is too small."""
         torch.set_num_threads(1)
         _keep_freed_memory()
         if self.pin:
             cores = sorted(os.sched_getaffinity(0), reverse=True)  # core 0 is where everything else runs
             os.sched_setaffinity(0, {cores[rank % len(cores)]})
-        self._flush = torch.zeros(flush_bytes // 4)
+        self.set_aside(flush_bytes, available_bytes())
 
     def occupy(self) -> None:
         """Return at once: CPU kernels are launched when they are called."""
@@ -106,7 +118,7 @@ class CudaDevice(Device):
         self.torch_device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(self.torch_device)
         l2_bytes = torch.cuda.get_device_properties(self.torch_device).L2_cache_size
-        self._flush = torch.zeros(max(flush_bytes, 2 * l2_bytes) // 4, device=self.torch_device)
+        self.set_aside(max(flush_bytes, 2 * l2_bytes), torch.cuda.mem_get_info(self.torch_device)[0])
 
     def occupy(self) -> None:
         """Let the GPU wait for a ms or so: the host launches a fused call and its backward pass in 0.5 to 1 ms."""
