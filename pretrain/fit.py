@@ -59,14 +59,15 @@ class Fit:
     def check(self, start: CostModels) -> None:
         """Raise UserError unless the start's models of columns and all-to-alls are of kinds that are gone on from."""
         pieces = pieces_of(start)
-        for name, fitter in ((COMPUTE, self.compute), (FORWARD, self.comm), (BACKWARD, self.comm)):
+        makers = ((COMPUTE, self.compute, "compute"), (FORWARD, self.comm, "comm"), (BACKWARD, self.comm, "comm"))
+        for name, fitter, setting in makers:
             kind = fitter.goes_on_from
             if name in pieces and (kind is None or not isinstance(pieces[name], kind)):
-                can = "begins from nothing" if kind is None else f"goes on from {kind.__name__} only"
+                why = "begins from nothing" if kind is None else "makes none of its kind"
                 raise UserError(
-                    f"the {name} model of {start.name or 'the start'} is {type(pieces[name]).__name__}, and "
-                    f"{type(fitter).__name__} {can}; choose the compute_model and comm_model that it was made with, "
-                    "or start from other models, such as cpu"
+                    f"the {name} model of {start.name or 'the start'} can't be fitted further: this {setting}_model "
+                    f"{why}; choose the compute_model and comm_model that it was fitted with (a datasheet's was with "
+                    "none), or start from other models, such as cpu"
                 )
 
     def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:

@@ -424,5 +424,5 @@ def test_a_start_of_another_form_is_refused_before_anything_is_fitted(data, by_s
     """The communication model's too."""
     monkeypatch.setattr(Ensemble, "fit", lambda *_: pytest.fail("fitted"))
     mixed = BRIEF_SETS | {"comm_model": BRIEF_PAPER["comm_model"]}
-    with pytest.raises(UserError, match=r"the forward model of .* is SetComm, and PaperComm begins from nothing"):
+    with pytest.raises(UserError, match=r"the forward model of .* can't .*: this comm_model begins from nothing"):
         _pretrain(data, "wrong", init=str(by_sets[0] / "bundle"), **mixed).run()

@@ -412,7 +412,7 @@ def test_a_tiny_run_on_real_hardware(home, tmp_path):
     [
         (
             "model=roofline:h100",
-            "the compute model of roofline:h100 is RooflineCompute, and Ensemble goes on from ComputeEnsemble only",
+            "the compute model of roofline:h100 can't be fitted further: this compute_model makes none of its kind",
         ),
         ("samples=0", "samples=0 must be a whole number of at least 1"),
         ("shares.again=0.9", "again=0.9 must be a number of at most 0.5"),
