@@ -7,9 +7,10 @@ The limits are those of the largest task that is served; below them every number
 import json
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
-from math import ceil, floor, log10
+from math import ceil, floor, isfinite, log10
 from reprlib import Repr
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -101,12 +102,13 @@ def decode(text: str | bytes, where: str) -> Any:
     """Decode a JSON text to plain values.
 
     Raises:
-        UserError: it is not JSON in UTF-8, names a field twice, or is nested too deeply.
+        UserError: it is not JSON in UTF-8, names a field twice, has a number that is none, or is nested too deeply.
     """
     try:
         plain = text.removeprefix(_BOM) if isinstance(text, bytes) else text
+        with suppress(json.JSONDecodeError, UnicodeDecodeError):  # which msgspec words
+            json.loads(plain, parse_int=len, object_pairs_hook=_check_fields)  # whole numbers are as long as they like
         content = msgspec.json.decode(plain)
-        json.loads(plain, object_pairs_hook=_refuse_twice)  # of two values, msgspec takes the last
         check_depth(content)
     except (msgspec.DecodeError, UnicodeError, UserError) as error:
         raise UserError(f"{where} is not readable JSON: {error}") from None
@@ -115,13 +117,15 @@ def decode(text: str | bytes, where: str) -> Any:
     return content
 
 
-def _refuse_twice(pairs: list[tuple[str, object]]) -> None:
-    if len(pairs) > 1:
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise UserError(f"field {shown(key)} stands there twice")
-            seen.add(key)
+def _check_fields(pairs: list[tuple[str, object]]) -> None:
+    """Refuse two fields of one name, of which msgspec takes the last, and numbers of which it doesn't say where."""
+    seen: set[str] = set()
+    for key, value in pairs:
+        if key in seen:
+            raise UserError(f"field {shown(key)} stands there twice")
+        if isinstance(value, float) and not isfinite(value):
+            raise UserError(f"field {shown(key)} is {value}; numbers must be finite, below 1.8e308")
+        seen.add(key)
 
 
 def as_fields(value: Any, rare: Collection[str]) -> dict[str, Any]:

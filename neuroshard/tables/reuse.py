@@ -77,7 +77,10 @@ def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tup
     inside = np.diff(np.concatenate([below, np.ones((1, len(rate)))]), axis=0)
     bins = (inside * width).sum(axis=1)
     if not (total := bins.sum()) > 0:
-        raise UserError(f"no reuse histogram for rows={rows} and {lookups:g} lookups in a batch")
+        raise UserError(
+            f"{lookups:g} lookups in a batch are too few to estimate a reuse histogram of {rows} rows; "
+            "give a larger pooling factor"
+        )
     return tuple(float(share) for share in bins / total)
 
 

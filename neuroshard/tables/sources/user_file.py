@@ -171,7 +171,7 @@ def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
 
 def _whole(cell: object) -> object:
     """Turn a number that was written as 10.0 or 1e6, as pandas and spreadsheets do, into a whole one."""
-    return int(cell) if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53 else cell
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def _padded(dim: int, pad_dims: bool) -> int:

@@ -69,6 +69,8 @@ def test_what_is_wrong_is_one_line_with_field_and_value(change, message):
         (b'["\\ud800"]', "not readable JSON"),
         (b"\xff\xfe[\x00]\x00", "not readable JSON"),
         (b'{"a": 1, "a": 2}', "'a' stands there twice"),
+        (b'[{"a": 1}, {"rows": NaN}]', "field 'rows' is nan; numbers must be finite"),
+        (b'{"rows": 1e999}', "field 'rows' is inf; numbers must be finite, below 1.8e308"),
         (b"[" * 60 + b"]" * 60, "nested too deeply"),
         (b"[" * 100_000, "JSON"),
         (b"9" * 5000, "not readable JSON"),

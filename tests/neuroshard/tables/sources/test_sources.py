@@ -221,6 +221,8 @@ def test_what_a_csv_file_leaves_open_is_refused_with_its_line(tmp_path, text, me
         ({"name": None}, "name=None must be text"),
         ({"rows": True}, "rows=True must be a whole number"),
         ({"rows": "5"}, "rows='5' must be a whole number"),
+        ({"rows": 1e30}, "rows=1000000000000000019884624838656 must be a whole number of at most 1099511627776"),
+        ({"pooling_factor": 1e-30}, "lookups in a batch are too few to estimate .*; give a larger pooling factor"),
         ({"rows": None}, "rows=None must be a whole number"),
         ({"pooling_factor": 1e308}, "pooling_factor=1e"),
         ({"bytes_per_elment": 2}, "unknown column 'bytes_per_elment'; did you mean 'bytes_per_element'"),
