@@ -173,9 +173,10 @@ class Plan:
 
     def _broken(self) -> Iterator[str]:
         task, others = self.task, self.names_where(lambda layout: not layout.free)
-        for device, (used, free) in enumerate(zip(self.device_bytes, task.shard_memory, strict=True)):
-            if used > free:
-                yield f"device {device} needs {readable_bytes(used)}, it has {readable_bytes(free)}"
+        rooms = zip(self.device_bytes, task.shard_memory, task.topology.device_memory, strict=True)
+        for device, (used, free, there) in enumerate(rooms):
+            if used > free:  # of its memory, buffers of its own samples take what isn't free
+                yield f"device {device} needs {readable_bytes(used + there - free)}, it has {readable_bytes(there)}"
         for host, used in enumerate(self.host_bytes):
             if used > (free := task.topology.host_bytes):
                 needed = f"{readable_bytes(used)} of its memory for tables"

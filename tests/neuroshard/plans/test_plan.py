@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import neuroshard
-from neuroshard import Placement, Plan, Prediction, Shard, Task, Topology, UserError
+from neuroshard import MemoryUse, Placement, Plan, Prediction, Shard, Task, Topology, UserError
 from neuroshard.layouts import in_rows, layout_of, row_blocks
 from neuroshard.plans.plan import assemble
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.testing import toy_task
 from neuroshard.words.form import FORMS, Form
 from tests.kit.plans import COPIES, laid_out, read_back, table, tables, whole
+from tests.kit.tasks import plain_task
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-2.json"
 
@@ -165,6 +167,16 @@ def test_bytes_of_each_form_make_up_a_device():
     assert plan.form_bytes.tolist() == [[0, 320, 640], [640, 320, 640]]
     assert plan.device_bytes == (960, 1600)
     assert plan.device_dims == (0, 16)
+
+
+@pytest.mark.parametrize("memory_bytes", [1000, 100_000])
+def test_a_device_that_is_too_small_is_told_with_all_that_it_needs(memory_bytes):
+    """Buffers of its own samples too, which may leave shards less than nothing."""
+    task = plain_task([16], memory_bytes=memory_bytes, memory=MemoryUse("adam", 1))
+    plan = laid_out(task, 0)
+    needed = plan.device_bytes[0] + memory_bytes - task.shard_memory[0]
+    first = plan.violations[0]
+    assert first == f"device 0 needs {readable_bytes(needed)}, it has {readable_bytes(memory_bytes)}"
 
 
 def _content():
