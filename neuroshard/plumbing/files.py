@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import randbits
+from tempfile import TemporaryFile
 from typing import Any
 
 from neuroshard.plumbing.errors import UserError
@@ -113,12 +114,15 @@ def beginning(path: Path) -> bytes:
 
 
 def check_directory(path: Path) -> None:
-    """Raise UserError unless `path` is a directory that can be written to, or can be made; nothing is touched."""
+    """Raise UserError unless `path` is a directory that can be written to, or can be made; nothing is left there."""
     nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
     if not nearest.is_dir():
         raise UserError(f"out={path}: {nearest} is not a directory; give another out=DIRECTORY")
-    if not os.access(nearest, os.W_OK | os.X_OK) or os.statvfs(nearest).f_flag & os.ST_RDONLY:
-        raise UserError(f"out={path}: {nearest} can't be written to; give another out=DIRECTORY")
+    try:
+        with TemporaryFile(dir=nearest):  # which tells: root may write to /proc, and can't
+            pass
+    except OSError:
+        raise UserError(f"out={path}: {nearest} can't be written to; give another out=DIRECTORY") from None
 
 
 @contextmanager

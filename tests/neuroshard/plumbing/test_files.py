@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import MAX_FILE_BYTES, exclusive, read_json, regular_file
+from neuroshard.plumbing.files import MAX_FILE_BYTES, check_directory, exclusive, read_json, regular_file
 from neuroshard.plumbing.parquet import read_rows
 from neuroshard.plumbing.plain_yaml import read_yaml
 
@@ -115,3 +115,14 @@ def test_a_refused_run_leaves_nothing(tmp_path):
     with exclusive(tmp_path / "a" / "b"):
         (tmp_path / "a" / "b" / "result").touch()
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["result"]
+
+
+@pytest.mark.parametrize("out", ["/proc/x", "/sys/x/y", "/proc/self"])
+def test_where_nobody_can_write_is_refused_before_the_work(out):
+    with pytest.raises(UserError, match=rf"^out={out}: /\w+(/\w+)? can't be written to; give another out=DIRECTORY$"):
+        check_directory(Path(out))
+
+
+def test_places_that_can_be_written_to_are_left_as_they_are(tmp_path):
+    check_directory(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
