@@ -1,6 +1,5 @@
 """What models are fitted to: measurements by split, by kernel call, by collective."""
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -15,6 +14,7 @@ from neuroshard.models.interface import waits
 from neuroshard.models.parts import FRAMEWORK, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import by_place
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records import DataDirectory
@@ -207,8 +207,7 @@ class Measured:
             UserError: a split holds nothing of columns, of a call that is named, or of `exchanges`; or a table is in
                 different splits, or a directory is named twice.
         """
-        twice = [path for path, times in Counter(str(its.path.resolve()) for its in directories).items() if times > 1]
-        if twice:
+        if twice := [same[-1] for same in by_place(its.path for its in directories) if len(same) > 1]:
             raise UserError(f"data: {twice[0]} is named twice, and would count twice; name it once")
         needed = {IN_COLUMNS, *(calls or ())}
         where = " and ".join(str(directory.path) for directory in directories)

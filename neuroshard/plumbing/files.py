@@ -6,7 +6,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import randbits
@@ -14,6 +14,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import decode
 
 MAX_FILE_BYTES = 1 << 30  # of any file that is read whole
@@ -123,6 +124,11 @@ def check_directory(path: Path) -> None:
             pass
     except OSError:
         raise UserError(f"out={path}: {nearest} can't be written to; give another out=DIRECTORY") from None
+
+
+def by_place(paths: Iterable[Path]) -> list[list[Path]]:
+    """Group paths that lead to the same place, in order, each as it was written."""
+    return list(grouped(paths, Path.resolve).values())
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pandas as pd
 
 from neuroshard.plumbing import parquet
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import digest_of, read_json
+from neuroshard.plumbing.files import by_place, digest_of, read_json
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import Count, Name, NonNegative, parse
 from neuroshard.records.run_directory import RunDirectory, RunFile, flat, runs_below
@@ -132,7 +132,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             raise UserError(f"no directory {path}; give directories of runs")
     found = [run.path for path in paths for run in runs_below(path)]
-    return sorted({path.resolve(): path for path in reversed(found)}.values(), key=_natural)
+    return sorted((same[0] for same in by_place(found)), key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

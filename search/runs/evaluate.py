@@ -12,8 +12,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import check_directory
-from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.files import by_place, check_directory
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.records.run_directory import RunDirectory
@@ -71,8 +70,7 @@ class Evaluate:
 
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
-        of_place = grouped(paths, Path.resolve)
-        if twice := [" and as ".join(map(str, dict.fromkeys(its))) for its in of_place.values() if len(its) > 1]:
+        if twice := [" and as ".join(map(str, dict.fromkeys(same))) for same in by_place(paths) if len(same) > 1]:
             raise UserError(f"{twice[0]} is given twice; name it once")
         simulator = None if self.model is None else Simulator(CostModels.load(self.model), self.count_input)
         by_path = [(path, self._of_run(path) if path.is_dir() else [self._of_file(path, simulator)]) for path in paths]

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import MAX_FILE_BYTES, check_directory, exclusive, read_json, regular_file
+from neuroshard.plumbing.files import MAX_FILE_BYTES, by_place, check_directory, exclusive, read_json, regular_file
 from neuroshard.plumbing.parquet import read_rows
 from neuroshard.plumbing.plain_yaml import read_yaml
 
@@ -126,3 +126,10 @@ def test_where_nobody_can_write_is_refused_before_the_work(out):
 def test_places_that_can_be_written_to_are_left_as_they_are(tmp_path):
     check_directory(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
+
+
+def test_paths_of_one_place_are_told_from_others_however_they_are_written(tmp_path):
+    here, other, link = tmp_path / "here", tmp_path / "other", tmp_path / "link"
+    link.symlink_to(here)
+    again = other / ".." / "here"
+    assert by_place([link, other, here, again]) == [[link, here, again], [other]]
