@@ -78,10 +78,12 @@ def _run_command(command: str, arguments: list[str]) -> None:
         check_settings(command, overrides)
         print(command_help(command, purpose_of(command), overrides), end="")
         return
-    from neuroshard.app.makers import check_made  # slow to import: not for --help
+    from neuroshard.app.makers import check_built, check_made  # slow to import: not for --help
 
     check_overrides(command, overrides, sweeping=bool(flags))
     check_made(command, overrides, sweeping=bool(flags))
+    if flags:
+        check_built(command, overrides)
     _hand_to_hydra(command, [*flags[:1], *(override.text for override in overrides)])
 
 

@@ -1,15 +1,15 @@
-"""Which command makes what a setting or an experiment needs: read from where commands say they write."""
+"""What a command can't run with, told before: values of a sweep, and inputs, with the command that makes them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from neuroshard.app.arguments import Override
+from neuroshard.app.arguments import Override, as_overrides, asked_by
 from neuroshard.app.commands import COMMANDS
 from neuroshard.plumbing.configs import (
     CHOICE_IN,
@@ -23,7 +23,7 @@ from neuroshard.plumbing.configs import (
     sweep_of,
 )
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.registry import config_of
+from neuroshard.plumbing.registry import config_of, instantiate_config
 
 _NO_INPUTS = ("out", "path", "_target_")  # what is written, people's own files, classes
 _MOST_VALUES = 1000  # of a sweep that are looked at
@@ -34,15 +34,32 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
 
     Every value of a sweep is looked at, so that no job fails after hours for what was missing from the start.
     """
-    asked = {override.key: override.values[:_MOST_VALUES] for override in overrides if not override.is_hydras}
-    if sweeping:
-        swept = sweep_of(asked.get(EXPERIMENT, (None,))[0])
-        asked = {key: tuple(values.split(",")) for key, values in swept.items()} | asked
-    first = {key: values[0] for key, values in asked.items()}
-    for job in [first, *(first | {key: value} for key, values in asked.items() for value in values[1:])]:
+    for job in _jobs(command, overrides, sweeping):
         for key, one in _named(command, job):
             if (maker := _lacking(one)) is not None:
                 raise UserError(f"{key}={one} is not there yet; it is made by: {maker}")
+
+
+def check_built(command: str, overrides: Sequence[Override]) -> None:
+    """Raise UserError if something can't be built with a value of a sweep, which no job has to come to then."""
+    for job in _jobs(command, overrides, sweeping=True):
+        hydras = {"runtime": {"choices": Composed.of(command, job).chosen}, "job": {"num": 0}}
+        OmegaConf.register_new_resolver("hydra", partial(OmegaConf.select, OmegaConf.create(hydras)), replace=True)
+        try:
+            instantiate_config(config_of(command, job).run)
+        except UserError as error:
+            settings = ",".join(f"{key}={value}" for key, value in job.items())
+            raise UserError(f"no job of the sweep is begun, for one can't be ({settings}): {error}") from None
+
+
+def _jobs(command: str, overrides: Sequence[Override], sweeping: bool) -> list[Mapping[str, Any]]:
+    """List what jobs are asked for: the first one, and for each further value of a sweep one that differs in it."""
+    experiment = asked_by(overrides).get(EXPERIMENT)
+    swept = [f"{key}={values}" for key, values in sweep_of(experiment).items()] if sweeping else []
+    every = [*as_overrides(command, swept), *overrides]
+    asked = {override.key: override.values[:_MOST_VALUES] for override in every if not override.is_hydras}
+    first = {key: values[0] for key, values in asked.items()}
+    return [first, *(first | {key: value} for key, values in asked.items() for value in values[1:])]
 
 
 def _named(command: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
