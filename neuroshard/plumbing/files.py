@@ -6,7 +6,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import randbits
@@ -116,14 +116,24 @@ def beginning(path: Path) -> bytes:
 
 def check_directory(path: Path) -> None:
     """Raise UserError unless `path` is a directory that can be written to, or can be made; nothing is left there."""
-    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    _check_place(path, (path, *path.absolute().parents), "DIRECTORY")
+
+
+def check_file(path: Path) -> None:
+    """Raise UserError unless there is, or can be made, a directory for the file `path`; nothing is left there."""
+    _check_place(path, path.absolute().parents, "FILE")
+
+
+def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
+    """Raise UserError unless the first of some places that is there is a directory that can be written to."""
+    nearest = next(place for place in places if os.path.lexists(place))
     if not nearest.is_dir():
-        raise UserError(f"out={path}: {nearest} is not a directory; give another out=DIRECTORY")
+        raise UserError(f"out={out}: {nearest} is not a directory; give another out={kind}")
     try:
         with TemporaryFile(dir=nearest):  # which tells: root may write to /proc, and can't
             pass
     except OSError:
-        raise UserError(f"out={path}: {nearest} can't be written to; give another out=DIRECTORY") from None
+        raise UserError(f"out={out}: {nearest} can't be written to; give another out={kind}") from None
 
 
 def by_place(paths: Iterable[Path]) -> list[list[Path]]:

@@ -17,7 +17,7 @@ from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
-from neuroshard.plumbing.files import beginning, check_directory, has_format, write_atomically, write_json
+from neuroshard.plumbing.files import beginning, check_file, has_format, write_atomically, write_json
 from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import MAX_DIM, PathName
 from neuroshard.tables import Table
@@ -307,7 +307,7 @@ class Export:
         for path in there:
             if not _is_like(path, exported):
                 raise UserError(f"{path} is no earlier export; give another out=FILE{exported.suffix}")
-        check_directory(paths[0].parent)
+        check_file(paths[0])
         return ExportResult(target, plan, exported.save(self.out), exported.remarks)
 
 

@@ -11,7 +11,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import check_directory
+from neuroshard.plumbing.files import check_file
 from neuroshard.plumbing.schema import PathName
 from neuroshard.stages.search.report.explained import all_shards, difference, picture, sections, titled
 from neuroshard.stages.search.report.explanation import Explanation, explain
@@ -108,7 +108,7 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
         raise UserError(f"out={out} is not a file; give the page another name")
     if path.exists() and any(Path(plan).exists() and path.samefile(plan) for plan in plans):
         raise UserError(f"out={out} is a plan that is to be explained; give the page another name")
-    check_directory(path.parent)
+    check_file(path)
     return path
 
 

@@ -74,11 +74,9 @@ class Report:
 
 def _check_out(out: Path, runs: Sequence[Path]) -> None:
     """Raise UserError if the report would be written into a run that it reads, or where something else is."""
-    check_directory(out.parent)
+    check_directory(out)
     if not out.exists():
         return
-    if not out.is_dir():
-        raise UserError(f"out={out} is not a directory; give the report another one")
     if any(out.samefile(run) for run in runs):
         raise UserError(f"out={out} holds a run that is to be reported; give the report another directory")
     check_nothing_else(out, ())

@@ -9,7 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import MAX_FILE_BYTES, by_place, check_directory, exclusive, read_json, regular_file
+from neuroshard.plumbing.files import (
+    MAX_FILE_BYTES,
+    by_place,
+    check_directory,
+    check_file,
+    exclusive,
+    read_json,
+    regular_file,
+)
 from neuroshard.plumbing.parquet import read_rows
 from neuroshard.plumbing.plain_yaml import read_yaml
 
@@ -121,6 +129,8 @@ def test_a_refused_run_leaves_nothing(tmp_path):
 def test_where_nobody_can_write_is_refused_before_the_work(out):
     with pytest.raises(UserError, match=rf"^out={out}: /\w+(/\w+)? can't be written to; give another out=DIRECTORY$"):
         check_directory(Path(out))
+    with pytest.raises(UserError, match=rf"^out={out}/x: .* can't be written to; give another out=FILE$"):
+        check_file(Path(out) / "x")
 
 
 def test_places_that_can_be_written_to_are_left_as_they_are(tmp_path):
