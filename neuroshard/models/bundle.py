@@ -25,7 +25,7 @@ from neuroshard.models.stored import Stored, Tensors, tensors_of
 from neuroshard.models.trust import Card, Margins, Ranges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import read_bytes, read_json, write_atomically, write_json
+from neuroshard.plumbing.files import check_directory, read_bytes, read_json, write_atomically, write_json
 from neuroshard.plumbing.schema import BatchSize, decode, parse
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import name_of
@@ -198,9 +198,10 @@ def bundle_at(path: Path) -> Path:
 
 
 def check_place(path: Path) -> None:
-    """Raise UserError if a bundle can't be written to the directory `path`, for what is there is something else."""
+    """Raise UserError if a bundle can't be written to the directory `path`: nothing can, or something else is there."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, where a bundle needs a directory; give another out=DIRECTORY")
+    check_directory(path)
     if not (path / _NAME).exists():
         return
     try:

@@ -173,6 +173,8 @@ def test_a_directory_that_holds_something_else_is_refused_beforehand(tmp_path, c
         check_place(tmp_path)
     with pytest.raises(UserError, match="is a file"):
         check_place(tmp_path / "bundle.json")
+    with pytest.raises(UserError, match="/proc can't be written to"):
+        check_place(Path("/proc/bundle"))
 
 
 def _change(bundle, change):
