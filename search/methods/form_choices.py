@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isinf
 
 import numpy as np
 
@@ -184,7 +185,8 @@ class FormChoices:
 
         The ends of descents, the cheapest first, until the next is estimated to cost more than one that has its place;
         then changes of the best one, as long as they help. A quarter of the tries is left for ends that are estimated
-        to cost little more: estimates are off by as much.
+        to cost little more: estimates are off by as much. Where memory is too tight for the first choice, as many more
+        change the one with the fewest large tables in blocks that has its place: what descents lead to hasn't.
         """
         tried = dict[bytes, tuple[IntArray, float]]()
         candidates, most = self._candidates(), -(-3 * tries // 4)
@@ -196,17 +198,26 @@ class FormChoices:
                 tried[key] = (forms, self.quick_ms(forms))
             return tried[key][1]
 
+        def mended(best: IntArray, most: int) -> IntArray:
+            """Change a choice by the step whose quick plan is the cheapest, until none helps or so many were tried."""
+            while len(tried) < most:
+                others = [forms for forms in self._neighbours(best) if forms.tobytes() not in tried]
+                better = min(others[: most - len(tried)], key=tried_ms, default=best)
+                if not tried_ms(better) < tried_ms(best):
+                    break
+                best = better
+            return best
+
         best: IntArray = candidates[0]
         for forms, estimate_ms in estimated:
             if len(tried) == most or (tried and estimate_ms >= tried_ms(best)):
                 break
             best = min(best, forms, key=tried_ms)
-        while len(tried) < most:
-            others = [forms for forms in self._neighbours(best) if forms.tobytes() not in tried]
-            better = min(others[: most - len(tried)], key=tried_ms, default=best)
-            if not tried_ms(better) < tried_ms(best):
-                break
-            best = better
+        best = mended(best, most)
+        if isinf(tried.get(self.first.tobytes(), (self.first, 0.0))[1]):
+            fitting = next((forms for forms in self.more_in_blocks() if not isinf(tried_ms(forms))), best)
+            best = min(best, mended(fitting, len(tried) + most), key=tried_ms)
+            tries += len(tried) - most
         for forms, estimate_ms in estimated:
             if len(tried) < tries and estimate_ms < tried_ms(best) * _ESTIMATED:
                 tried_ms(forms)

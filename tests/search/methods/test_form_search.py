@@ -447,3 +447,17 @@ def test_buffers_that_leave_no_memory_are_named_whatever_the_forms_and_memories(
     task = replace(task, topology=replace(task.topology, host_memory_bytes=host_memory_bytes))
     with pytest.raises(InfeasibleError, match=r"own samples leave [\d.]+ KiB too little memory; give each device"):
         ALL.find(task, H100)
+
+
+def test_forms_are_changed_from_one_that_fits_where_estimates_lead_to_none():
+    """In so tight memory neither all columns nor what descents end with has its place, but all rows."""
+    shapes = ((4_354, 128, 1.0, 4), (4_562, 12, 1.0, 4), (15_825, 8, 0.1, 2), (601_718, 32, 3.7, 4), (145, 20, 20.0, 4))
+    tables = tuple(
+        replace(hot_table(f"t{i}", rows, dim, lookups, 1024), pooled=i > 0, bytes_per_element=element)
+        for i, (rows, dim, lookups, element) in enumerate(shapes)
+    )
+    task = Task(tables, Topology(8, 10_166_948), 1024)
+    allowed = allowed_forms(task, CALLS)
+    choices = FormChoices.of(task, H100, allowed, EvenLayouts())
+    every = (np.array(forms) for forms in product(range(3), repeat=5) if allowed[range(5), forms].all())
+    assert min(tried.quick_ms for tried in choices.likely(8)) < 1.02 * min(map(choices.quick_ms, every))
