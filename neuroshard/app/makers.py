@@ -49,7 +49,7 @@ def check_built(command: str, overrides: Sequence[Override]) -> None:
             instantiate_config(config_of(command, job).run)
         except UserError as error:
             settings = ",".join(f"{key}={value}" for key, value in job.items())
-            raise UserError(f"no job of the sweep is begun, for one can't be ({settings}): {error}") from None
+            raise UserError(f"{error}; no job of the sweep has begun, one of them being {settings}") from None
 
 
 def _jobs(command: str, overrides: Sequence[Override], sweeping: bool) -> list[Mapping[str, Any]]:
