@@ -153,7 +153,7 @@ SAME_PLACE = "would write to the same out="
         (f"{SAME_PLACE}x; name them apart: out='x-${{method}}'", ["-m", "searcher=random,dim_greedy", "out=x"]),
         ("write -m to run a job for each", ["searcher=random,dim_greedy"]),
         (
-            "topology.num_devices=10000000,out=x${hydra:job.num}): topology: num_devices=10000000 must be",
+            "topology: num_devices=10000000 must be a whole number of at most 4096; no job of the sweep has begun",
             ["-m", "searcher=random", "topology.num_devices=2,10000000", "out='x${hydra:job.num}'"],
         ),
         (f"differ in searcher {SAME_PLACE}x,y", ["-m", "searcher=random,dim_greedy", "out=x,y"]),

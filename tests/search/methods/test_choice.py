@@ -178,7 +178,7 @@ def test_a_gain_that_is_not_taken_is_said():
     assert "searcher.choice=null takes it" in remark
     assert "\n" not in remark
     assert (believing.declined, bold.declined) == (None, None)
-    best = ImprovedSearch((ExistingPlan(bold.plan),), FEW, choice=Choice(1e3, 1e3))
+    best = ImprovedSearch((ExistingPlan(bold.plan),), replace(FEW, shakes=0), choice=Choice(1e3, 1e3))
     assert best.find(first.task, simulator).declined is None  # there was nothing to gain
 
 

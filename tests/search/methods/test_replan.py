@@ -44,8 +44,9 @@ def _started(compute, **settings):
     return start, plan, ms_of(plan, simulator)
 
 
-@pytest.mark.parametrize("compute", [LinearCompute(), OpaqueCompute()])
-def test_the_more_may_move_the_lower_the_cost(compute):
+@pytest.mark.parametrize(("compute", "known"), [(LinearCompute(), 0.99), (OpaqueCompute(), 0.94)])
+def test_the_more_may_move_the_lower_the_cost(compute, known):
+    """A sum in place of an opaque model is fitted at the start plan, and knows less of plans farther away."""
     total, after = toy_task(14).size_bytes, []
     for limit in (0, total // 20, total // 5, None):
         start, plan, cost_ms = _started(compute, max_moved_bytes=limit)
@@ -53,7 +54,7 @@ def test_the_more_may_move_the_lower_the_cost(compute):
         assert limit != 0 or plan == start
         after.append(cost_ms)
     assert after[0] > after[1] > after[3]
-    assert after[2] >= after[3] * 0.99
+    assert after[2] >= after[3] * known
 
 
 def test_models_that_do_not_know_a_form_of_the_plan_are_refused():
