@@ -25,8 +25,8 @@ from neuroshard.stages.search.space.compiled import kernel
 from neuroshard.stages.search.space.items import Limits
 
 _LEAST_GAIN = 1e-6  # relative
-_SHAKES = 4  # of which one clears a device of some items,
-_MOST_CLEARED = 8  # of so many at most
+_SHAKES = 4  # of which one clears a device of a kind of items,
+_MOST_CLEARED = 8  # where no more lie there
 _TRIES = 64  # to draw a step that is allowed
 _MOST_STEPS = 10_000  # float32's noise must not keep a descent going for ever
 
@@ -45,8 +45,8 @@ def explore(
 ) -> tuple[int, IntArray]:  # fmt: skip
     """Make K plans of one, each shaken by random steps, then improved by the best step until none helps.
 
-    Every fourth shake or so clears a device of some items that make its kernels slower: what one more call costs is
-    saved by the last one that leaves only, and what a wide one costs all others of its call by the last wide one.
+    Where items are of several kinds, every fourth shake or so clears a device of one: what a kernel call costs besides
+    its tables is saved by the last one that leaves only, and no single step is worth taking before.
 
     Args:
         start: the plan.
@@ -58,7 +58,7 @@ def explore(
     Returns:
         how many plans were looked at, and (n, 4) what is held otherwise than in `start`: plan, item, device, units.
     """
-    looked, changes = 0, np.empty((0, 4), np.int64)
+    looked, changes, several = 0, np.empty((0, 4), np.int64), all_shards.kinds.max() > 0
     mine = Contents(
         start.held.copy(), start.lists, start.sums.copy(), start.size_bytes.copy(), start.units.copy(),
         start.score.copy(),
@@ -67,7 +67,7 @@ def explore(
         plan, left = _with_lists(mine, copied(start.lists)), bounds
         touched = _Touched(np.zeros(plan.held.shape[0], np.bool_), np.zeros(plan.held.shape[1], np.bool_))
         np.random.seed(seeds[k])
-        if shake_steps and np.random.randint(_SHAKES) == 0:
+        if shake_steps and several and np.random.randint(_SHAKES) == 0:
             plan, left = _clear(plan, touched, all_shards, left, costs)
         else:
             for _ in range(shake_steps):
@@ -141,19 +141,17 @@ def _shake(
 def _clear(
     plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, Bounds]:
-    """Clear a random device, or the last to be ready, of a random item and those of its kind that are as wide there.
-
-    Where these are many, of that item alone.
+    """Clear a random device, or the last to be ready, of a random item and those of its kind, unless many are alike.
 
     Each goes to the device that is ready first then, whole or, where no device has room, halved until one has; what
     finds no room stays.
     """
     drawn_device = np.random.randint(plan.held.shape[1])
     source = drawn_device if np.random.randint(2) else int(np.argmax(ready_all(plan, costs)))
-    here, kinds, width = on_device(plan.lists, source).copy(), all_shards.kinds, plan.held[:, source].copy()
+    here, kinds = on_device(plan.lists, source).copy(), all_shards.kinds
     if len(here):
         drawn = here[np.random.randint(len(here))]
-        alike = here[(kinds[here] == kinds[drawn]) & (width[here] >= width[drawn])]
+        alike = here[kinds[here] == kinds[drawn]]
         for item in alike if len(alike) <= _MOST_CLEARED else np.array([drawn]):
             while plan.held[item, source] > 0:
                 step = _first_ready(plan, all_shards, bounds, costs, item, source)

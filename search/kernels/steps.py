@@ -24,6 +24,8 @@ from neuroshard.stages.search.space.items import Limits, may_lie
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
 
+_FAR = 2  # times the mean device's units: of wider ones, steps may lower what all wait for by far
+
 
 class Bounds(NamedTuple):
     """Limits that no step may go beyond.
@@ -121,16 +123,13 @@ def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> f
 
 
 @inlined
-def _widest_but(units: FloatArray, source: int) -> tuple[int, int]:
-    """Find the two widest devices but the source, from (D,) units; the source itself where there are no more."""
-    first, second = source, source
+def _widest_but(units: FloatArray, source: int) -> float:
+    """Compute the units of the widest device, at least, after any step from the source: another's, or the mean."""
+    widest = units.mean()
     for d in range(len(units)):
         if d != source:
-            if first == source or units[d] > units[first]:
-                first, second = d, first
-            elif second == source or units[d] > units[second]:
-                second = d
-    return first, second
+            widest = max(widest, units[d])
+    return float(widest)
 
 
 @kernel
@@ -142,9 +141,9 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     A step moves a shard i, or a half, quarter, ... of it, from the source s to a target t; for a whole one, a shard b
     may come back. Let S(d) and u(d) be the score and the units of device d, S(d + i - b) its score with i more and b
     less, g(i) the units of a shard, a(i) the least that it adds to any score (`least_score`), r(S, u) when a device is
-    ready (`ready_ms`), all waiting for the widest device after the step, and T what is left of the transfers then,
-    about: where the widest device is no wider than any step from s leaves it. A step costs the largest r + T of any
-    device. So it is ruled out where one of these is `worth` or more, in this order:
+    ready (`ready_ms`), and T what is left of the transfers then, at least about. A step costs the largest r + T of any
+    device; r and T are of the widest device that there may be after it.
+    So it is ruled out where one of these is `worth` or more, in this order:
 
         floor   max r(S(d), u(d)) + T over all devices d but s and t
         target  r(S(t - b) + a(i), u(t) + g(i) - g(b)) + T
@@ -162,10 +161,9 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     ready = ready_all(contents, costs)
     order = np.argsort(ready)
     now = (units.max(), float(int(units.mean())))
-    wide, next_wide = _widest_but(units, source)
-    least_widest = max(units[wide], units.mean())
-    left_ms = step_ms(costs.exchanges, ready, np.minimum(units, least_widest)) - ready.max()  # T
-    earlier_ms = backward_ms(costs.exchanges, now[1], now[0]) - backward_ms(costs.exchanges, now[1], least_widest)
+    widest = now[0] if now[0] <= _FAR * now[1] else _widest_but(units, source)
+    left_ms = step_ms(costs.exchanges, ready, np.minimum(units, widest)) - ready.max()  # T
+    earlier_ms = backward_ms(costs.exchanges, now[1], now[0]) - backward_ms(costs.exchanges, now[1], widest)
     joining = np.full(len(items), np.nan)  # S(s + x) - S(s); NaN until it is asked for
     rest, count, looked = np.empty_like(sums[source]), 0, 0
     for target in order:  # from the most promising on: the better a step is, the more it rules out
@@ -173,8 +171,6 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
             continue
         others, summed = Others(0.0, 0.0, 0.0, 0.0, 0.0), False  # until they are asked for
         floor = _last_but(order, ready, source, target) - earlier_ms + left_ms
-        other = wide if wide != target else next_wide
-        rest_widest = units[other] if other != source else 0.0
         for p_item in range(start[source], start[source + 1]):
             item = items[p_item]
             portion = held[item, source]
@@ -188,7 +184,6 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                 if not whole:
                     source_score = score_with(sums[source], vectors[source_new], vectors[source_old], weight)
                 target_least = least[target_new] if target_old == first[item] else -np.inf  # a(i)
-                widest = max(rest_widest, source_units, units[target] + gone)
                 needs_back = _too_late(costs, source, source_score, source_units, widest, left_ms, worth)
                 hopeless = needs_back and least[first[item]] == 0  # whatever came back would only add to it
                 target_gain = 0.0  # S(t + i) - S(t)
@@ -206,8 +201,6 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                     returning = given[first[back] + back_units] if back >= 0 else 0.0
                     target_score = score[target] if back < 0 else without[p_back]
                     target_units = units[target] + gone - returning
-                    both = source_units + returning
-                    widest = max(rest_widest, both, target_units)
                     if back == item:
                         continue
                     if _too_late(costs, target, target_score + target_least, target_units, widest, left_ms, worth):
@@ -219,6 +212,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         back_old = first[back] + held[back, source]
                         back_new, back_left = back_old + back_units, first[back] + back_units
                         source_least = least[back_new] if back_old == first[back] else -np.inf  # a(b)
+                        both = source_units + returning
                         if _too_late(costs, source, source_score + source_least, both, widest, left_ms, worth):
                             continue
                         if np.isnan(joining[p_back]):
