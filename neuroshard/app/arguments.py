@@ -121,7 +121,7 @@ def with_reader(text: str) -> list[str]:
     """
     group, _, value = text.partition("=")
     readers = _READERS.get(group, {})
-    files = value.split(",") if "," in value and not value.startswith("'") and not Path(value).exists() else [value]
+    files = value.split(",") if "," in value and not value.startswith("'") and not os.path.lexists(value) else [value]
     read_by = {readers.get(Path(file).suffix.lower()) for file in files}
     if read_by == {None}:
         return [text]

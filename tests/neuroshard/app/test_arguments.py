@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from neuroshard.app.arguments import as_overrides, quoted, split_flags
+from neuroshard.app.arguments import as_overrides, quoted, split_flags, with_reader
 from neuroshard.plumbing.errors import UserError
 
 
@@ -62,6 +62,11 @@ def test_several_files_are_swept_if_one_choice_reads_them(tmp_path, monkeypatch)
             as_overrides("search", [text])
     (tmp_path / "a,b.csv").write_text("name,rows,dim,pooling_factor\n")
     assert _pairs("search", "tables=a,b.csv") == [("tables", "user_file"), ("tables.path", "a,b.csv")]
+
+
+def test_a_sweep_may_list_more_values_than_a_file_name_holds():
+    seeds = f"searcher.seed={','.join(map(str, range(200)))}"
+    assert with_reader(seeds) == [seeds]
 
 
 def test_paths_need_no_key(tmp_path, monkeypatch):
