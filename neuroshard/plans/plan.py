@@ -393,13 +393,13 @@ def _inside(shard: Shard, table: Table, layout: Layout) -> str:
 
 
 def copies_remarks(plan: Plan) -> tuple[str, ...]:
-    """Say what tables in copies ask of a training loop; nothing where there are none."""
+    """Return the warning that TorchRec's fused optimizer does not train data-parallel tables; nothing without any."""
     copied = plan.names_where(lambda layout: layout.dense)
     if not copied:
         return ()
     more = f" and {len(copied) - _SHOWN_TABLES} more" if len(copied) > _SHOWN_TABLES else ""
     return (
-        f"{len(copied)} table(s) in copies ({', '.join(copied[:_SHOWN_TABLES])}{more}) are data_parallel in TorchRec: "
-        "no fused optimizer trains them, so give their parameters to an optimizer of your own, or search without "
-        "copies: the searcher's forms=[columns,rows]",
+        f"{len(copied)} table(s) are data_parallel in TorchRec ({', '.join(copied[:_SHOWN_TABLES])}{more}): the "
+        "fused optimizer does not update them. Train them by neuroshard.torchrec.data_parallel_optimizer(model), or "
+        "search without copies: the searcher's forms=[columns,rows]",
     )

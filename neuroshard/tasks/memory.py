@@ -72,14 +72,18 @@ class MemoryUse:
             counts no buffers, as the papers do; 1 is plain training.
         pipeline: none | sparse_dist | prefetch | semi_sync: the training pipeline whose buffers count, instead of so
             many batches in flight; null counts those.
+        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
+            data-parallel tables, which the fused kernels do not update; null counts the state of `optimizer`.
     """
 
     optimizer: str = "sgd"
     batches_in_flight: Annotated[int, Meta(ge=0, le=1000)] = 0
     pipeline: str | None = None
+    dense_optimizer: str | None = None
 
     def __post_init__(self) -> None:
         check_name("optimizer", self.optimizer, STATE_FLOATS)
+        check_name("dense_optimizer", self.dense_optimizer or self.optimizer, STATE_FLOATS)
         if self.pipeline is not None and self.pipeline not in PIPELINES:
             raise unknown_name("pipeline", self.pipeline, PIPELINES)
 
@@ -92,8 +96,19 @@ class MemoryUse:
 
     def state_bytes(self, loads: Loads) -> IntArray:
         """Compute (n,) bytes of the weights and optimizer state of n loads: what moves when a shard moves."""
-        per_element, per_row = STATE_FLOATS[self.optimizer]
-        return _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
+        floats = np.array([STATE_FLOATS[name] for name in (self.optimizer, self.dense_optimizer or self.optimizer)])
+        per_element, per_row = floats[are(loads, lambda layout: layout.dense).astype(np.int64)].T
+        size: IntArray = _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
+        return size
+
+    def dense_bytes(self, rows: int, dim: int) -> int:
+        """Return the bytes that training a data-parallel table takes besides its weights: gradient and optimizer state.
+
+        The gradient counts if buffers count.
+        """
+        per_element, per_row = STATE_FLOATS[self.dense_optimizer or self.optimizer]
+        gradients = min(self.in_flight.outputs, 1)
+        return _FLOAT_BYTES * rows * (dim * (gradients + per_element) + per_row)
 
     def host_bytes(self, loads: Loads) -> IntArray:
         """Compute (n,) bytes of host memory that n loads take: weights, and an optimizer's state of every element."""
@@ -154,8 +169,8 @@ class MemoryUse:
         return outputs + held.loaded * _INDEX_BYTES * ceil(own_samples * inputs)
 
 
-def _weights(loads: Loads, state_floats: int) -> IntArray:
-    """Compute (n,) bytes of all elements, each with so many floats of state; below 2^60 for every possible table."""
+def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
+    """Return (n,) bytes of all elements with their floats of state, for all or (n,); below 2^60 for every table."""
     element_bytes = _whole(loads.bytes_per_element) + state_floats * _FLOAT_BYTES
     return _whole(loads.rows) * _whole(loads.dim) * element_bytes
 

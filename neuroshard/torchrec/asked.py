@@ -1,7 +1,8 @@
 """What is asked of every plan, and the task that a model's tables make of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from glob import escape
 from typing import Any
 
 from torch import nn
@@ -10,10 +11,11 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection, FusedEmbeddingCollection
 
+from neuroshard.layouts import COPIES, LAYOUTS
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import STATE_FLOATS, MemoryUse
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.groups import Groups
@@ -21,6 +23,7 @@ from neuroshard.torchrec.known_tables import with_statistics
 from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.sequences import deduplicated
+from neuroshard.words.form import FORMS
 from neuroshard.words.topology import Topology
 
 # Optimizers by the names that `optimizer_of` gives them; any other is counted as the largest.
@@ -33,6 +36,8 @@ _OPTIMIZERS = {
     "partialrowwiselamb": "partial_rowwise_adam",
 }
 _BY_STATE = tuple(STATE_FLOATS)  # the largest comes last
+_DENSE_OPTIMIZER = "adam"  # counted for data-parallel tables: the most common one, with the most state
+_UPDATED_BY_KERNELS = tuple(form for form in FORMS if not LAYOUTS[form].dense)
 NO_TABLE = "no table of the model is planned here; plan() gives what TorchRec's planner makes of it"
 
 
@@ -47,11 +52,13 @@ class Asked:
         constraints: TorchRec's, by name of the table.
         fixed: a plan whose parameters are kept as they are.
         rules: ours, besides TorchRec's constraints.
-        memory: what counts besides weights; None counts one batch's buffers and the optimizer of the tables.
+        memory: what counts besides weights; None counts one batch's buffers, the optimizer of the tables, and Adam's
+            state for data-parallel tables, whose optimizer is not known before the job runs.
         pipeline: TorchRec's training pipeline, as `MemoryUse.pipeline` has it; None leaves `memory` as it is.
         known: statistics of tables, by name.
         groups: that the job's ranks are divided into.
         timeout_s: that TorchRec's planner may take for what is delegated to it; None sets no limit.
+        data_parallel: whether tables may be data-parallel if neither `constraints` nor `rules` name that type.
     """
 
     topology: TorchRecTopology
@@ -65,6 +72,7 @@ class Asked:
     known: Mapping[str, Table]
     groups: Groups
     timeout_s: int | None = None
+    data_parallel: bool = False
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
         """Take the reservation off the devices' memory, and return the devices with what is left.
@@ -104,11 +112,7 @@ class Asked:
         pairs = list(zip(tables.values(), looked_up, strict=True))
         expanded = [table for parameter, table in pairs if parameter.deduplicated]
         samples = self.batch_size * devices
-        optimizers = (_OPTIMIZERS.get(optimizer_of(table), _BY_STATE[-1]) for table in tables.values())
-        largest = max(optimizers, key=_BY_STATE.index)
-        memory = self.memory or MemoryUse(largest, batches_in_flight=1)
-        if self.pipeline is not None:
-            memory = replace(memory, pipeline=self.pipeline)
+        memory = self.memory_use(tables.values())
         rules_of = (Parameter.split_rule, Parameter.form_rule, Parameter.tier_rule)
         rules = (rule_of(parameter, name) for rule_of in rules_of for name, parameter in tables.items())
         return Task(
@@ -123,8 +127,29 @@ class Asked:
             ),
             samples,
             memory,
-            self.rules.with_rules(rule for rule in rules if rule is not None),
+            self.rules.with_rules(rule for rule in rules if rule is not None).with_rules(
+                TableRule(names, forms=_UPDATED_BY_KERNELS) for names in self._not_data_parallel(tables)
+            ),
         )
+
+    def memory_use(self, parameters: Iterable[Parameter]) -> MemoryUse:
+        """Return what counts against the devices' memory besides the weights of some parameters."""
+        optimizers = [_OPTIMIZERS.get(optimizer_of(parameter), _BY_STATE[-1]) for parameter in parameters]
+        largest = max(optimizers, key=_BY_STATE.index, default=_BY_STATE[0])
+        memory = self.memory or MemoryUse(largest, batches_in_flight=1, dense_optimizer=_DENSE_OPTIMIZER)
+        return memory if self.pipeline is None else replace(memory, pipeline=self.pipeline)
+
+    def _not_data_parallel(self, tables: Mapping[str, Parameter]) -> list[str]:
+        """Return patterns of the names of tables that must not be data-parallel: one for all, if none may be."""
+        if self.data_parallel:
+            return []
+        kept = [escape(name) for name, parameter in tables.items() if not self._names_data_parallel(name, parameter)]
+        return ["*"] if len(kept) == len(tables) else kept
+
+    def _names_data_parallel(self, name: str, parameter: Parameter) -> bool:
+        """Return True if TorchRec's constraints or ours name data_parallel for a table, or no other type trains it."""
+        ours = any(rule.forms and COPIES.form in rule.forms for rule in self.rules.rules_of(name))
+        return ours or parameter.unlike_kernels or parameter.names_data_parallel
 
 
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:
@@ -167,12 +192,16 @@ def optimizer_of(table: Parameter) -> str:
 
     The name is that of TorchRec, torch or FBGEMM, in small letters without "exact_" and underscores.
     """
+    return named_optimizer(table).lower().removeprefix("exact_").replace("_", "")
+
+
+def named_optimizer(table: Parameter) -> str:
+    """Return the name of a table's optimizer as TorchRec, torch or FBGEMM write it; "sgd", their default, if unset."""
     classes: list[Any] = getattr(table.weights, "_optimizer_classes", [])
     if classes:
-        optimizer: Any = classes[0].__name__
+        optimizer: Any = classes[0].__name__  # set by apply_optimizer_in_backward
     elif isinstance(table.module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
         optimizer = table.module.optimizer_type().__name__
     else:
         optimizer = (getattr(table.sharder, "fused_params", None) or {}).get("optimizer", "sgd")
-    name = str(getattr(optimizer, "value", optimizer)).lower()
-    return name.removeprefix("exact_").replace("_", "")
+    return str(getattr(optimizer, "value", optimizer))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -51,7 +52,7 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         InfeasibleError: TorchRec finds none.
         UserError: TorchRec can't plan them.
     """
-    parameters = [_as_served(parameter, left.compute_device, left.world_size) for parameter in parameters]
+    parameters = [_as_served(parameter, left, asked.data_parallel) for parameter in parameters]
     for parameter in parameters:
         _check_offered(parameter, left.compute_device)
     if not parameters:
@@ -79,12 +80,15 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         raise UserError(f"{_whose(parameters)}: {error}") from error
 
 
-def _as_served(parameter: Parameter, device: str, num_devices: int) -> Parameter:
+def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool) -> Parameter:
     """Limit a parameter's constraints to what TorchRec can train of it: its planner would also choose others.
+
+    Unless `data_parallel`, the type of that name is left out too, if constraints do not name it and another is left.
 
     Raises:
         UserError: constraints leave it nothing of that; TorchRec would plan it, and fail when the model is sharded.
     """
+    device, num_devices = left.compute_device, int(left.world_size)
     failing = parameter.failing_types(device, num_devices)
     if parameter.unlike_kernels:
         dim, types = parameter.config.embedding_dim, [ShardingType.DATA_PARALLEL.value]
@@ -96,12 +100,14 @@ def _as_served(parameter: Parameter, device: str, num_devices: int) -> Parameter
         why = "is a virtual table, which TorchRec shards in whole buckets of rows on all devices"
         return _limited_to(parameter, why, sharding_types=[ShardingType.ROW_WISE.value])
     withheld = frozenset[str]() if parameter.said.sharding_types else parameter.withheld_types
+    if not (data_parallel or parameter.names_data_parallel):
+        withheld |= COPIED
     offered = _offered(parameter, device)
     trained = [its for its in offered if its not in failing]
     if offered and not trained:
         raise parameter.failing_error(offered, num_devices)
-    left = [its for its in trained if its not in withheld] or trained
-    return parameter if left == offered else _limited_to(parameter, sharding_types=left)
+    types = [its for its in trained if its not in withheld] or trained
+    return parameter if types == offered else _limited_to(parameter, sharding_types=types)
 
 
 def _offered(parameter: Parameter, device: str) -> list[str]:
@@ -188,7 +194,8 @@ def without(
     """Take what a plan's parameters need off devices and their hosts; every device keeps a byte at least.
 
     They take what TorchRec estimates, and what it doesn't count: second caches of key-value kernels, in host memory,
-    and what modules have besides tables, such as the ids of managed collision.
+    gradients and optimizer state of data-parallel parameters, and what modules have besides tables, such as the ids of
+    managed collision.
     """
     if not parameters:
         return topology
@@ -196,7 +203,12 @@ def without(
     sharders = list({id(parameter.sharder): parameter.sharder for parameter in parameters}.values())
     estimate(EmbeddingStorageEstimator(topology=topology, constraints=dict(asked.constraints)), options, sharders)
     left, memory = deepcopy(topology), memory_of_tables(topology)
-    beside = bytes_beside_tables(parameters) // topology.world_size
+    memory_use = asked.memory_use(parameters)
+    beside = bytes_beside_tables(parameters) // topology.world_size + sum(
+        memory_use.dense_bytes(parameter.weights.shape[0], prod(parameter.weights.shape[1:]))
+        for parameter in parameters
+        if parameter.sharding_in(sharding_plan).sharding_type in COPIED
+    )
     for device, taken in zip(left.devices, storage_taken(options, topology), strict=True):
         free = device.storage - taken
         device.storage = Storage(max(free.hbm, 0), max(free.ddr, 0), max(free.ssd, 0))

@@ -75,9 +75,10 @@ class Division:
         if self.delegated:
             pairs = zip(self.delegated, self.reasons, strict=True)
             told = listed([f"{parameter.qualified_name} ({why})" for parameter, why in pairs])
-            _log.warning("delegated to TorchRec's EmbeddingShardingPlanner: %s", told)
+            _log.warning("predicted costs leave out what is delegated to TorchRec's EmbeddingShardingPlanner: %s", told)
         if self.fixed:
-            _log.warning("kept as the given plan has them: %s", listed([p.qualified_name for p in self.fixed]))
+            names = listed([parameter.qualified_name for parameter in self.fixed])
+            _log.warning("predicted costs leave out what is kept as the given plan has it: %s", names)
 
     def warn_of_unknown(self, constraints: Mapping[str, ParameterConstraints]) -> None:
         """Log which constraints, by name of the table, are of nothing in the model."""
@@ -152,9 +153,10 @@ def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | No
         return f"its {type(parameter.sharder).__name__} lacks {WHOLE} or {SPLIT}"
     if served.no_sequences and not parameter.pooled:
         return served.no_sequences
-    if parameter.unlike_kernels:
-        return f"{config.embedding_dim} columns are no multiple of {DIM_MULTIPLE}, so it is copied"
-    return _why_not_costed(parameter) or _why_not_placed(parameter, served)
+    why = _why_not_costed(parameter) or _why_not_placed(parameter, served)
+    if why is not None and parameter.unlike_kernels:
+        return f"{config.embedding_dim} columns are not a multiple of {DIM_MULTIPLE}, so it is data-parallel"
+    return why
 
 
 def _why_not_costed(parameter: Parameter) -> str | None:

@@ -29,7 +29,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE, padded
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
-from neuroshard.torchrec.kernels import COPIED, IN_ROWS, KERNELS, SPLIT, WHOLE, kernel_of, shards_of
+from neuroshard.torchrec.kernels import COPIED, DENSE, IN_ROWS, KERNELS, SPLIT, WHOLE, kernel_of, shards_of
 from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Tier
 
@@ -137,7 +137,8 @@ class Parameter:
         """Build the table that we search with; `batch_size` is one device's, as TorchRec counts it.
 
         A table that several features share looks up all their values in one go: its pooling factor is their sum; and
-        each of them has an output of its own. Of a sequence table every lookup has one.
+        each of them has an output of its own. Of a sequence table every lookup has one. A table whose columns are not
+        a multiple of 4 counts as padded to the next multiple, which bounds its memory and cost from above.
 
         Raises:
             UserError: constraints don't fit the number of features.
@@ -147,7 +148,7 @@ class Parameter:
         made_for = batch_size * num_devices
         reuse = zipf_reuse(rows, made_for * pooling, ZIPF_EXPONENT)
         element_bytes = ELEMENT_BYTES[self.config.data_type]
-        dim = int(self.config.embedding_dim)
+        dim = padded(int(self.config.embedding_dim))
         return Table(
             name, rows, dim, pooling, reuse, element_bytes, made_for, features=self.num_features, pooled=self.pooled
         )
@@ -202,10 +203,17 @@ class Parameter:
         """
         kernels = self.said.compute_kernels
         types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
+        if self.unlike_kernels:
+            types = COPIED.intersection(types)
         columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
         named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
         others = (one for one in named if not kernels or kernel_of(one, ON_DEVICE) in kernels)
         return (*columns, *(one.form for one in others if one.form in self._known_forms))
+
+    @property
+    def names_data_parallel(self) -> bool:
+        """Whether constraints name data_parallel, or the compute kernel that only it has."""
+        return not COPIED.isdisjoint(self.said.sharding_types or ()) or DENSE in (self.said.compute_kernels or ())
 
     @property
     def withheld_types(self) -> frozenset[str]:

@@ -24,7 +24,7 @@ from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import table_changes
-from neuroshard.plans.plan import Plan, copies_remarks
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
 from neuroshard.tasks.constraints import Constraints
@@ -41,6 +41,7 @@ from neuroshard.torchrec.planner_report import (
     Callback,
     Reports,
     Sharders,
+    data_parallel_remark,
     late_remark,
     loading_remarks,
     mixed_remarks,
@@ -65,12 +66,16 @@ class NeuroShardPlanner(ShardingPlanner):
         batch_size: samples of one device per step; None is TorchRec's default, 512.
         models: cost models, or their name or path; None takes "cpu+torchrec" for CPUs, "h100+torchrec" for GPUs.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
-            passed on to the kernels. A table may lie in rows or copies where its sharding types name row_wise or
-            data_parallel, or name nothing; it does where the models' gain is believed, or nothing else fits.
+            passed on to the kernels. A table may lie in rows where its sharding types name row_wise, or name nothing;
+            it does where the models' gain is believed, or nothing else fits.
+        data_parallel: True lets the search make tables data-parallel. TorchRec does not train such tables by the
+            optimizer of its fused kernels: build that with `data_parallel_optimizer`. False leaves the type to tables
+            whose constraints or `rules` name it, and to those that TorchRec trains so only: of columns that are not a
+            multiple of 4.
         storage_reservation: TorchRec's; memory left to the rest of the model. None leaves it 15% of every GPU.
         rules: ours, for what TorchRec has no word for: devices, tables together or apart, pinned shards.
-        memory: what counts besides weights; None counts one batch's buffers and the optimizer that the module or the
-            sharders name.
+        memory: what counts besides weights; None counts one batch's buffers, the optimizer that the module or the
+            sharders name, and for data-parallel tables the state of Adam: their optimizer is not known beforehand.
         searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
         given: a plan whose parameters are kept as they are; their memory is taken off.
         tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
@@ -110,6 +115,7 @@ class NeuroShardPlanner(ShardingPlanner):
         models: CostModels | str | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         *,
+        data_parallel: bool = False,
         storage_reservation: StorageReservation | None = None,
         rules: Constraints | None = None,
         memory: MemoryUse | None = None,
@@ -144,6 +150,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _check_type("callbacks", callbacks, Sequence)
         _check_type("plan_loader", plan_loader, PlanLoader)
         _check_type("sync_steps", sync_steps, int)
+        _check_type("data_parallel", data_parallel, bool)
         topology = topology or _topology_of_group()
         batch_size = _BATCH_SIZE if batch_size is None else batch_size
         if not isinstance(batch_size, int) or batch_size < 1:
@@ -179,6 +186,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 known=known_tables(tables, batch_size * groups.sharding_group_size),
                 groups=groups,
                 timeout_s=timeout_seconds,
+                data_parallel=data_parallel,
             )
             for groups in ways
         )
@@ -186,6 +194,7 @@ class NeuroShardPlanner(ShardingPlanner):
         self._keep = None if keep is None else Path(keep)
         reports = [stats] if isinstance(stats, Stats) else list(stats or ())
         self._reports = Reports(reports, list(callbacks or ()), debug)
+        self._data_parallel: str | None = None  # the warning of the last plan
         self.last_plan: Plan | None = None
         self.last_cost: Cost | None = None
         self.last_groups: Groups | None = None
@@ -215,6 +224,7 @@ class NeuroShardPlanner(ShardingPlanner):
         found = self._best(models, self._found)
         assert found.plan is not None
         self._remember(found, found.plan)
+        self._warn_of_data_parallel(found.model, found.whole)
         return found.plan
 
     def replan(
@@ -275,16 +285,19 @@ class NeuroShardPlanner(ShardingPlanner):
         group = pg or dist.GroupMember.WORLD
         if group is None:
             raise UserError("no process group; call torch.distributed.init_process_group() first, or use plan()")
-        answer, self.last_plan, self.last_cost, self.last_groups = _of_first(group, partial(self._answer, find, group))
+        answered = _of_first(group, partial(self._answer, find, group))
+        answer, self.last_plan, self.last_cost, self.last_groups, self._data_parallel = answered
+        if group.rank() > 0 and self._data_parallel:  # each rank builds its own optimizers
+            _log.warning(self._data_parallel)
         return answer
 
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
-    ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None]:
+    ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None, str | None]:
         """Find what all ranks are to have."""
         answer, plan = find(group), self.last_plan
         its = plan and replace(plan)  # without what was worked out of it
-        return answer, its, self.last_cost, self.last_groups
+        return answer, its, self.last_cost, self.last_groups, self._data_parallel
 
     def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
         """Read the whole plan from the file that it is kept in, or find it; report it, and keep a new one on rank 0."""
@@ -389,6 +402,7 @@ class NeuroShardPlanner(ShardingPlanner):
             _log.warning(remark)
         whole, plan = reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
         self._remember(found, plan)
+        self._warn_of_data_parallel(model, whole)
         parameters, ranks = model.division.parameters, int(model.left.world_size)
         for remark in (*unsound_remarks(parameters, whole), *mixed_remarks(parameters, whole, ranks)):
             _log.warning(remark)
@@ -433,11 +447,17 @@ class NeuroShardPlanner(ShardingPlanner):
         cost = simulator.cost(task, plan)
         self.last_plan, self.last_cost = simulator.predicted(plan, cost), cost
         doubts = *simulator.warnings(plan), *simulator.models.left_out("TorchRec")
-        for warning in (*doubts, *copies_remarks(plan), *loading_remarks(plan)):
+        for warning in (*doubts, *loading_remarks(plan)):
             _log.warning(warning)
         groups = self.last_groups.num_groups
         where = f"{task.topology.num_devices} devices" + (f" of each of {groups} groups" if groups > 1 else "")
         _log.info("%d tables on %s:\n%s", len(task.tables), where, cost)
+
+    def _warn_of_data_parallel(self, model: Model, whole: ShardingPlan) -> None:
+        """Warn once of tables that no fused optimizer trains, and remember the warning for the other ranks."""
+        self._data_parallel = data_parallel_remark(model.division.parameters, whole)
+        if self._data_parallel:
+            _log.warning(self._data_parallel)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.grouping import grouped
-from neuroshard.torchrec.asked import device_memory
+from neuroshard.plumbing.schema import padded
+from neuroshard.torchrec.asked import device_memory, named_optimizer
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.estimators import of_both_ways
 from neuroshard.torchrec.kernels import COPIED, IN_ROWS
@@ -71,6 +72,26 @@ def precision_remark(model: Model, models: CostModels) -> str | None:
                 "models=NAME+fp16, or the precisions of both ways, such as NAME+fp16/bf16"
             )
     return None
+
+
+def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> str | None:
+    """Return the warning that a whole model's plan leaves tables without their optimizer; None if it does not.
+
+    TorchRec sets optimizers inside the fused kernels, and data-parallel tables have a dense one, whoever planned them.
+    """
+    lost = [its for its, sharding in _lying(parameters, sharding_plan) if sharding.sharding_type in COPIED]
+    if not lost:
+        return None
+    optimizers = ", ".join(dict.fromkeys(map(named_optimizer, lost)))
+    odd = [f"{its.qualified_name} to {padded(its.config.embedding_dim)} columns" for its in lost if its.unlike_kernels]
+    padding = f"; pad {listed(odd)}, because fused kernels take multiples of 4 only" if odd else ""
+    return (
+        f"{len(lost)} table(s) are data_parallel ({listed([its.qualified_name for its in lost])}). TorchRec does not "
+        f"apply their optimizer ({optimizers}), which runs inside the fused kernels that such tables lack: filtered by "
+        "in_backward_optimizer_filter they get your dense optimizer instead, and filtered by name none at all. Train "
+        "them by neuroshard.torchrec.data_parallel_optimizer(model), or plan them otherwise: leave out "
+        f"data_parallel=True, and data_parallel in sharding_types{padding}"
+    )
 
 
 def loading_remarks(plan: Plan) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def test_torchrec_without_a_module_is_said(here, capsys):
 def test_copies_for_torchrec_are_said_where_they_are_exported(here, capsys):
     out = done(capsys, "export", "plan=copies.json", "to=torchrec", "out=trec.json", "module=ebc")
     (remark,) = json.loads(Path("trec.json").read_text())["remarks"]
-    assert remark.startswith("4 table(s) in copies (toy0, toy1, toy2, toy3) are data_parallel in TorchRec: no fused")
+    assert remark.startswith("4 table(s) are data_parallel in TorchRec (toy0, toy1, toy2, toy3)")
     assert out.splitlines()[1:] == [remark]
     assert "copies" not in done(capsys, "export", "plan=copies.json", "to=hugectr", "out=hctr.py")
 
@@ -70,12 +70,12 @@ def test_copies_for_torchrec_are_said_where_they_are_found(here, capsys):
     for target, count in (("torchrec", 1), ("null", 0)):
         out = done(capsys, *_search(rules, f"target={target}", f"out={target}", batch_size=4))
         said = " ".join(out.split())
-        assert said.count("1 table(s) in copies (a) are data_parallel in TorchRec") == count
+        assert said.count("1 table(s) are data_parallel in TorchRec (a)") == count
     plan = Plan.load("torchrec/plans/task-0000.json")
     model = ns.CostModels.load("roofline:h100")
-    with pytest.warns(UserWarning, match=r"1 table\(s\) in copies \(a\) are data_parallel in TorchRec"):
+    with pytest.warns(UserWarning, match=r"1 table\(s\) are data_parallel in TorchRec \(a\)"):
         ns.search(plan.task, ns.Simulator(model), target="torchrec")
-    with pytest.warns(UserWarning, match="optimizer of your own"):
+    with pytest.warns(UserWarning, match="data_parallel_optimizer"):
         ns.export_plan(plan, "torchrec", "ebc")
 
 

@@ -112,7 +112,8 @@ QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quan
         (_bags("c", data_type=DataType.FP16), {}, None),
         (_bags("c", data_type=DataType.BF16), {}, None),
         (_bags("c", **INT8), {}, "weights of type INT8"),
-        (_bags("c", dim=10), {}, "10 columns are no multiple of 4, so it is copied"),
+        (_bags("c", dim=10), {}, None),
+        (_sequences("c", dim=10), {}, "10 columns are not a multiple of 4, so it is data-parallel"),
         (_bags("c"), {"sharding_types": ["table_row_wise"]}, "sharding_types=['table_row_wise']"),
         (_bags("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
         (_bags("c"), {"compute_kernels": ["key_value"]}, "compute_kernels=['key_value']"),
@@ -125,7 +126,8 @@ QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quan
 )
 def test_every_table_is_in_the_plan_and_only_what_cannot_be_costed_or_said_is_delegated(module, given, why, caplog):
     """Managed collision collections are sharded with what remaps their ids, by rows alone."""
-    ours, plan = planned(_beside(module), device="cuda", models="roofline:h100", constraints=_said("c", **given))
+    settings = {"device": "cuda", "models": "roofline:h100", "constraints": _said("c", **given)}
+    ours, plan = planned(_beside(module), **settings, data_parallel=True)
     assert {path: set(names) for path, names in plan.plan.items()} == {"plain": {"a", "b"}, "other": {"c"}}
     assert _ours(ours) == (["a", "b"] if why else ["a", "b", "c"])
     assert ("delegated to TorchRec's EmbeddingShardingPlanner" in caplog.text) is bool(why)
@@ -193,7 +195,7 @@ def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, ty
     ],
 )
 def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may, shards):
-    ours = planner(models="roofline:h100", constraints=_said("s", **types))
+    ours = planner(models="roofline:h100", constraints=_said("s", **types), data_parallel=True)
     task = ours.search(_beside(_sequences("s", "t"))).task
     limits = [task.constraints.limits(table, 2) for table in task.tables]
     unsaid = [["columns", "copies", "rows"]] * 2  # of pooled tables
@@ -422,7 +424,7 @@ def test_a_given_plan_is_kept_and_its_memory_taken_off(caplog):
     assert plan.plan["pool"] is given.plan["pool"]
     assert _ours(ours) == ["b"]
     assert ours.last_plan.task.topology.device_memory[rank] <= CAP - ROWS * DIM * 4
-    assert "kept as the given plan has them: s.s, bags.a" in caplog.text
+    assert "as the given plan has it: s.s, bags.a" in caplog.text
     assert "holds module 'pool'" in caplog.text
 
 

@@ -1,0 +1,135 @@
+"""Which tables the planner makes data-parallel, what it counts for them, and whom it warns of their optimizer."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.types import DataType
+
+from neuroshard import Constraints, TableRule
+from neuroshard.tasks.memory import MemoryUse
+from tests.kit.processes import of_all, on_gloo
+from tests.kit.torchrec_models import bags, places, planned, sequences, topology
+
+DATA_PARALLEL = ParameterConstraints(sharding_types=["data_parallel"])
+NAMED = {"constraints": {"a": DATA_PARALLEL}}
+SMALL = partial(bags, "a", rows=1000, dim=128)  # on eight GPUs, data-parallel costs least
+ON_GPUS = {"devices": 8, "device": "cuda", "cap": 1 << 32, "models": "roofline:h100", "batch_size": 8192}
+
+
+def _with_adagrad(module):
+    apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), {"lr": 0.1})
+    return module
+
+
+def _warnings(caplog):
+    return [record.getMessage() for record in caplog.records if "data_parallel_optimizer" in record.getMessage()]
+
+
+def _given():
+    return {"given": planned(SMALL(), **ON_GPUS | NAMED)[1]}
+
+
+PATHS = {
+    "searched": (SMALL, lambda: {"data_parallel": True}),
+    "named by TorchRec's constraints": (SMALL, lambda: NAMED),
+    "named by rules": (SMALL, lambda: {"rules": Constraints((TableRule("a", forms=("copies",)),))}),
+    "of columns that fused kernels refuse": (partial(SMALL, dim=10), dict),
+    "delegated": (partial(sequences, "a"), lambda: NAMED),
+    "delegated, of columns that fused kernels refuse": (partial(sequences, "a", dim=10), dict),
+    "given": (SMALL, _given),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_plan_with_data_parallel_tables_warns_once_of_their_optimizer(path, caplog):
+    make, settings = PATHS[path]
+    given = settings()
+    caplog.clear()
+    _, plan = planned(_with_adagrad(make()), **ON_GPUS | given)
+    assert places(plan)["a"] == ("data_parallel", list(range(8)))
+    (warning,) = _warnings(caplog)
+    assert all(text in warning for text in ("(a)", "RowWiseAdagrad"))
+    assert ("a to 12 columns" in warning) is ("refuse" in path)
+
+
+def test_a_restarted_job_is_warned_too(tmp_path, caplog):
+    settings = ON_GPUS | {"data_parallel": True, "keep": tmp_path / "plan.json"}
+    for _ in range(2):
+        caplog.clear()
+        planned(SMALL(), **settings)
+        assert len(_warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize("make", [SMALL, partial(SMALL, data_type=DataType.INT8), partial(sequences, "a")])
+def test_no_table_is_data_parallel_unless_somebody_asks_for_it(make, caplog):
+    """TorchRec's planner, to which tables of INT8 are delegated, does not choose the type either."""
+    _, plan = planned(make(), **ON_GPUS)
+    assert places(plan)["a"][0] != "data_parallel"
+    assert not _warnings(caplog)
+
+
+def test_a_name_makes_no_other_table_data_parallel():
+    _, plan = planned(bags("a", "b", rows=1000, dim=128), **ON_GPUS | NAMED)
+    kinds = {name: kind for name, (kind, _) in places(plan).items()}
+    assert kinds["a"] == "data_parallel" != kinds["b"]
+
+
+@pytest.mark.parametrize("dim", [1, 10])
+def test_tables_that_fused_kernels_refuse_cost_what_they_cost_padded(dim):
+    """A delegated table cost nothing: four tables of one column looked cheaper than the same padded to four."""
+    padded = -(-dim // 4) * 4
+    names, shape = "abcd", {"rows": 5_000_000}
+    odd, _ = planned(bags(*names, **shape, dim=dim), **ON_GPUS | {"cap": 40 << 30})
+    named = dict.fromkeys(names, DATA_PARALLEL)
+    even, _ = planned(bags(*names, **shape, dim=padded), **ON_GPUS | {"cap": 40 << 30, "constraints": named})
+    assert odd.last_cost.total_ms == pytest.approx(even.last_cost.total_ms)
+    assert odd.last_cost.total_ms > 1
+    assert odd.last_plan.device_bytes == even.last_plan.device_bytes
+
+
+@pytest.mark.parametrize(("dense", "copies"), [("sgd", 2), ("adagrad", 3), ("adam", 4)])
+def test_memory_counts_the_optimizer_of_data_parallel_tables(dense, copies):
+    """Weights, a gradient, and the state of the optimizer that the user gives them."""
+    memory = MemoryUse("sgd", batches_in_flight=1, dense_optimizer=dense)
+    ours, _ = planned(SMALL(), **ON_GPUS | NAMED | {"memory": memory, "batch_size": 1})
+    weights = 1000 * 128 * 4
+    assert copies * weights <= max(ours.last_plan.device_bytes) < copies * weights + 1000
+
+
+def test_memory_counts_the_optimizer_of_delegated_data_parallel_tables():
+    model = nn.ModuleDict({"ours": SMALL(), "theirs": sequences("s", rows=1000, dim=64)})
+    left = {}
+    for dense in ("sgd", "adam"):
+        memory = MemoryUse("sgd", batches_in_flight=1, dense_optimizer=dense)
+        constraints = {"s": DATA_PARALLEL}
+        ours, _ = planned(model, **ON_GPUS | {"memory": memory, "constraints": constraints})
+        left[dense] = ours.last_plan.task.topology.device_memory[0]
+    assert left["sgd"] - left["adam"] == 2 * 1000 * 64 * 4
+
+
+def test_adam_is_counted_unless_memory_says_which_optimizer_data_parallel_tables_have():
+    ours, _ = planned(SMALL(), sharders=[EmbeddingBagCollectionSharder()], **ON_GPUS)
+    assert ours.last_plan.task.memory == MemoryUse("sgd", batches_in_flight=1, dense_optimizer="adam")
+
+
+def _plan_on_ranks(rank, world_size, settings):
+    heard = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logging.getLogger("neuroshard").addHandler(handler)
+    ours, _ = planned(bags("z"), **settings, topology=topology(world_size))
+    heard.clear()
+    ours.collective_plan(bags("a", dim=10, device=torch.device("cpu")))
+    assert sum("data_parallel_optimizer" in message for message in heard) == 1
+
+
+def test_every_rank_is_warned():
+    """Each builds its own optimizers."""
+    on_gloo(2, of_all, _plan_on_ranks, {"odd": (2, {"models": "roofline:h100"})})
