@@ -7,6 +7,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, warn_of
 from neuroshard.plumbing.schema import shown
 from neuroshard.plumbing.threads import blas_threads
+from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.targets.target import target_named
 from neuroshard.tasks.task import Task
@@ -40,7 +41,7 @@ def search(
     method = searcher_of(searcher, **settings)
     task = its.constrained(task)
     with blas_threads(1):
-        found = method.find(task, simulator)
+        found = find_plan(method, task, simulator)
         plan = simulator.predicted(found.plan)
     due = [found.warning] if found.warning else []
     doubts = *simulator.warnings(plan), *its.cost_warnings(simulator.models)

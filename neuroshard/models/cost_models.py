@@ -60,6 +60,11 @@ class CostModels(ModelSet):
         assert framework is not None and isinstance(its, RooflineCompute)
         return replace(self, framework=framework.scaled(its.memory_gb_per_s / self.compute.memory_gb_per_s))
 
+    @property
+    def dense_is_unknown(self) -> bool:
+        """Whether costs depend on how long the dense network computes, and nobody said how long."""
+        return any(isinstance(part, HostWait) and part.dense_ms is None for part in self.more)
+
     def beside_dense(self, dense_ms: float) -> "CostModels":
         """Return models of steps whose devices also do a dense network's work, and so wait less for their hosts.
 
@@ -72,7 +77,7 @@ class CostModels(ModelSet):
         if not 0 <= dense_ms < float("inf"):
             raise ValueError(f"a dense network of {dense_ms} ms")
         said = f"dense{np.format_float_positional(dense_ms, trim='-')}ms"
-        if not any(isinstance(part, HostWait) and not part.dense_ms for part in self.more):
+        if not self.dense_is_unknown:
             raise UserError(
                 f"{said}: these cost models don't count what a host takes to launch a step, which dense work hides, or "
                 "have a dense network already; take models that do count it, with one, such as "

@@ -60,6 +60,7 @@ _MEANS = [COUNTS.index(name) for name in _OF_ALL]
 _MILLION = 1e6
 _HOST = "host"
 _OF_LAUNCHES = f"{FRAMEWORK}.kernels", f"{FRAMEWORK}.{_HOST}"  # parts that hang on all that a device does
+UNKNOWN_DENSE_MS = 7.5  # the middle of 0 to 15 ms; dense networks on an H100 took 4 to 14 ms
 _FOLLOWS = 0.9  # of each ms that a device does less; measured with sparse-dist: 0.85 to 0.9
 _POOLED = np.array([call.pooled for call in CALLS])
 _CUT = COUNTS.index("shards of cut tables")
@@ -264,14 +265,14 @@ class HostWait(PartModel):
 
     Attributes:
         slopes: (F,) ms for one of each of `TERMS` that the host takes to launch a step.
-        dense_ms: that the dense network takes on a device.
+        dense_ms: that the dense network takes on a device; None if that is unknown, and taken for `UNKNOWN_DENSE_MS`.
     """
 
     name, when, about = f"{FRAMEWORK}.{_HOST}", When.HOST, "waiting for the host to launch the step"
     by_counts, hides = True, _FOLLOWS
 
     slopes: FloatArray
-    dense_ms: float = 0.0
+    dense_ms: float | None = None
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D), of devices that have done their work by then."""
@@ -293,7 +294,8 @@ class HostWait(PartModel):
         return terms_of(called, self.name) @ self.slopes
 
     def _waited_ms(self, host_ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
-        return _FOLLOWS * np.maximum(host_ms - self.dense_ms - ready_ms, 0.0)
+        dense_ms = UNKNOWN_DENSE_MS if self.dense_ms is None else self.dense_ms
+        return _FOLLOWS * np.maximum(host_ms - dense_ms - ready_ms, 0.0)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,10 @@ class Simulator:
         self.models = models
         self.count_input = count_input
 
+    def beside_dense(self, dense_ms: float) -> "Simulator":
+        """Return the simulator of the same steps beside a dense network of that many ms: `CostModels.beside_dense`."""
+        return Simulator(self.models.beside_dense(dense_ms), self.count_input)
+
     def cost(self, task: Task, plan: Plan) -> Cost:
         """Predict the plan's cost.
 

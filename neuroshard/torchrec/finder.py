@@ -15,6 +15,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.plumbing.threads import blas_threads
+from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Found, Searcher, Verifier, searcher_of
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import DEVICES, KeptPlan
@@ -109,7 +110,7 @@ class Finder:
 
     def _found_by(self, method: Searcher, task: Task) -> Plan:
         with blas_threads(1):
-            return _warned(method.find(task, self.simulator))
+            return _warned(find_plan(method, task, self.simulator))
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
         """Adapt a kept plan that was made for something else if only tables or devices came or went; else search anew.

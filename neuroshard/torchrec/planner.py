@@ -64,7 +64,9 @@ class NeuroShardPlanner(ShardingPlanner):
     Args:
         topology: TorchRec's; None makes the one of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
-        models: cost models, or their name or path; None takes "cpu+torchrec" for CPUs, "h100+torchrec" for GPUs.
+        models: cost models, or their name or path; None takes "cpu+torchrec" for CPUs, "h100+torchrec" for GPUs, where
+            "h100+torchrec+dense8ms" says that the dense network takes 8 ms of a step. If nobody says how long it takes,
+            the plan with the least worst-case regret from 0 to 15 ms is taken.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
             passed on to the kernels. A table may lie in rows where its sharding types name row_wise, or name nothing;
             it does where the models' gain is believed, or nothing else fits.
@@ -533,8 +535,10 @@ def _default_models(compute_device: str) -> str:
     name = _DEFAULT_MODELS[compute_device]
     if compute_device == "cuda":
         _log.warning(
-            "costs are those of one H100, whose exchanges are a datasheet's (%s); give models=... that were measured "
-            "on your GPUs, or another datasheet, such as roofline:b200",
+            "costs are those of one H100, whose exchanges are a datasheet's (%s), beside a dense network of unknown "
+            "time; give the time, such as models='%s+dense8ms', models=... that were measured on your GPUs, or another "
+            "datasheet, such as roofline:b200",
+            name,
             name,
         )
     return name

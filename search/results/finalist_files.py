@@ -19,6 +19,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
+from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.results.search_results import predicted_columns
 from neuroshard.stages.search.results.verdict import Verdict
@@ -115,7 +116,7 @@ class Searched:
         """Search a task, and for so many finalists at most."""
         start = time.perf_counter()
         try:
-            found = searcher.find(task, simulator)
+            found = find_plan(searcher, task, simulator)
         except InfeasibleError as error:
             return cls(error, time.perf_counter() - start)
         plans = searcher.finalists(found.plan, simulator, finalists) if finalists > 1 else (found.plan,) * finalists

@@ -156,7 +156,7 @@ ON_HOSTS = replace(PLAIN, framework=replace(FRAMEWORK, host=HOST)).in_torchrec()
 def test_devices_that_are_done_before_their_host_wait_for_it_and_dense_work_hides_that():
     plan, frameworks = whole(TASK), (FRAMEWORK, replace(FRAMEWORK, host=HOST))
     alone, hosted = (replace(linear_models(2), framework=its).in_torchrec() for its in frameworks)
-    work, waiting = (Simulator(models).cost(TASK, plan) for models in (alone, hosted))
+    work, waiting = (Simulator(models).cost(TASK, plan) for models in (alone, hosted.beside_dense(0.0)))
     host_ms = HOST["step"] + HOST["calls"] + HOST["own shards"] * plan.device_loads.counts
     assert work.device_ms.max() < host_ms.min()
     np.testing.assert_allclose(waiting.ms("framework.host"), 0.9 * (host_ms - work.device_ms))
@@ -183,7 +183,8 @@ def test_datasheets_have_what_an_h100s_steps_add_by_their_memory():
     cut = {4: dict.fromkeys(range(8), 16)}
     plan = laid_out(CRITEO, *(cut.get(table, table % 8) for table in range(26)))
     names = ("h100", "roofline:h100", "roofline:h200")
-    measured, sheet, other = (Simulator(CostModels.load(f"{name}+torchrec")).cost(CRITEO, plan) for name in names)
+    loaded = [CostModels.load(f"{name}+torchrec+dense0ms") for name in names]
+    measured, sheet, other = (Simulator(models).cost(CRITEO, plan) for models in loaded)
     np.testing.assert_allclose(sheet.ms("framework.outputs"), measured.ms("framework.outputs"))
     np.testing.assert_allclose(other.ms("framework.outputs"), measured.ms("framework.outputs") * 3.35 / 4.8)
     waits = [cost.ms("framework.host") for cost in (measured, sheet, other)]
@@ -234,7 +235,7 @@ def test_the_margin_of_a_wait_is_the_hosts_and_hides_the_devices():
     models = replace(linear_models(2), framework=framework, margins=alone).in_torchrec()
     plan = whole(TASK)
     ready = Simulator(replace(models, more=())).cost(TASK, plan)
-    waiting = Simulator(models).cost(TASK, plan)
+    waiting = Simulator(models.beside_dense(0.0)).cost(TASK, plan)
     assert waiting.margin_ms == pytest.approx(np.hypot(0.1 * ready.margin_ms, 0.9 * 0.2 * 100.0))
     nearly = Simulator(models.beside_dense(110.0 - ready.total_ms)).cost(TASK, plan)
     assert nearly.total_ms == pytest.approx(ready.total_ms)

@@ -196,7 +196,7 @@ def test_a_group_within_the_job_plans_and_fails_together():
 
 def test_gpus_without_models_of_their_own_are_warned_about(caplog):
     NeuroShardPlanner(topology(device="cuda"))
-    assert "those of one H100, whose exchanges are a datasheet's (h100+torchrec)" in caplog.text
+    assert "those of one H100, whose exchanges are a datasheet's (h100+torchrec), beside" in caplog.text
 
 
 ROWS, DIM, LOOKUPS, BATCH_SIZE = 1000, 64, 50.0, 128

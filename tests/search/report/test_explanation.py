@@ -89,7 +89,7 @@ def test_what_all_devices_wait_for_their_hosts_is_told():
     plan = whole(_task([64, 4]))
     ready_ms = Simulator(linear_models(2)).cost(plan.task, plan).total_ms
     models = replace(linear_models(2), framework=Framework(1.0, {}, {}, {}, {"step": ready_ms + 10})).in_torchrec()
-    waiting = _summary_of(explain(plan, Simulator(models)))["host"]
+    waiting = _summary_of(explain(plan, Simulator(models.beside_dense(0.0))))["host"]
     assert waiting.startswith("devices wait 9.00 ms until it has launched all their work")
     assert "host" not in _summary_of(explain(plan, Simulator(models.beside_dense(10.0))))
 

@@ -1,0 +1,98 @@
+"""Which plan is taken if nobody says how long the dense network computes: the one with the least worst-case regret."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from neuroshard import CostModels, Simulator, Task, Topology, load_tables, search
+from neuroshard.models.parts import UNKNOWN_DENSE_MS, Framework
+from neuroshard.searching.dense_time import find_plan
+from neuroshard.searching.searcher import Found, Searcher, searcher_of
+from neuroshard.testing import toy_task
+from tests.kit.plans import COPIES, laid_out
+
+TIMES_MS = np.linspace(0, 15, 16)
+SHEET = CostModels.load("roofline:h100")
+TASK = toy_task(4, num_devices=2)
+FEW_CALLS, MANY_CALLS = laid_out(TASK, 0, 0, 1, 1), laid_out(TASK, [0, 1], COPIES, 0, 1)
+EIGHT = Task(load_tables("dlrm_like", num_tables=8, batch_size=32768), Topology(4, "80GiB"), 32768)
+
+
+def _launched_in(ms_per_call):
+    """Models of steps whose hosts take that long to launch each kernel call, and whose devices compute in no time."""
+    return replace(SHEET, framework=Framework(1e-6, {}, {}, {}, {"calls": ms_per_call})).in_torchrec()
+
+
+@dataclass(frozen=True)
+class _ByDenseTime(Searcher):
+    """Takes one plan beside short dense networks, and another one beside long ones; counts how often it is asked."""
+
+    asked: list
+
+    def find(self, task, simulator):
+        plans = [FEW_CALLS, MANY_CALLS]
+        self.asked.append(simulator)
+        costs = [simulator.cost(task, plan).total_ms for plan in plans]
+        return Found(plans[int(np.argmin(costs))])
+
+
+def _regret_ms(plan, others, models):
+    """The most that a plan costs beyond the best of others, at any dense time."""
+    task, regrets = plan.task, []
+    for dense_ms in TIMES_MS:
+        simulator = Simulator(models.beside_dense(float(dense_ms)))
+        costs = [simulator.cost(task, one).total_ms for one in (plan, *others)]
+        regrets.append(costs[0] - min(costs))
+    return max(regrets)
+
+
+def test_costs_at_an_unknown_dense_time_are_those_in_the_middle_of_its_range():
+    models = CostModels.load("h100+torchrec")
+    costs = [Simulator(its).cost(TASK, MANY_CALLS).total_ms for its in (models, models.beside_dense(UNKNOWN_DENSE_MS))]
+    extremes = [Simulator(models.beside_dense(ms)).cost(TASK, MANY_CALLS).total_ms for ms in (0.0, 15.0)]
+    assert costs[0] == costs[1]
+    assert extremes[1] < costs[0] < extremes[0] or extremes[1] == costs[0]
+    assert costs[0] < extremes[0]
+
+
+@pytest.mark.parametrize("ms_per_call", [0.5, 3.0, 6.0])
+def test_the_plan_with_the_least_worst_case_regret_is_taken(ms_per_call):
+    models, asked = _launched_in(ms_per_call), []
+    found = find_plan(_ByDenseTime(asked), TASK, Simulator(models))
+    regrets = {plan: _regret_ms(plan, [FEW_CALLS, MANY_CALLS], models) for plan in (FEW_CALLS, MANY_CALLS)}
+    others = {_ByDenseTime([]).find(TASK, Simulator(models.beside_dense(ms))).plan for ms in (0.0, 7.5, 15.0)}
+    assert regrets[found.plan] == min(regrets[plan] for plan in others)
+    assert len(asked) == 3
+
+
+def test_a_method_is_asked_once_if_the_dense_time_is_known_or_does_not_count():
+    for models in (SHEET, CostModels.load("h100+torchrec+dense8ms"), _launched_in(1.0).beside_dense(0.0)):
+        asked = []
+        assert find_plan(_ByDenseTime(asked), TASK, Simulator(models)).warning is None
+        assert len(asked) == 1
+
+
+def test_no_table_is_copied_everywhere_to_save_a_launch_that_dense_work_may_hide():
+    """Copies of 1.3 GB were predicted 10% cheaper beside no dense work, and to cost 9 ms more beside 14 ms of it."""
+    models = CostModels.load("h100+torchrec")
+    plan = find_plan(searcher_of("neuroshard"), EIGHT, Simulator(models)).plan
+    at_ends = [
+        searcher_of("neuroshard").find(EIGHT, Simulator(models.beside_dense(dense_ms))).plan for dense_ms in (0.0, 15.0)
+    ]
+    regret = _regret_ms(plan, at_ends, models)
+    assert regret <= min(_regret_ms(one, at_ends, models) for one in at_ends)
+    assert regret < max(_regret_ms(one, at_ends, models) for one in at_ends)
+
+
+def test_a_warning_says_at_which_dense_times_another_plan_is_cheaper():
+    models = CostModels.load("h100+torchrec")
+    simulator = Simulator(models)
+    found = find_plan(searcher_of("neuroshard"), EIGHT, simulator)
+    assert "8 ms or more" in found.warning
+    ends = [simulator.beside_dense(ms) for ms in (7.0, 8.0)]
+    long = searcher_of("neuroshard").find(EIGHT, ends[1]).plan
+    gains = [its.cost(EIGHT, found.plan).total_ms - its.cost(EIGHT, long).total_ms for its in ends]
+    assert gains[0] < 0 < gains[1]
+    with pytest.warns(UserWarning, match="8 ms or more"):
+        assert search(EIGHT, simulator) == simulator.predicted(found.plan)
