@@ -14,6 +14,12 @@ except ImportError as error:
         "pip install --no-deps torchrec==1.8.0"
     ) from None
 
+from neuroshard.torchrec.data_parallel import (
+    DataParallelOptimizer,
+    data_parallel_optimizer,
+    data_parallel_parameters,
+    dense_parameters,
+)
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
 from neuroshard.torchrec.finder import Replanned
 from neuroshard.torchrec.modules import find_tables
@@ -26,11 +32,15 @@ from neuroshard.torchrec.sharding_file import load_sharding_plan, save_sharding_
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
 __all__ = [
+    "DataParallelOptimizer",
     "NeuroShardPlanner",
     "Parameter",
     "Replanned",
     "SimulatorPerfModel",
     "SimulatorShardEstimator",
+    "data_parallel_optimizer",
+    "data_parallel_parameters",
+    "dense_parameters",
     "find_tables",
     "from_sharding_plan",
     "load_sharding_plan",

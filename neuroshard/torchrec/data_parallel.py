@@ -1,0 +1,203 @@
+"""The optimizer of tables that no fused kernel trains, such as all that are sharded data_parallel."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.comm_ops import get_gradient_division
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.fused_embeddingbag import ShardedFusedEmbeddingBagCollection
+from torchrec.distributed.utils import merge_fused_params
+from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.torchrec.modules import listed
+from neuroshard.torchrec.row_updates import KNOWN_SETTINGS, NUMBERS, RULES, STEP, RowSettings, row_settings
+
+
+def data_parallel_optimizer(
+    model: nn.Module, settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> "DataParallelOptimizer":
+    """Build the optimizer for the data-parallel tables of a sharded model, which its fused optimizer does not train.
+
+    Every table gets the kind, learning rate and other settings that its fused kernel would have had: those of
+    `apply_optimizer_in_backward`, of its fused collection or of the sharder's `fused_params`, and FBGEMM's defaults
+    for the rest. Known kinds are SGD, Adagrad, row-wise Adagrad, Adam and partial row-wise Adam. Tables of other
+    sharding types with the kernel `dense` are trained too: TorchRec's fused optimizer leaves them alone as well.
+
+    The optimizer moves rows as FBGEMM does: only those that a sample of the global batch looked up, with Adam too,
+    whose momentum would otherwise move all rows. It recognises such rows by a gradient other than zero. So a row
+    whose gradients cancel out to exactly zero is not moved, while FBGEMM would apply weight decay or momentum to it.
+    On CPUs FBGEMM 1.8 ignores the weight decay of row-wise Adagrad; so does this optimizer.
+
+    Args:
+        model: a `DistributedModelParallel`, or another module with sharded collections in it.
+        settings: replaces settings of single tables, by the table's name, in the words of `fused_params`, such as
+            `{"user": {"learning_rate": 0.05}}`.
+
+    Returns:
+        A KeyedOptimizer, without parameters if no table needs it.
+
+    Raises:
+        UserError: the model is not sharded, `settings` names a table that the model does not have, or the optimizer
+            or a setting of a table is not supported.
+    """
+    given = settings or {}
+    collections = _collections(model)
+    names = {table for collection in collections for table in collection.module_sharding_plan}
+    if unknown := sorted(given.keys() - names):
+        raise UserError(f"settings= names {listed(unknown)}, but the sharded model has no such table")
+    tables = _dense_tables(model, collections)
+    for table, its in given.items():
+        if other := sorted(its.keys() - KNOWN_SETTINGS):
+            raise UserError(
+                f"settings= of table {table!r} has {listed(other)}; known are {listed(sorted(KNOWN_SETTINGS))}"
+            )
+    params = {table: merge_fused_params(dict(table.fused_params), dict(given.get(table.name, {}))) for table in tables}
+    found = {table: row_settings(table.name, its).on(table.weights.device) for table, its in params.items()}
+    return DataParallelOptimizer(found)
+
+
+def data_parallel_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Collect the weights that `data_parallel_optimizer` trains, by the names that `model.named_parameters` has.
+
+    Raises:
+        UserError: the model is not sharded.
+    """
+    return {table.key: table.weights for table in _dense_tables(model, _collections(model))}
+
+
+def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Collect the parameters for the dense optimizer: all that belong to no sharded table, by name.
+
+    Raises:
+        UserError: the model is not sharded.
+    """
+    sharded = {id(weights) for collection in _collections(model) for weights in collection.parameters()}
+    others = in_backward_optimizer_filter(model.named_parameters())
+    return {name: parameter for name, parameter in others if id(parameter) not in sharded}
+
+
+@dataclass(frozen=True, eq=False)
+class _DenseTable:
+    """A table, or the shards of it on this rank, that a dense kernel looks up.
+
+    `key` is the name of its weights in the model; `averaged_over` the number of ranks whose gradients are averaged,
+    where a fused kernel would get their sum if TorchRec's gradient division is off.
+    """
+
+    name: str
+    key: str
+    weights: nn.Parameter
+    fused_params: Mapping[str, Any]
+    averaged_over: int
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The gradient in the scale of a fused kernel's, (rows, dim)."""
+        gradient = self.weights.grad
+        if gradient is None or self.averaged_over == 1 or get_gradient_division():
+            return gradient
+        return gradient * self.averaged_over
+
+
+class DataParallelOptimizer(KeyedOptimizer):
+    """Trains tables with dense kernels as their fused optimizers would have; see `data_parallel_optimizer`.
+
+    States are in fp32 and named as in TorchRec's fused optimizers. They exist before the first step, so that they can
+    be loaded at once. Weights in fp16 or bf16 are rounded to the nearest value, not stochastically. `param_groups`
+    has a group for all tables of the same settings; learning rate schedulers change `lr` there.
+    """
+
+    def __init__(self, tables: Mapping[_DenseTable, RowSettings]) -> None:
+        groups: dict[RowSettings, dict[str, Any]] = {}
+        self._trained = []
+        for table, settings in tables.items():
+            group = groups.setdefault(settings, {"params": [], **settings.group})
+            group["params"].append(table.weights)
+            self._trained.append((table, settings, RULES[settings.optimizer].initial_state(table.weights), group))
+        states = {
+            table.weights: {f"{table.name}.{name}": value for name, value in state.items()}
+            for table, _, state, _ in self._trained
+        }
+        super().__init__({table.key: table.weights for table in tables}, states, list(groups.values()))
+
+    def step(self, closure: Any = None) -> Any:
+        """Train each table that has a gradient.
+
+        Args:
+            closure: computes the loss and its gradients first, as in `torch.optim.Optimizer`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for table, settings, state, group in self._trained:
+            if (gradient := table.gradient) is not None:
+                RULES[settings.optimizer].step(table.weights, gradient, state, settings.changed(group))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of the tables."""
+        for weights in self.params.values():
+            if set_to_none:
+                weights.grad = None
+            elif weights.grad is not None:
+                weights.grad.zero_()
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Set the number of steps so far, which Adam divides by."""
+        for _, _, state, _ in self._trained:
+            if STEP in state:
+                state[STEP].fill_(step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Set `lr`, `eps`, `weight_decay`, `beta1` or `beta2` of all tables."""
+        for group in self.param_groups:
+            group.update({name: value for name, value in params_dict.items() if name in NUMBERS})
+
+
+def _collections(model: nn.Module) -> list[Any]:
+    """Find the sharded collections of a model; UserError if there are none."""
+    kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
+    found = [module for module in model.modules() if isinstance(module, kinds)]
+    if not found:
+        raise UserError(
+            f"{type(model).__name__} has no sharded collection of tables. Call this after "
+            "DistributedModelParallel(model, ...), with its result"
+        )
+    return found
+
+
+def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTable]:
+    """Find the tables on this rank that dense kernels look up, without those that TorchRec trains all the same."""
+    keys = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = []
+    for collection in collections:
+        for lookup in collection._lookups:
+            averaged = isinstance(lookup, DistributedDataParallel)
+            if averaged and isinstance(collection, ShardedFusedEmbeddingBagCollection):
+                continue  # DistributedDataParallel runs the collection's optimizer
+            ranks = collection._env.world_size if averaged else 1
+            found += [
+                _DenseTable(name, keys[id(weights)], weights, fused_params, ranks)
+                for name, weights, fused_params in _dense_weights(lookup)
+            ]
+    return found
+
+
+def _dense_weights(lookup: Any) -> Iterator[tuple[str, nn.Parameter, Mapping[str, Any]]]:
+    """Yield the name, weights and `fused_params` of each table of a lookup that has a dense kernel."""
+    while isinstance(lookup, DistributedDataParallel):
+        lookup = lookup.module
+    dense = [group for group in lookup.grouped_configs if group.compute_kernel is EmbeddingComputeKernel.DENSE]
+    fused_params = {table.name: table.fused_params or {} for group in dense for table in group.embedding_tables}
+    for name, weights in lookup.named_parameters_by_table():
+        if name in fused_params:
+            yield name, weights, fused_params[name]
