@@ -6,6 +6,7 @@ torchrun --nproc-per-node=2 examples/torchrec_dlrm.py
 import argparse
 import gc
 import logging
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,9 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
-from neuroshard.torchrec import NeuroShardPlanner
+from neuroshard.torchrec import NeuroShardPlanner, data_parallel_optimizer, dense_parameters
 
 NUM_DENSE, DIM, BATCH_SIZE = 13, 64, 256  # samples of one process per step
 ROWS = (200_000, 50_000, 20_000, 5_000, 1_000, 100)
@@ -66,7 +68,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def train(steps: int) -> None:
+def train(steps: int) -> DistributedModelParallel:
     torch.manual_seed(0)
     model = make_model()
     sharders = [EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1.0})]
@@ -74,12 +76,17 @@ def train(steps: int) -> None:
     constraints = {f"table{i}": ParameterConstraints(pooling_factors=[lookups]) for i, lookups in enumerate(LOOKUPS)}
 
     # Before: planner = EmbeddingShardingPlanner(topology=topology, batch_size=BATCH_SIZE, constraints=constraints)
-    planner = NeuroShardPlanner(topology=topology, batch_size=BATCH_SIZE, constraints=constraints)
+    planner = NeuroShardPlanner(topology=topology, batch_size=BATCH_SIZE, constraints=constraints, data_parallel=True)
 
     plan = planner.collective_plan(model, sharders)
     sharded = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
-    rest = [parameter for name, parameter in sharded.named_parameters() if "embedding_bags" not in name]
-    optimizer = torch.optim.SGD(rest, lr=0.1)  # the tables' optimizer runs inside their kernels
+    optimizer = CombinedOptimizer(
+        [
+            sharded.fused_optimizer,  # runs inside the tables' kernels
+            data_parallel_optimizer(sharded),  # the same for data-parallel tables, which have no such kernel
+            KeyedOptimizerWrapper(dense_parameters(sharded), partial(torch.optim.SGD, lr=0.1)),
+        ]
+    )
     clicks = Clicks(seed=dist.get_rank())
     for step in range(steps):
         loss, _ = sharded(clicks.batch())
@@ -88,6 +95,7 @@ def train(steps: int) -> None:
         optimizer.step()
         if dist.get_rank() == 0 and (step % 20 == 0 or step == steps - 1):
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
+    return sharded
 
 
 if __name__ == "__main__":

@@ -26,16 +26,20 @@ os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_WORLD_SIZE
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 world_size, BATCH_SIZE, device = 1, 256, torch.device("cpu")
 config = EmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=8, feature_names=["f"])
-model = EmbeddingBagCollection([config], device=torch.device("meta"))
+model = torch.nn.ModuleDict(
+    {"tables": EmbeddingBagCollection([config], device=torch.device("meta")), "over": torch.nn.Linear(8, 1)}
+)
 sharders = [EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.1})]
 lengths = torch.full((BATCH_SIZE,), 3)
 batches = loader = [KeyedJaggedTensor(["f"], torch.randint(50, (3 * BATCH_SIZE,)), lengths=lengths) for _ in range(2)]
 steps = []
 
 
-def train_step(model, batch):
-    loss = model(batch).values().sum()
+def train_step(model, optimizer, batch):
+    loss = model.module["over"](model.module["tables"](batch).values()).sum()
     loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
     steps.append(loss.item())
 
 """
