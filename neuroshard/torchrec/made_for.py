@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.torchrec.asked import optimizer_of
+from neuroshard.torchrec.bandwidths import named_bandwidths
 from neuroshard.torchrec.delegated import bytes_beside_tables
 from neuroshard.torchrec.finder import Finder
 from neuroshard.torchrec.kept import DEVICES
@@ -31,6 +32,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
             "tables": task and [table.to_json() for table in task.tables],
             "modules": [parameter.qualified_name for parameter in division.planned],
             DEVICES: (left.compute_device, left.local_world_size, left.intra_group_size, left.world_size),
+            **({"bandwidths": named} if (named := named_bandwidths(left)) else {}),
             **({} if groups.num_groups == 1 and not groups.chosen else {"groups": groups.described}),
             "batch size": asked.batch_size,
             "memory use": task and task.memory,

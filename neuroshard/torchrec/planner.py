@@ -31,6 +31,7 @@ from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory, host_memory
+from neuroshard.torchrec.bandwidths import with_bandwidths
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.groups import Groups, groups_of
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
@@ -162,6 +163,7 @@ class NeuroShardPlanner(ShardingPlanner):
         models = models or _default_models(topology.compute_device)
         hides_input = MemoryUse(pipeline=pipeline).pipeline != "none"
         simulator = _simulator(CostModels.load(models) if isinstance(models, str) else models, hides_input)
+        simulator = with_bandwidths(simulator, topology)
         if isinstance(verify, str):
             if not isinstance(models, str):
                 raise UserError(f"verify={verify} takes models by their name or path, not as an object")

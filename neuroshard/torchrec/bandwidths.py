@@ -1,0 +1,82 @@
+"""Bandwidths that a TorchRec topology names, in place of those of analytic models."""
+
+import logging
+from dataclasses import replace
+
+from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH, INTRA_NODE_BANDWIDTH
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
+
+from neuroshard.bundles import ROOFLINE
+from neuroshard.models import CommModel, CostModels
+from neuroshard.models.by_form import CommByCollective
+from neuroshard.models.precision import Narrowed
+from neuroshard.models.roofline import RooflineComm
+from neuroshard.models.simulator import Simulator
+
+_BYTES_PER_MS_OF_GB_PER_S = 1e6
+_BYTES_PER_MS_OF_GIB_PER_S = 1024**3 / 1000  # TorchRec's own figures are in these
+# Of a device's links within a host, both directions together, in TorchRec's GiB/s, by the datasheet of the models.
+_LINKS = {"a100": 600.0, "h100": 900.0, "h100_meta": 900.0, "h200": 900.0, "b200": 1800.0}
+_log = logging.getLogger(__name__)
+
+
+def named_bandwidths(topology: TorchRecTopology) -> dict[str, float]:
+    """Return the bandwidths in bytes per ms, by their names, that somebody set in a topology."""
+    comms = topology.comms_bandwidths
+    named = {"inter_host_bw": comms.inter_host_bw, "intra_host_bw": comms.intra_host_bw}
+    defaults = {"inter_host_bw": CROSS_NODE_BANDWIDTH, "intra_host_bw": INTRA_NODE_BANDWIDTH}
+    return {name: float(value) for name, value in named.items() if value != defaults[name]}
+
+
+def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulator:
+    """Return a simulator whose analytic exchanges have the bandwidths that a topology names.
+
+    `inter_host_bw` is the network card of each device, in one direction. `intra_host_bw` is the links of a device
+    within a host, in both directions, and scales the published exchanges of the datasheet. Bandwidths that are
+    TorchRec's defaults say nothing. A warning names those that the models cannot use: what was measured holds the
+    bandwidths of its own machine.
+    """
+    named, models = named_bandwidths(topology), simulator.models
+    links = _LINKS.get((models.name or "").removeprefix(ROOFLINE).partition("+")[0])
+    if links is None and (ignored := named.pop("intra_host_bw", None)):
+        _warn("intra_host_bw", ignored, models)
+    changes = {}
+    if "inter_host_bw" in named:
+        changes["network_gb_per_s"] = named["inter_host_bw"] / _BYTES_PER_MS_OF_GB_PER_S
+    if "intra_host_bw" in named and links is not None:
+        changes["speed"] = named["intra_host_bw"] / _BYTES_PER_MS_OF_GIB_PER_S / links
+    if not changes:
+        return simulator
+    forward, backward = (_changed(model, changes) for model in (models.forward, models.backward))
+    if forward is models.forward:
+        for name, value in named.items():
+            _warn(name, value, models)
+        return simulator
+    index_dist = None if models.input is None else _changed(models.input, changes)
+    changed = replace(models, forward=forward, backward=backward, input=index_dist)
+    return Simulator(changed, simulator.count_input)
+
+
+def _changed(model: CommModel, changes: dict[str, float]) -> CommModel:
+    """Return a model whose analytic exchanges have other bandwidths; the model itself if it has none."""
+    if isinstance(model, RooflineComm):
+        network = changes.get("network_gb_per_s", model.network_gb_per_s)
+        return replace(model, network_gb_per_s=network, speed=model.speed * changes.get("speed", 1.0))
+    if isinstance(model, Narrowed):
+        inner = _changed(model.model, changes)
+        return model if inner is model.model else replace(model, model=inner)
+    if isinstance(model, CommByCollective):
+        exchanges = {name: _changed(one, changes) for name, one in model.exchanges.items()}
+        same = all(exchanges[name] is one for name, one in model.exchanges.items())
+        return model if same else replace(model, exchanges=exchanges)
+    return model
+
+
+def _warn(name: str, value: float, models: CostModels) -> None:
+    _log.warning(
+        "topology: %s=%.4g bytes per ms is not used: the exchanges of %s have bandwidths of their own. Give models "
+        "that were measured on such links, or the datasheet of the GPU, such as models='roofline:h100'",
+        name,
+        value,
+        models.name or "these models",
+    )
