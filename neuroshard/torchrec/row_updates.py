@@ -92,7 +92,7 @@ def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
             _refuse(table, name, given[name], "it must be a number")
     settings = RowSettings(**{name: value for name, value in given.items() if name in _SETTINGS})
     if settings.optimizer not in RULES:
-        _refuse(table, "optimizer", settings.optimizer, f"supported are {', '.join(map(str, RULES))}")
+        _refuse(table, "optimizer", settings.optimizer, f"supported are {', '.join(kind.name for kind in RULES)}")
     if settings.weight_decay_mode not in DECAYS:
         supported = ", ".join(mode.name for mode in DECAYS)
         _refuse(table, "weight_decay_mode", settings.weight_decay_mode, f"supported are {supported}")
@@ -104,8 +104,9 @@ def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
 
 def _refuse(table: str, name: str, value: object, supported: str) -> None:
     """Raise the UserError for a setting that only a fused kernel honours."""
+    shown = getattr(value, "name", value)
     raise UserError(
-        f"table {table!r} has a dense kernel, whose optimizer does not support {name}={value} ({supported}). "
+        f"table {table!r} has a dense kernel, whose optimizer does not support {name}={shown} ({supported}). "
         f"Change the setting, for this table alone with data_parallel_optimizer(model, settings={{{table!r}: ...}}); "
         "plan the table without data_parallel; or train data_parallel_parameters(model) with an optimizer of your own"
     )
@@ -173,7 +174,7 @@ def _rowwise_adagrad(weights: Tensor, gradient: Tensor, state: State, settings: 
     c = 1 - lr weight_decay.
     """
     mode, decay = settings.weight_decay_mode, settings.weight_decay
-    decayed = gradient + decay * weights if mode is WeightDecayMode.L2 else gradient
+    decayed = gradient + decay * weights if mode == WeightDecayMode.L2 else gradient
     total = state[MEAN] + decayed.square().mean(dim=1)
     rate = (settings.lr / (total.sqrt() + settings.eps))[:, None]
     shrunk = {

@@ -1,8 +1,11 @@
 """Tables with dense kernels train as fused kernels would train them; real gloo processes."""
 
+import copy
 from itertools import pairwise
 
+import pytest
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch import nn
@@ -10,16 +13,24 @@ from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimi
 from torchrec import EmbeddingBagCollection
 from torchrec import optim as torchrec_optim
 from torchrec.distributed.comm_ops import set_gradient_division
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, table_wise
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.feature_processor_ import PositionWeightedModule
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from neuroshard.torchrec import data_parallel_optimizer, dense_parameters
+from neuroshard import UserError
+from neuroshard.torchrec import data_parallel_optimizer, data_parallel_parameters, dense_parameters
+from neuroshard.torchrec.row_updates import RULES, RowSettings
 from tests.kit import training
 from tests.kit.processes import of_all, on_gloo
-from tests.kit.torchrec_models import META, bag
+from tests.kit.torchrec_models import CPU, META, bag, sequences, shaped_bags
 
 ROWS, DIM, SAMPLES, STEPS = 23, 8, 4, 4
 DECAY = {"lr": 0.2, "eps": 1e-3, "weight_decay": 0.3}
@@ -167,3 +178,181 @@ def test_data_parallel_tables_train_as_fused_kernels_would_train_them():
         "dense kernels elsewhere": ("dense", ROWWISE, _documented, False),
     }
     on_gloo(2, of_all, _train_as_fused, cases)
+
+
+def _resume(rank):
+    """A job that loads another one's weights and optimizer states goes on as that one does."""
+    jobs = [_job("data_parallel", {"optimizer": kind, "learning_rate": 0.1}) for kind in 2 * [EmbOptimType.ADAM]]
+    optimizers = [_documented(job) for job in jobs]
+    _step(jobs[0], optimizers[0], rank, step=0)
+    _step(jobs[0], optimizers[0], rank, step=1)
+    optimizers[1].init_state()  # dense Adam has none before the first step, and no optimizer may add any when it loads
+    jobs[1].load_state_dict(jobs[0].state_dict())
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    for job, optimizer in zip(jobs, optimizers, strict=True):
+        _step(job, optimizer, rank, step=2)
+    for one, another in zip(jobs[0].parameters(), jobs[1].parameters(), strict=True):
+        torch.testing.assert_close(one, another, rtol=0, atol=0)
+
+
+def test_states_of_all_optimizers_save_and_load_together():
+    on_gloo(2, _resume)
+
+
+def _reference(weights, gradients, settings):
+    """Train rows one after the other, as FBGEMM's CUDA kernels are written."""
+    kind, mode, rate = settings.optimizer, settings.weight_decay_mode, settings.lr
+    rows, decay = weights.double().clone(), settings.weight_decay
+    mean, square = torch.zeros_like(rows), torch.zeros_like(rows)
+    for step, gradient in enumerate(gradients, start=1):
+        for row in range(len(rows)):
+            w, g = rows[row].clone(), gradient[row].double()
+            if not g.any():
+                continue
+            if kind is EmbOptimType.EXACT_ROWWISE_ADAGRAD:
+                square[row] += (g + decay * w * (mode is WeightDecayMode.L2)).square().mean()
+                multiplier = rate / (square[row].sqrt() + settings.eps)
+                lost = {WeightDecayMode.L2: multiplier * decay, WeightDecayMode.DECOUPLE: rate * decay}.get(mode, 0)
+                rows[row] = (1 - lost) * w - multiplier * g
+                continue
+            mean[row] = settings.beta1 * mean[row] + (1 - settings.beta1) * g
+            new = g.square() if kind is EmbOptimType.ADAM else g.square().mean()
+            square[row] = settings.beta2 * square[row] + (1 - settings.beta2) * new
+            direction = mean[row] / (1 - settings.beta1**step)
+            direction /= (square[row] / (1 - settings.beta2**step)).sqrt() + settings.eps
+            rows[row] -= rate * (direction + decay * w)
+    return rows.float()
+
+
+@pytest.mark.parametrize("mode", [WeightDecayMode.L2, WeightDecayMode.DECOUPLE])
+@pytest.mark.parametrize("kind", [it for it in RULES if it not in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD)])
+def test_rows_that_no_sample_looks_up_stay_and_the_others_follow_the_reference(kind, mode):
+    settings = RowSettings(kind, mode, lr=0.1, eps=1e-3, weight_decay=0.2, beta1=0.8, beta2=0.95)
+    gradients = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(0))
+    for step, row in [(0, 0), (1, 0), (2, 1), (3, 1), (1, 2), (4, 2)]:
+        gradients[step, row] = 0
+    gradients[:, 3] = 0
+    weights = torch.linspace(-1, 1, 24).view(6, 4)
+    trained, state = weights.clone(), RULES[kind].initial_state(weights)
+    for gradient in gradients:
+        RULES[kind].step(trained, gradient, state, settings)
+    torch.testing.assert_close(trained, _reference(weights, gradients, settings))
+    assert torch.equal(trained[3], weights[3])
+    assert not any(torch.equal(trained[row], weights[row]) for row in (0, 1, 2, 4, 5))
+
+
+def test_adam_is_torchs_where_every_row_is_looked_up():
+    weights = torch.linspace(-1, 1, 24).view(6, 4)
+    ours, theirs = weights.clone(), nn.Parameter(weights.clone())
+    adam = torch.optim.AdamW([theirs], lr=0.1, eps=1e-3, weight_decay=0.2)
+    rule, settings = RULES[EmbOptimType.ADAM], RowSettings(EmbOptimType.ADAM, lr=0.1, eps=1e-3, weight_decay=0.2)
+    state = rule.initial_state(ours)
+    for gradient in torch.randn(4, 6, 4, generator=torch.Generator().manual_seed(0)):
+        rule.step(ours, gradient, state, settings)
+        theirs.grad = gradient
+        adam.step()
+    torch.testing.assert_close(ours, theirs.detach())
+
+
+def _all_data_parallel(collection, sharder):
+    """Plan a collection for this process alone."""
+    ways = {name: data_parallel() for name in sharder.shardable_parameters(collection)}
+    given = {"local_size": 1, "world_size": 1, "device_type": "cpu"}
+    return construct_module_sharding_plan(collection, ways, sharder=sharder, **given)
+
+
+def _alone(model, sharder):
+    """Shard a model that is one collection, all its tables data_parallel, over this process alone."""
+    return training.sharded(model, ShardingPlan({"": _all_data_parallel(model, sharder)}), [sharder])
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("fused_params", "named"),
+    [
+        ({"optimizer": EmbOptimType.LAMB}, "optimizer=LAMB"),
+        ({"optimizer": EmbOptimType.ADAM, "learning_rate": "0.1"}, "lr=0.1"),
+        ({"gradient_clipping": True}, "gradient_clipping=True"),
+        ({"max_norm": 1.0}, "max_norm=1.0"),
+        ({"lr_decay": 0.1}, "lr_decay=0.1"),
+        ({"weight_decay_mode": WeightDecayMode.COUNTER}, "weight_decay_mode=COUNTER"),
+    ],
+)
+def test_what_no_dense_gradient_supports_is_refused_until_settings_replace_it(fused_params, named):
+    job = _alone(shaped_bags({"a": (5, 4), "b": (5, 6)}), EmbeddingBagCollectionSharder(fused_params))
+    with pytest.raises(UserError, match=f"'a'.*{named}"):
+        data_parallel_optimizer(job)
+    replaced = {
+        "optimizer": EmbOptimType.EXACT_SGD,
+        "lr": 0.5,
+        "gradient_clipping": False,
+        "max_norm": 0.0,
+        "lr_decay": 0.0,
+        "weight_decay_mode": WeightDecayMode.NONE,
+    }
+    with pytest.raises(UserError, match=f"'b'.*{named}"):
+        data_parallel_optimizer(job, {"a": replaced})
+    (group,) = data_parallel_optimizer(job, {"a": replaced, "b": replaced}).param_groups
+    assert group["lr"] == 0.5
+    assert [*data_parallel_parameters(job)] == ["embedding_bags.a.weight", "embedding_bags.b.weight"]
+
+
+@pytest.mark.usefixtures("group")
+def test_settings_of_nothing_and_models_that_are_not_sharded_are_refused():
+    model = shaped_bags({"a": (5, 4)})
+    for function in (data_parallel_optimizer, data_parallel_parameters, dense_parameters):
+        with pytest.raises(UserError, match="EmbeddingBagCollection"):
+            function(model)
+    job = _alone(model, EmbeddingBagCollectionSharder())
+    with pytest.raises(UserError, match="other"):
+        data_parallel_optimizer(job, {"other": {"lr": 1.0}})
+    with pytest.raises(UserError, match="learning"):
+        data_parallel_optimizer(job, {"a": {"learning": 1.0}})
+
+
+class _EveryKind(nn.Module):
+    """A collection of each kind that TorchRec can look up with dense kernels."""
+
+    def __init__(self):
+        super().__init__()
+        self.pooled = shaped_bags({"a": (5, 4), "odd": (5, 6)})
+        weighted = EmbeddingBagCollection([bag("w", 5, 4)], is_weighted=True, device=META)
+        self.weighted = FeatureProcessedEmbeddingBagCollection(
+            weighted, {"f_w": PositionWeightedModule(4, device=META)}
+        )
+        self.sequences = sequences("s", rows=5, dim=4)
+
+
+@pytest.mark.usefixtures("group")
+def test_tables_of_every_kind_of_collection_are_found():
+    model, fused = _EveryKind(), training.sgd(0.1)
+    pooled = EmbeddingBagCollectionSharder(fused)
+    sharders = {
+        "pooled": pooled,
+        "weighted": FeatureProcessedEmbeddingBagCollectionSharder(pooled),
+        "sequences": EmbeddingCollectionSharder(fused),
+    }
+    plan = {path: _all_data_parallel(getattr(model, path), sharder) for path, sharder in sharders.items()}
+    job = training.sharded(model, ShardingPlan(plan), [*sharders.values()])
+    optimizer = data_parallel_optimizer(job)
+    assert {name.split(".")[-2] for name in optimizer.params} == {"a", "odd", "w", "s"}
+    assert {"position_weight"} == {name.split(".")[-1] for name in dense_parameters(job)}
+    assert optimizer.params.keys() | dense_parameters(job).keys() == dict(job.named_parameters()).keys()
+    for weights in optimizer.params.values():
+        before = weights.detach().clone()
+        weights.grad = torch.ones_like(weights)
+        optimizer.step()
+        torch.testing.assert_close(before - weights, torch.full_like(before, 0.1))
+        optimizer.zero_grad()
+
+
+@pytest.mark.usefixtures("group")
+def test_tables_whose_optimizer_torchrec_runs_in_the_backward_pass_are_left_to_it():
+    fused = FusedEmbeddingBagCollection([bag("a", 5, 4)], torch.optim.SGD, {"lr": 0.1}, device=CPU)
+    sharder, env = FusedEmbeddingBagCollectionSharder(), ShardingEnv.from_process_group(dist.group.WORLD)
+    job = sharder.shard(fused, _all_data_parallel(fused, sharder), env)  # DistributedModelParallel needs GPUs for it
+    assert data_parallel_optimizer(job).params == data_parallel_parameters(job) == dense_parameters(job) == {}
+    weights = job.embedding_bags["a"].weight
+    before = weights.detach().clone()
+    job(training.drawn_lookups({"f_a": 5}, 4, rank=0, step=1)).wait().values().sum().backward()
+    assert not torch.equal(weights, before)
