@@ -32,7 +32,7 @@ from tests.kit import training
 from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import CPU, META, bag, sequences, shaped_bags
 
-ROWS, DIM, SAMPLES, STEPS = 23, 8, 4, 4
+ROWS, DIM, SAMPLES, STEPS = 23, 8, 4, 3
 DECAY = {"lr": 0.2, "eps": 1e-3, "weight_decay": 0.3}
 OPTIMIZERS = {  # set on the weights, by table
     "sgd": (torch.optim.SGD, {"lr": 0.2}),
@@ -153,6 +153,7 @@ def _train_as_fused(rank, kind, fused_params, idiom, division=True):
     try:
         jobs = _job("data_parallel", fused_params), _job(kind, fused_params)
         optimizers = idiom(jobs[0]), _documented(jobs[1])
+        assert optimizers[0].params.keys() == dict(jobs[0].named_parameters()).keys()
         before = [{name: its.detach().clone() for name, its in jobs[0].named_parameters()}]
         for step in range(STEPS):
             for job, optimizer in zip(jobs, optimizers, strict=True):
@@ -356,3 +357,49 @@ def test_tables_whose_optimizer_torchrec_runs_in_the_backward_pass_are_left_to_i
     before = weights.detach().clone()
     job(training.drawn_lookups({"f_a": 5}, 4, rank=0, step=1)).wait().values().sum().backward()
     assert not torch.equal(weights, before)
+
+
+@pytest.mark.usefixtures("group")
+def test_schedulers_and_the_combined_optimizer_change_how_tables_train():
+    job = _alone(shaped_bags({"a": (5, 4)}), EmbeddingBagCollectionSharder(training.sgd(0.4)))
+    optimizer = data_parallel_optimizer(job)
+    combined, scheduler = CombinedOptimizer([optimizer]), torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    (weights,) = optimizer.params.values()
+    weights.data.zero_()
+
+    def loss():
+        combined.zero_grad()
+        looked_up = job(training.drawn_lookups({"f_a": 5}, 64, rank=0, step=1)).wait().values().sum()
+        looked_up.backward()
+        return looked_up
+
+    loss()
+    gradient = weights.grad.clone()
+    assert optimizer.step(loss) == 0  # of weights that are zero
+    moved = -0.4 * gradient
+    torch.testing.assert_close(weights.detach(), moved)
+    scheduler.step()
+    combined.step()
+    torch.testing.assert_close(weights.detach(), moved := moved - 0.2 * gradient)
+    combined.update_hyper_parameters({"lr": 1.0})
+    combined.step()
+    torch.testing.assert_close(weights.detach(), moved := moved - gradient)
+    combined.zero_grad()
+    combined.step()
+    torch.testing.assert_close(weights.detach(), moved)
+
+
+@pytest.mark.usefixtures("group")
+def test_adam_goes_on_from_the_step_that_is_set():
+    def trained(step):
+        job = _alone(shaped_bags({"a": (5, 4)}), EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.ADAM}))
+        optimizer = data_parallel_optimizer(job)
+        CombinedOptimizer([optimizer]).set_optimizer_step(step)
+        (weights,) = optimizer.params.values()
+        before, weights.grad = weights.detach().clone(), torch.ones_like(weights)
+        optimizer.step()
+        return (before - weights)[0, 0].item()
+
+    corrected = (1 - 0.9) / (1 - 0.9**8), (1 - 0.999) / (1 - 0.999**8)
+    assert trained(0) == pytest.approx(0.01, rel=1e-3)
+    assert trained(7) == pytest.approx(0.01 * corrected[0] / corrected[1] ** 0.5, rel=1e-3)
