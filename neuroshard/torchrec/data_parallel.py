@@ -56,9 +56,8 @@ def data_parallel_optimizer(
     tables = _dense_tables(model, collections)
     for table, its in given.items():
         if other := sorted(its.keys() - KNOWN_SETTINGS):
-            raise UserError(
-                f"settings= of table {table!r} has {listed(other)}; known are {listed(sorted(KNOWN_SETTINGS))}"
-            )
+            known = ", ".join(sorted(KNOWN_SETTINGS))
+            raise UserError(f"settings= of table {table!r} has {listed(other)}; known are {known}")
     params = {table: merge_fused_params(dict(table.fused_params), dict(given.get(table.name, {}))) for table in tables}
     found = {table: row_settings(table.name, its).on(table.weights.device) for table, its in params.items()}
     return DataParallelOptimizer(found)
@@ -104,7 +103,7 @@ class _DenseTable:
         gradient = self.weights.grad
         if gradient is None or self.averaged_over == 1 or get_gradient_division():
             return gradient
-        return gradient * self.averaged_over
+        return gradient.float() * self.averaged_over
 
 
 class DataParallelOptimizer(KeyedOptimizer):
