@@ -30,7 +30,7 @@ from neuroshard.plumbing.schema import padded
 from neuroshard.torchrec.asked import device_memory, named_optimizer
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.estimators import of_both_ways
-from neuroshard.torchrec.kernels import COPIED, IN_ROWS
+from neuroshard.torchrec.kernels import COPIED, DENSE, IN_ROWS
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import estimate, sharding_options
@@ -77,18 +77,23 @@ def precision_remark(model: Model, models: CostModels) -> str | None:
 def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> str | None:
     """Return the warning that a whole model's plan leaves tables without their optimizer; None if it does not.
 
-    TorchRec sets optimizers inside the fused kernels, and data-parallel tables have a dense one, whoever planned them.
+    TorchRec sets optimizers inside the fused kernels. Data-parallel tables have a dense kernel, whoever planned them,
+    and so have others in plans that name no kernel. TorchRec trains those of fused collections all the same.
     """
-    lost = [its for its, sharding in _lying(parameters, sharding_plan) if sharding.sharding_type in COPIED]
+    lost = [
+        its
+        for its, sharding in _lying(parameters, sharding_plan)
+        if sharding.compute_kernel == DENSE and not (its.fused and sharding.sharding_type in COPIED)
+    ]
     if not lost:
         return None
     optimizers = ", ".join(dict.fromkeys(map(named_optimizer, lost)))
     odd = [f"{its.qualified_name} to {padded(its.config.embedding_dim)} columns" for its in lost if its.unlike_kernels]
     padding = f"; pad {listed(odd)}, because fused kernels take multiples of 4 only" if odd else ""
     return (
-        f"{len(lost)} table(s) are data_parallel ({listed([its.qualified_name for its in lost])}). TorchRec does not "
-        f"apply their optimizer ({optimizers}), which runs inside the fused kernels that such tables lack: filtered by "
-        "in_backward_optimizer_filter they get your dense optimizer instead, and filtered by name none at all. Train "
+        f"{len(lost)} table(s) are data_parallel ({listed([its.qualified_name for its in lost])}), or have the kernel "
+        f"'dense'. TorchRec does not apply their optimizer ({optimizers}), which runs inside fused kernels: picked by "
+        "in_backward_optimizer_filter they get your dense optimizer instead, and picked by name none at all. Train "
         "them by neuroshard.torchrec.data_parallel_optimizer(model), or plan them otherwise: leave out "
         f"data_parallel=True, and data_parallel in sharding_types{padding}"
     )

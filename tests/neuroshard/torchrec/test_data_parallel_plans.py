@@ -59,6 +59,14 @@ def test_a_plan_with_data_parallel_tables_warns_once_of_their_optimizer(path, ca
     assert ("a to 12 columns" in warning) is ("refuse" in path)
 
 
+def test_a_given_plan_with_dense_kernels_is_warned_of_too(caplog):
+    model = SMALL()
+    _, given = planned(model, **ON_GPUS)
+    given.plan[""]["a"].compute_kernel = "dense"
+    planned(model, **ON_GPUS | {"given": given})
+    assert len(_warnings(caplog)) == 1
+
+
 def test_a_restarted_job_is_warned_too(tmp_path, caplog):
     settings = ON_GPUS | {"data_parallel": True, "keep": tmp_path / "plan.json"}
     for _ in range(2):
