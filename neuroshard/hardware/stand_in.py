@@ -41,6 +41,12 @@ def renamed(plan: Plan) -> Plan:
     return Plan(replace(plan.task, tables=tables, constraints=Constraints()), plan.placements)
 
 
+def in_pipeline(plan: Plan, pipeline: str) -> Plan:
+    """Change the pipeline that a plan's task counts, so that its tables are set up for steps in that pipeline."""
+    memory = replace(plan.task.memory, pipeline=pipeline)
+    return Plan(replace(plan.task, memory=memory), plan.placements)
+
+
 def modules_of(tables: Sequence[Table]) -> Mapping[str, str]:
     """Name the path, in `StandIn`, of each table's collection: one of pooled tables, one a width of others."""
     return {table.name: _path_of(table) for table in tables}

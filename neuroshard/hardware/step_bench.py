@@ -26,7 +26,7 @@ from neuroshard.hardware.inputs import FUSED, LEARNING_RATE
 from neuroshard.hardware.pipelines import MADE, Optimizers, Phase, PhaseClock, Trainee
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
-from neuroshard.hardware.stand_in import Batch, StandIn, drawn_batches, modules_of, renamed, share_of
+from neuroshard.hardware.stand_in import Batch, StandIn, drawn_batches, in_pipeline, modules_of, renamed, share_of
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.kernels import shards_of
@@ -108,7 +108,7 @@ class Trained:
         seed: int,
         precision: Precision = Precision.FP32,
     ) -> None:
-        plan = renamed(plan)
+        plan = in_pipeline(renamed(plan), protocol.pipeline)
         task = plan.task
         torch.manual_seed(seed)
         where = device.torch_device

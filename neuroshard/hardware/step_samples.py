@@ -1,6 +1,6 @@
 """Training steps: how they are timed, what one build of a plan took, and one rank's local work beside mirrors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.schema import Count, PositiveCount
 from neuroshard.plumbing.timing import TimingProtocol
+from neuroshard.tasks.task import Task
 
 # How batches follow each other, and in which phases of local work (`LOCAL_PHASES`) something is sent that nobody waits
 # for at once.
@@ -59,6 +60,16 @@ class StepProtocol:
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.pipeline, PIPELINES)
+
+    def remarks(self, tasks: Iterable[Task]) -> tuple[str, ...]:
+        """List the pipelines that memory of tasks counts, other than that of the steps: a line for each."""
+        counted = dict.fromkeys(task.memory.pipeline for task in tasks)
+        return tuple(
+            f"memory counts pipeline={other!r}, and steps are measured in {self.pipeline!r}"
+            + ("; set protocol.pipeline" if other in PIPELINES else ", because steps in the other can't be measured")
+            for other in counted
+            if other not in (None, self.pipeline)
+        )
 
     @property
     def timing(self) -> TimingProtocol:

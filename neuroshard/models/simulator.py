@@ -235,7 +235,18 @@ class Simulator:
         """
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
         told = [f"predicted costs: {caveat}" for caveat in caveats] + [one for one in (self._elsewhere,) if one]
-        return (*told, *plan.task.warnings, *self._outside(plan))
+        return (*told, *self._of_pipeline(plan), *plan.task.warnings, *self._outside(plan))
+
+    def _of_pipeline(self, plan: Plan) -> tuple[str, ...]:
+        """Return a line if costs count the exchange of indices and the pipeline hides it, or if neither does."""
+        pipeline = plan.task.memory.pipeline
+        if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):
+            return ()
+        does, do = ("hides", "false") if self.count_input else ("doesn't hide", "true")
+        return (
+            f"memory.pipeline={pipeline} {does} the exchange of indices, and predicted costs "
+            f"{'count' if self.count_input else 'leave out'} that exchange; set count_input={do}",
+        )
 
     def _outside(self, plan: Plan) -> tuple[str, ...]:
         """List what of a plan lies outside the models' range."""

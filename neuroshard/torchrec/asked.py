@@ -54,7 +54,7 @@ class Asked:
         rules: ours, besides TorchRec's constraints.
         memory: what counts besides weights; None counts one batch's buffers, the optimizer of the tables, and Adam's
             state for data-parallel tables, whose optimizer is not known before the job runs.
-        pipeline: TorchRec's training pipeline, as `MemoryUse.pipeline` has it; None leaves `memory` as it is.
+        pipeline: TorchRec's training pipeline, as `MemoryUse.pipeline` has it, and that of `memory` if it names one.
         known: statistics of tables, by name.
         groups: that the job's ranks are divided into.
         timeout_s: that TorchRec's planner may take for what is delegated to it; None sets no limit.

@@ -9,20 +9,29 @@ from math import prod
 from typing import Any
 
 from torch import nn
+from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
-from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import PlannerError, Storage
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, ShardEstimator, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import padded
 from neuroshard.torchrec.asked import Asked
-from neuroshard.torchrec.kernels import COPIED, DENSE, WHOLE
+from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, WHOLE
 from neuroshard.torchrec.modules import listed
-from neuroshard.torchrec.options import estimate, memory_of_tables, sharding_options, storage_taken
+from neuroshard.torchrec.options import (
+    estimate,
+    memory_of_tables,
+    sharding_options,
+    storage_estimator,
+    storage_taken,
+)
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.prefetching import flagged, flagged_constraint
 
 _OF_COPIES = "Sharding spec not found for "  # how TorchRec's warning begins
 
@@ -53,6 +62,19 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         UserError: TorchRec can't plan them.
     """
     parameters = [_as_served(parameter, left, asked.data_parallel) for parameter in parameters]
+    if asked.pipeline != PREFETCH:
+        return _planned(parameters, module, left, asked)
+    ahead = [replace(it, constraints=flagged_constraint(it.constraints)) for it in parameters]
+    sharding_plan = flagged(_planned(ahead, module, left, asked), asked.pipeline, "TorchRec's plan")
+    for parameter in parameters:
+        sharding = parameter.sharding_in(sharding_plan)
+        if sharding.compute_kernel not in PREFETCHED:
+            sharding.cache_params = parameter.said.cache_params
+    return sharding_plan
+
+
+def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
+    """Have TorchRec plan parameters; their constraints say nothing that it can't train."""
     for parameter in parameters:
         _check_offered(parameter, left.compute_device)
     if not parameters:
@@ -60,14 +82,16 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
     first = {it.name: it.constraints for it in reversed(parameters)}
     if others := [it for it in parameters if it.constraints != first[it.name]]:  # TorchRec knows them by name alone
         agreeing = [it for it in parameters if it.constraints == first[it.name]]
-        theirs = delegate(agreeing, module, left, asked)
-        return joined(theirs, delegate(others, module, without(left, theirs, agreeing, asked), asked))
+        theirs = _planned(agreeing, module, left, asked)
+        return joined(theirs, _planned(others, module, without(left, theirs, agreeing, asked), asked))
+    constraints = {**asked.constraints, **{it.name: it.constraints for it in parameters if it.constraints}}
     planner = EmbeddingShardingPlanner(
         topology=left,
         batch_size=asked.batch_size,
+        enumerator=EmbeddingEnumerator(left, asked.batch_size, constraints, _estimators(left, constraints, asked)),
         storage_reservation=FixedPercentageStorageReservation(0.0),  # it is taken off already
         stats=[],
-        constraints={**asked.constraints, **{it.name: it.constraints for it in parameters if it.constraints}},
+        constraints=constraints,
         debug=False,
         timeout_seconds=asked.timeout_s,
     )
@@ -78,6 +102,14 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         raise InfeasibleError(f"{_whose(parameters)}: {str(error).splitlines()[0]}") from error
     except (RuntimeError, ValueError, AssertionError) as error:
         raise UserError(f"{_whose(parameters)}: {error}") from error
+
+
+def _estimators(
+    topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], asked: Asked
+) -> list[ShardEstimator]:
+    """Build TorchRec's default estimators, of which that of memory knows the job's pipeline."""
+    perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
+    return [perf, storage_estimator(topology, constraints, asked.pipeline)]
 
 
 def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool) -> Parameter:
@@ -201,7 +233,7 @@ def without(
         return topology
     options = sharding_options(sharding_plan, parameters, asked.batch_size, topology)
     sharders = list({id(parameter.sharder): parameter.sharder for parameter in parameters}.values())
-    estimate(EmbeddingStorageEstimator(topology=topology, constraints=dict(asked.constraints)), options, sharders)
+    estimate(storage_estimator(topology, dict(asked.constraints), asked.pipeline), options, sharders)
     left, memory = deepcopy(topology), memory_of_tables(topology)
     memory_use = asked.memory_use(parameters)
     beside = bytes_beside_tables(parameters) // topology.world_size + sum(

@@ -26,6 +26,8 @@ KEY_VALUE: tuple[str, ...] = tuple(  # each release of TorchRec has some of them
     for kernel in EmbeddingComputeKernel
     if kernel is EmbeddingComputeKernel.KEY_VALUE or kernel.name.endswith("_VIRTUAL_TABLE")
 )
+PREFETCH = "prefetch"  # the pipeline, in `MemoryUse`, that fetches rows into caches before the batch that reads them
+PREFETCHED = frozenset({KERNELS[Tier.CACHED], *KEY_VALUE})  # the kernels whose caches it fills
 _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 

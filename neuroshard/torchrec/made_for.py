@@ -15,6 +15,7 @@ from neuroshard.torchrec.bandwidths import named_bandwidths
 from neuroshard.torchrec.delegated import bytes_beside_tables
 from neuroshard.torchrec.finder import Finder
 from neuroshard.torchrec.kept import DEVICES
+from neuroshard.torchrec.kernels import PREFETCH
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.planner_report import Callback
 from neuroshard.torchrec.sharding_file import modules_json
@@ -45,6 +46,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
                 for its, why in others
             ],
             **({"bytes beside tables": beside} if beside else {}),
+            **({"pipeline": asked.pipeline} if asked.pipeline == PREFETCH or (asked.pipeline and others) else {}),
             "given plan": modules_json(asked.fixed),
             "callbacks": [getattr(callback, "__qualname__", type(callback).__qualname__) for callback in callbacks],
         }

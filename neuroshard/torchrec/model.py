@@ -25,6 +25,7 @@ from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.prefetching import flagged
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
@@ -170,7 +171,10 @@ def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
 
 
 def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> None:
-    """Add to how a plan shards the parameters what their constraints say besides; caches keep the size that it has."""
+    """Add to how a plan shards the parameters what their constraints say besides; caches stay as large as they are.
+
+    Caches that the plan has set up to prefetch stay so too.
+    """
     for parameter in parameters:
         constraints, sharding = parameter.constraints, parameter.sharding_in(sharding_plan)
         if constraints is None:
@@ -180,7 +184,10 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
             if (asked := getattr(constraints, field)) is not None:
                 setattr(sharding, field, asked)
         if planned is not None:
-            sharding.cache_params = replace(sharding.cache_params or planned, load_factor=planned.load_factor)
+            asked, kept = sharding.cache_params or planned, {"load_factor": planned.load_factor}
+            if planned.prefetch_pipeline is not None:
+                kept["prefetch_pipeline"] = planned.prefetch_pipeline
+            sharding.cache_params = replace(asked, **kept)
         types = constraints.sharding_types or (WHOLE, SPLIT)
         if sharding.sharding_type == SPLIT and SPLIT not in types:
             sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for
@@ -223,6 +230,7 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         if not options:
             raise UserError("there is none")
         loaded = plan_of_options(extract_plan(space, options), asked.topology)
+        loaded = flagged(loaded, asked.pipeline, "it")
         return _checked(joined(loaded, asked.fixed), model, models)
     except (PlannerError, AssertionError, OSError) as error:  # a reservation that keeps no topology; a missing file
         raise UserError(str(error).strip().splitlines()[0]) from error

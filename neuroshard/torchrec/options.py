@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchrec.distributed.planner.enumerators import get_partition_by_type
-from torchrec.distributed.planner.types import Shard, ShardingOption, Storage
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan, ShardingType
 
 from neuroshard.torchrec.kernels import KEY_VALUE, shards_of
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.prefetching import pipeline_type
 
 PASSED_ON = (
     "cache_params",
@@ -69,6 +71,13 @@ def estimate(estimator: Any, options: Sequence[ShardingOption], sharders: Sequen
     """Fill in what one of TorchRec's estimators says of all shards."""
     by_name = {sharder_name(sharder.module_type): sharder for sharder in sharders}
     estimator.estimate(list(options), build_sharder_data_map(by_name))
+
+
+def storage_estimator(
+    topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], pipeline: str | None
+) -> EmbeddingStorageEstimator:
+    """Build TorchRec's estimator of memory for a job's pipeline: its buffers, and a batch's outputs beside them."""
+    return EmbeddingStorageEstimator(topology, constraints, pipeline_type(pipeline), run_embedding_at_peak_memory=True)
 
 
 def memory_of_tables(topology: TorchRecTopology) -> str:

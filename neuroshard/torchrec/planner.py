@@ -50,6 +50,7 @@ from neuroshard.torchrec.planner_report import (
     unsound_remarks,
     withheld_remark,
 )
+from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
@@ -88,7 +89,9 @@ class NeuroShardPlanner(ShardingPlanner):
         callbacks: get the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
         pipeline: none | sparse_dist | prefetch | semi_sync: the job's, whose batches in flight count as memory; "none"
-            hides no exchange of indices, so that costs count it. None counts one batch, and no such exchange.
+            hides no exchange of indices, so that costs count it; with "prefetch" the plan sets up all caches to
+            prefetch. None takes the pipeline of `memory`; if that has none either, one batch counts, and no exchange
+            of indices.
         timeout_seconds: that planning should take at most. TorchRec's planner is stopped by it; our search never is,
             for a plan must not depend on how busy a machine is: a warning says where it took longer.
         plan_loader: TorchRec's; the plan that it brings is taken if it was made for this job, else planned anew, which
@@ -161,7 +164,9 @@ class NeuroShardPlanner(ShardingPlanner):
         if not isinstance(given, ShardingPlan | None):
             raise UserError(f"given={given!r} must be a ShardingPlan, such as load_sharding_plan reads from a file")
         models = models or _default_models(topology.compute_device)
-        hides_input = MemoryUse(pipeline=pipeline).pipeline != "none"
+        pipeline, constraints = pipeline_of(pipeline, memory), _checked_constraints(constraints or {})
+        check_prefetching(constraints, pipeline)
+        hides_input = pipeline != "none"
         simulator = _simulator(CostModels.load(models) if isinstance(models, str) else models, hides_input)
         simulator = with_bandwidths(simulator, topology)
         if isinstance(verify, str):
@@ -182,8 +187,8 @@ class NeuroShardPlanner(ShardingPlanner):
                 topology=groups.topology,
                 batch_size=batch_size,
                 reservation=copy(reservation) if groups.chosen else reservation,  # it knows what it left the last time
-                constraints=_checked_constraints(constraints or {}),
-                fixed=given or ShardingPlan({}),
+                constraints=constraints,
+                fixed=flagged(given or ShardingPlan({}), pipeline, "given"),
                 rules=rules or Constraints(),
                 memory=memory,
                 pipeline=pipeline,

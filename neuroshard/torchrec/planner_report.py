@@ -9,7 +9,6 @@ from torch import nn
 from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.planners import to_sharding_plan
-from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import (
     Perf,
     PlanDebugStats,
@@ -33,8 +32,9 @@ from neuroshard.torchrec.estimators import of_both_ways
 from neuroshard.torchrec.kernels import COPIED, DENSE, IN_ROWS
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import listed
-from neuroshard.torchrec.options import estimate, sharding_options
+from neuroshard.torchrec.options import estimate, sharding_options, storage_estimator
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.prefetching import flagged
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
 from neuroshard.words.collective import ELEMENT_BYTES
 
@@ -214,7 +214,8 @@ class Reports:
         for callback in self.callbacks:
             options = callback(options)
         if self.callbacks:
-            sharding_plan = joined(sharding_plan, to_sharding_plan(options, asked.topology))
+            changed = flagged(to_sharding_plan(options, asked.topology), asked.pipeline, "callbacks")
+            sharding_plan = joined(sharding_plan, changed)
             plan = None if plan is None else from_sharding_plan(plan.task, model.ours_in(sharding_plan))
         for report in self.stats:
             report.log(
@@ -249,8 +250,7 @@ def _options(
     tables = () if plan is None else plan.task.tables
     for option, parameter, table in zip(ours, model.tables.values(), tables, strict=True):
         option.input_lengths = parameter.told_lookups(table, batch_size)
-    storage = EmbeddingStorageEstimator(topology=topology, constraints=constraints)
-    estimate(storage, options, model.sharders)
+    estimate(storage_estimator(topology, constraints, model.asked.pipeline), options, model.sharders)
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
     estimate(perf, others, model.sharders)
     if plan is not None:

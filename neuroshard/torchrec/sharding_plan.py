@@ -21,6 +21,7 @@ from neuroshard.plumbing.errors import UserError, check_name, unknown_name
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import SHARDING_TYPES, cache_params, home_of, kernel_of, shards_of
+from neuroshard.torchrec.prefetching import check_cache, flagged
 from neuroshard.torchrec.sequences import check_sequences
 from neuroshard.words.placement import Placement, Shard
 
@@ -50,13 +51,18 @@ def to_sharding_plan(
         compute_device: "cuda", "cpu" or "mtia".
         local_world_size: devices of one host; None takes what the plan's topology says.
         cache: of tables behind caches: its algorithm, whether it prefetches, and so on; each table's load factor is the
-            plan's. None is an LRU cache with FBGEMM's settings.
+            plan's. None is an LRU cache with FBGEMM's settings. If the task's memory counts the pipeline "prefetch",
+            all of these caches are set up to prefetch.
 
     Raises:
-        UserError: a table has no module, the devices don't fill whole hosts, hosts are others than those that blocks of
-            rows were laid out for, or TorchRec doesn't serve sequence tables that lie so.
+        UserError: `cache` contradicts that pipeline, a table has no module, the devices don't fill whole hosts, hosts
+            are others than those that blocks of rows were laid out for, or TorchRec doesn't serve sequence tables that
+            lie so.
     """
     check_name("compute_device", compute_device, _COMPUTE_DEVICES)
+    pipeline = plan.task.memory.pipeline
+    if cache is not None:
+        check_cache("cache=", cache, pipeline)
     topology = plan.task.topology
     local = topology.host_size if local_world_size is None else local_world_size
     if local < 1 or topology.num_devices % local:
@@ -81,7 +87,7 @@ def to_sharding_plan(
         module_plan[name] = sharding = _parameter(places, sharding_type, plan.layouts[index], cache)
         shardings.append((path, table, sharding))
     check_sequences(shardings)
-    return ShardingPlan(dict(module_plans))
+    return flagged(ShardingPlan(dict(module_plans)), pipeline, "the plan")
 
 
 def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:

@@ -21,6 +21,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import warn_of
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
@@ -214,6 +215,7 @@ class InMirror:
 
         for its in plans:
             check_mirrored(its, hardware)
+        warn_of("neuroshard.evaluate", self.protocol.remarks((*tasks, *(its[0].task for its in plans))))
 
     def follow(self, hardware: Hardware) -> None:
         """Take no part: `check` refuses torchrun's processes."""

@@ -17,6 +17,7 @@ from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
 from neuroshard.lab.plan_costs import Advance
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import warn_of
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
@@ -170,6 +171,7 @@ class InSteps:
             hardware.check_hosts(task.topology)
         for its in plans:
             check_steps(its, hardware)
+        warn_of("neuroshard.evaluate", self.protocol.remarks((*tasks, *(its[0].task for its in plans))))
 
     def follow(self, hardware: Hardware) -> None:
         """Take part in the steps."""

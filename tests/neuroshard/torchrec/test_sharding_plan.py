@@ -97,8 +97,12 @@ def _with_table(name):
     [
         (None, CacheParams(algorithm=CacheAlgorithm.LRU, load_factor=0.25)),
         (
-            CacheParams(algorithm=CacheAlgorithm.LFU, prefetch_pipeline=True, load_factor=0.9),
-            CacheParams(algorithm=CacheAlgorithm.LFU, prefetch_pipeline=True, load_factor=0.25),
+            CacheParams(algorithm=CacheAlgorithm.LFU, reserved_memory=1.0, load_factor=0.9),
+            CacheParams(algorithm=CacheAlgorithm.LFU, reserved_memory=1.0, load_factor=0.25),
+        ),
+        (
+            CacheParams(algorithm=CacheAlgorithm.LRU, prefetch_pipeline=True, load_factor=0.9),
+            CacheParams(algorithm=CacheAlgorithm.LRU, prefetch_pipeline=True, load_factor=0.25),
         ),
     ],
 )

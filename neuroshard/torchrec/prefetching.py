@@ -1,0 +1,108 @@
+"""Prefetching: the pipeline that fetches rows into caches ahead of time, and the flag that TorchRec's kernels need."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import (
+    CacheParams,
+    EmbeddingModuleShardingPlan,
+    ModuleShardingPlan,
+    ParameterSharding,
+    PipelineType,
+    ShardingPlan,
+)
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.torchrec.kernels import PREFETCH, PREFETCHED
+
+# TorchRec's names, for estimates of the memory of tables that it plans; it has none for semi-synchronous training,
+# whose batches in flight are as many as those of a pipeline that prefetches, but for the caches.
+_PIPELINE_TYPES = {
+    "none": PipelineType.TRAIN_BASE,
+    "sparse_dist": PipelineType.TRAIN_SPARSE_DIST,
+    "prefetch": PipelineType.TRAIN_PREFETCH_SPARSE_DIST,
+    "semi_sync": PipelineType.TRAIN_SPARSE_DIST,
+}
+
+
+def pipeline_of(pipeline: str | None, memory: MemoryUse | None) -> str | None:
+    """Return the job's pipeline, by the planner's `pipeline` or by `memory.pipeline`; None if neither names one.
+
+    Raises:
+        UserError: they name different pipelines, or there is no such pipeline.
+    """
+    named = MemoryUse(pipeline=pipeline).pipeline
+    counted = None if memory is None else memory.pipeline
+    if named is not None and counted not in (None, named):
+        raise UserError(f"pipeline={named!r} and memory.pipeline={counted!r} are different pipelines; give one")
+    return counted if named is None else named
+
+
+def pipeline_type(pipeline: str | None) -> PipelineType:
+    """Return TorchRec's name of a pipeline."""
+    return PipelineType.NONE if pipeline is None else _PIPELINE_TYPES[pipeline]
+
+
+def check_prefetching(constraints: Mapping[str, ParameterConstraints], pipeline: str | None) -> None:
+    """Raise UserError if the cache parameters of constraints, by name of the table, contradict the job's pipeline."""
+    for name, constraint in constraints.items():
+        kernels = constraint.compute_kernels
+        if constraint.cache_params is not None and (not kernels or PREFETCHED.intersection(kernels)):
+            check_cache(f"constraints of table {name!r}", constraint.cache_params, pipeline)
+
+
+def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
+    """Raise UserError, begun by `where`, if the parameters of a cache contradict the job's pipeline, or FBGEMM."""
+    flag = cache.prefetch_pipeline
+    if flag is not None and pipeline is not None and flag is not (pipeline == PREFETCH):
+        raise UserError(
+            f"{where}: cache_params.prefetch_pipeline={flag} contradicts pipeline={pipeline!r}; remove it from "
+            f"cache_params, or set pipeline={PREFETCH!r} if and only if the job runs PrefetchTrainPipelineSparseDist"
+        )
+    prefetches = flag or pipeline == PREFETCH
+    if prefetches and cache.algorithm not in (None, CacheAlgorithm.LRU):
+        raise UserError(
+            f"{where}: cache_params.algorithm={cache.algorithm.name} can't prefetch, FBGEMM prefetches into LRU caches "
+            "only; remove the algorithm, or choose another pipeline"
+        )
+    if cache.multipass_prefetch_config is not None and not prefetches:
+        raise UserError(
+            f"{where}: cache_params.multipass_prefetch_config needs a job that prefetches; set pipeline={PREFETCH!r}, "
+            "or remove it"
+        )
+
+
+def flagged(sharding_plan: ShardingPlan, pipeline: str | None, where: str) -> ShardingPlan:
+    """Return a copy of the plan in which every cached table has the flag that a pipeline that prefetches needs.
+
+    For any other pipeline it is the plan itself. `where` begins errors.
+
+    Raises:
+        UserError: the cache of a table is set up not to prefetch.
+    """
+    if pipeline != PREFETCH:
+        return sharding_plan
+    modules: dict[str, ModuleShardingPlan] = {}
+    for path, module in sharding_plan.plan.items():
+        modules[path] = module
+        if isinstance(module, EmbeddingModuleShardingPlan):
+            its = {name: _flagged(sharding, f"{where}: table {name!r}") for name, sharding in module.items()}
+            modules[path] = EmbeddingModuleShardingPlan(its)
+    return ShardingPlan(modules)
+
+
+def _flagged(sharding: ParameterSharding, where: str) -> ParameterSharding:
+    if sharding.compute_kernel not in PREFETCHED:
+        return sharding
+    cache = sharding.cache_params or CacheParams()
+    check_cache(where, cache, PREFETCH)
+    return replace(sharding, cache_params=replace(cache, prefetch_pipeline=True))
+
+
+def flagged_constraint(constraint: ParameterConstraints | None) -> ParameterConstraints:
+    """Return the constraint of a table with the flag that its cache needs in a pipeline that prefetches."""
+    constraint = constraint or ParameterConstraints()
+    return replace(constraint, cache_params=replace(constraint.cache_params or CacheParams(), prefetch_pipeline=True))

@@ -1,0 +1,261 @@
+"""Pipelines that prefetch: TorchRec's kernels are told wherever memory counts it, and contradictions are refused."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, MultiPassPrefetchConfig
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.types import CacheParams, PipelineType
+
+from neuroshard import CostModels, Home, MemoryUse, Simulator, Tier, UserError
+from neuroshard.hardware import step_bench
+from neuroshard.hardware.stand_in import in_pipeline
+from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.stages.search.runs.in_mirror import InMirror
+from neuroshard.stages.search.runs.in_steps import InSteps
+from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.targets.target import export_plan
+from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_sharding_plan
+from neuroshard.torchrec.sharding_plan import parameters_in
+from tests.kit.torchrec_models import CPU, AllOnLast, bags, planner
+from tests.neuroshard.torchrec.test_accepted import Stored
+
+CACHED = "fused_uvm_caching"
+PIPELINES = [None, "none", "sparse_dist", "semi_sync", "prefetch"]
+MODEL = nn.ModuleDict({"ours": bags("a"), "theirs": bags("b"), "given": bags("c"), "device": bags("d")})
+
+
+def _behind_cache(cache=None, **fields):
+    return ParameterConstraints(compute_kernels=[CACHED], cache_params=cache, pooling_factors=[2.0], **fields)
+
+
+def _constraints(cache=None):
+    """Of three tables behind caches, of which TorchRec plans the second, and of one in device memory."""
+    on_device = ParameterConstraints(compute_kernels=["fused"], pooling_factors=[2.0])
+    its = _behind_cache(cache)
+    return {
+        "a": its,
+        "b": _behind_cache(cache, sharding_types=["table_row_wise"]),
+        "c": _behind_cache(),
+        "d": on_device,
+    }
+
+
+def _planner(**settings):
+    given = {"device": "cuda", "models": "roofline:h100", "searcher": "dim_greedy", "constraints": _constraints()}
+    return planner(**given | settings)
+
+
+def _flags(plan):
+    """Whether each cached table of a plan prefetches; nothing else may be set up to."""
+    flags = {}
+    for _, name, sharding in parameters_in(plan):
+        cache = sharding.cache_params
+        if sharding.compute_kernel == CACHED:
+            flags[name] = cache and cache.prefetch_pipeline
+        else:
+            assert cache is None or cache.prefetch_pipeline is None
+    return flags
+
+
+def _given(flag=None):
+    """The plan of one of the tables, as users give it."""
+    its = _planner().plan(nn.ModuleDict({"given": MODEL["given"]}))
+    sharding = its.plan["given"]["c"]
+    sharding.cache_params = replace(sharding.cache_params or CacheParams(), prefetch_pipeline=flag)
+    return its
+
+
+@pytest.mark.parametrize("said", ["pipeline", "memory"])
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_cached_tables_prefetch_exactly_where_the_pipeline_does(pipeline, said):
+    """Ours, TorchRec's and given ones; the given plan itself stays as it was."""
+    asked = {"pipeline": pipeline} if said == "pipeline" else {"memory": MemoryUse(pipeline=pipeline)}
+    given = _given()
+    plan = _planner(given=given, **asked).plan(MODEL)
+    expected = True if pipeline == "prefetch" else None
+    assert _flags(plan) == dict.fromkeys("abc", expected)
+    assert _flags(given) == {"c": None}
+
+
+@pytest.mark.parametrize("cache", [CacheParams(load_factor=0.3), CacheParams(load_factor=0.3, prefetch_pipeline=True)])
+def test_what_constraints_say_of_caches_stays(cache):
+    plan = _planner(constraints=_constraints(cache), pipeline="prefetch").plan(MODEL)
+    for name, path in (("a", "ours"), ("b", "theirs")):
+        assert plan.plan[path][name].cache_params == CacheParams(load_factor=0.3, prefetch_pipeline=True)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_constraints_that_contradict_the_pipeline_are_refused(pipeline, flag, caplog):
+    settings = {"constraints": {"a": _behind_cache(CacheParams(prefetch_pipeline=flag))}, "pipeline": pipeline}
+    if pipeline is None or flag is (pipeline == "prefetch"):
+        plan = _planner(**settings).plan(MODEL["ours"])
+        assert _flags(plan) == {"a": flag}
+        assert ("set pipeline='prefetch'" in caplog.text) is (pipeline is None and flag)
+        return
+    with pytest.raises(UserError, match=f"table 'a'.*prefetch_pipeline={flag}.*pipeline={pipeline!r}"):
+        _planner(**settings)
+
+
+def test_given_plans_that_contradict_the_pipeline_are_refused_or_warned_of(caplog):
+    with pytest.raises(UserError, match=r"given: table 'c'.*prefetch_pipeline=False"):
+        _planner(given=_given(False), pipeline="prefetch")
+    assert _flags(_planner(given=_given(True), pipeline="sparse_dist").plan(MODEL)) == {"a": None, "b": None, "c": True}
+    assert "1 table(s) (given.c) are set up to prefetch, and pipeline='sparse_dist'" in caplog.text
+
+
+@pytest.mark.parametrize(("pipeline", "warned"), [(None, True), ("sparse_dist", True), ("prefetch", False)])
+def test_sharders_that_prefetch_want_a_pipeline_that_does(pipeline, warned, caplog):
+    sharder = EmbeddingBagCollectionSharder(fused_params={"prefetch_pipeline": True})
+    _planner(pipeline=pipeline).plan(MODEL["ours"], [sharder])
+    assert ("1 table(s) (a) are set up to prefetch" in caplog.text) is warned
+
+
+def test_two_pipelines_are_refused():
+    with pytest.raises(UserError, match=r"pipeline='none' and memory.pipeline='prefetch'"):
+        _planner(pipeline="none", memory=MemoryUse(pipeline="prefetch"))
+
+
+@pytest.mark.parametrize("asked", [{"pipeline": "none"}, {"memory": MemoryUse(pipeline="none")}])
+def test_the_exchange_of_indices_counts_by_either_way_to_name_the_pipeline(asked):
+    ours = _planner(**asked)
+    ours.plan(MODEL["ours"])
+    assert "input" in {part.name for part in ours.last_cost.parts if part.counts}
+
+
+@pytest.mark.parametrize(
+    ("cache", "pipeline", "why"),
+    [
+        (CacheParams(algorithm=CacheAlgorithm.LFU), "prefetch", "algorithm=LFU"),
+        (CacheParams(algorithm=CacheAlgorithm.LFU, prefetch_pipeline=True), None, "algorithm=LFU"),
+        (CacheParams(multipass_prefetch_config=MultiPassPrefetchConfig()), None, "multipass_prefetch_config"),
+        (CacheParams(multipass_prefetch_config=MultiPassPrefetchConfig()), "sparse_dist", "multipass_prefetch_config"),
+    ],
+)
+def test_caches_that_fbgemm_would_fail_with_are_refused(cache, pipeline, why):
+    with pytest.raises(UserError, match=f"table 'a'.*{why}"):
+        _planner(constraints={"a": _behind_cache(cache)}, pipeline=pipeline)
+
+
+def test_a_loaded_plan_is_told_to_prefetch(caplog):
+    found = []
+    first = _planner(callbacks=[lambda options: found.extend(options) or options])
+    first.plan(MODEL["ours"])
+    stored = Stored({option.storage_hash(): option for option in found}, None)
+    cache = CacheParams(load_factor=found[0].cache_params.load_factor)
+    again = _planner(constraints={"a": _behind_cache(cache)}, plan_loader=stored, pipeline="prefetch")
+    assert _flags(again.plan(MODEL["ours"])) == {"a": True}
+
+
+def test_callbacks_that_move_tables_behind_caches_leave_them_prefetching():
+    def behind_caches(options):
+        for option in options:
+            option.compute_kernel, option.cache_params = CACHED, None
+        return options
+
+    plan = _planner(pipeline="prefetch", callbacks=[behind_caches]).plan(MODEL)
+    assert _flags(plan) == dict.fromkeys("abcd", True)
+
+
+@pytest.mark.parametrize("model", [MODEL, MODEL["theirs"]])
+def test_kept_plans_and_files_hold_it_and_kept_ones_are_compared_by_it(model, path, tmp_path, caplog):
+    first, never = AllOnLast(), AllOnLast()
+    plan = _planner(keep=path, pipeline="prefetch", searcher=first).plan(model)
+    again = _planner(keep=path, pipeline="prefetch", searcher=never).plan(model)
+    assert again == plan
+    assert set(_flags(plan).values()) == {True}
+    assert "searching anew" not in caplog.text
+    save_sharding_plan(plan, tmp_path / "sharding.json")
+    assert load_sharding_plan(tmp_path / "sharding.json") == plan
+    other = _planner(keep=path, pipeline="semi_sync", searcher=first).plan(model)
+    assert ("searching anew" in caplog.text) is (model is MODEL)  # in the other there is nothing to search
+    assert set(_flags(other).values()) == {None}
+    assert never.asked == 0
+
+
+def _cached_plan(pipeline):
+    plan = _planner(models="roofline:h100").search(bags("a", "b"))
+    task = replace(plan.task, memory=MemoryUse(pipeline=pipeline))
+    return rehomed(plan, task, (Home(Tier.CACHED, 0.25), Home(Tier.HOST)))
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_exports_follow_the_pipeline_that_memory_counts(pipeline):
+    plan = _cached_plan(pipeline)
+    cache = export_plan(plan, "torchrec").content["modules"][""]["a"]["cache"]
+    assert cache["prefetch_pipeline"] is (True if pipeline == "prefetch" else None)
+    for flag in (False, True):
+        agrees = pipeline is None or flag is (pipeline == "prefetch")
+        if agrees:
+            its = to_sharding_plan(plan, cache=CacheParams(prefetch_pipeline=flag)).plan[""]["a"]
+            assert its.cache_params.prefetch_pipeline is flag
+        else:
+            with pytest.raises(UserError, match=f"prefetch_pipeline={flag}"):
+                to_sharding_plan(plan, cache=CacheParams(prefetch_pipeline=flag))
+
+
+@pytest.mark.parametrize("measured", ["none", "sparse_dist"])
+@pytest.mark.parametrize("counted", PIPELINES)
+def test_measured_steps_follow_the_pipeline_that_is_measured_and_say_so(counted, measured):
+    plan = _cached_plan(counted)
+    assert _flags(to_sharding_plan(in_pipeline(plan, measured))) == {"a": None}
+    remarks = StepProtocol(pipeline=measured).remarks([plan.task])
+    assert len(remarks) == (counted not in (None, measured))
+    assert all(repr(counted) in one and repr(measured) in one for one in remarks)
+
+
+def test_steps_are_set_up_in_the_pipeline_that_is_measured(monkeypatch):
+    class Told(Exception):
+        """The plan that is translated for TorchRec."""
+
+    def told(plan, *_args, **_settings):
+        raise Told(plan.task.memory.pipeline)
+
+    monkeypatch.setattr(step_bench, "to_sharding_plan", told)
+    device = SimpleNamespace(torch_device=CPU)
+    with pytest.raises(Told, match="sparse_dist"):
+        step_bench.Trained(_cached_plan("prefetch"), StepProtocol(pipeline="sparse_dist"), None, device, (), None, 0)
+
+
+@pytest.mark.parametrize("means", [InSteps, InMirror])
+@pytest.mark.parametrize("counted", ["sparse_dist", "prefetch"])
+def test_measuring_in_another_pipeline_is_warned_of(means, counted, recwarn):
+    hardware = SimpleNamespace(check_hosts=lambda _: None)
+    means(StepProtocol(pipeline="sparse_dist")).check([_cached_plan(counted).task], (), hardware)
+    assert any("pipeline='prefetch'" in str(one.message) for one in recwarn) is (counted == "prefetch")
+
+
+@pytest.mark.parametrize("count_input", [False, True])
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_costs_that_count_another_exchange_of_indices_than_the_pipeline_are_warned_of(pipeline, count_input):
+    simulator = Simulator(CostModels.load("roofline:h100"), count_input)
+    warned = any(f"memory.pipeline={pipeline}" in one for one in simulator.warnings(_cached_plan(pipeline)))
+    assert warned is (pipeline is not None and count_input is not (pipeline == "none"))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "theirs"),
+    [
+        (None, PipelineType.NONE),
+        ("none", PipelineType.TRAIN_BASE),
+        ("sparse_dist", PipelineType.TRAIN_SPARSE_DIST),
+        ("prefetch", PipelineType.TRAIN_PREFETCH_SPARSE_DIST),
+    ],
+)
+def test_memory_of_delegated_tables_counts_the_pipeline_too(pipeline, theirs, monkeypatch):
+    """In TorchRec's own planner, and in what is taken off ours."""
+    told = []
+    estimate = EmbeddingStorageEstimator.estimate
+    monkeypatch.setattr(
+        EmbeddingStorageEstimator,
+        "estimate",
+        lambda self, *args, **by_name: told.append(self._pipeline_type) or estimate(self, *args, **by_name),
+    )
+    _planner(pipeline=pipeline).plan(MODEL["theirs"])
+    assert len(told) > 1
+    assert set(told) == {theirs}
