@@ -271,9 +271,19 @@ class Parameter:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The memories that it may lie in, cut, by the kernels that constraints name."""
+        """The memories that it may lie in, cut, by the kernels that constraints name.
+
+        With `enforce_hbm` only the device's, if its kernel is among them: the others keep the whole table there too.
+        """
         kernels = self.said.compute_kernels
-        return tuple(tier for tier, kernel in KERNELS.items() if not kernels or kernel in kernels)
+        tiers = tuple(tier for tier, kernel in KERNELS.items() if not kernels or kernel in kernels)
+        return (Tier.DEVICE,) if self.enforces_hbm and Tier.DEVICE in tiers else tiers
+
+    @property
+    def enforces_hbm(self) -> bool:
+        """Whether constraints, or else the sharder, have FBGEMM keep the table in device memory for any kernel."""
+        asked, fused = self.said.enforce_hbm, getattr(self.sharder, "fused_params", None) or {}
+        return bool(fused.get("enforce_hbm") if asked is None else asked)
 
     @property
     def calls(self) -> frozenset[Call]:
@@ -307,9 +317,15 @@ class Parameter:
         """Build the rule on the table's memories, where TorchRec's constraints name kernels or the cache's size.
 
         Raises:
-            UserError: the cache is no share of the table.
+            UserError: the cache is no share of the table, or all kernels are of host memory and `enforce_hbm` is set.
         """
         cache, tiers = self.said.cache_params, self.tiers
+        if self.enforces_hbm and tiers and Tier.DEVICE not in tiers:
+            raise UserError(
+                f"table {self.qualified_name!r}: enforce_hbm=True keeps all weights in device memory, and "
+                f"compute_kernels={self.said.compute_kernels} are of host memory; remove one of the two, or allow "
+                f"{KERNELS[Tier.DEVICE]!r}"
+            )
         share = None if cache is None else cache.load_factor
         if share is not None and not 0 < share <= 1:
             raise UserError(f"constraints of table {self.name!r}: load_factor={share} must be above 0, 1 at most")

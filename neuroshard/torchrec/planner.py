@@ -51,9 +51,11 @@ from neuroshard.torchrec.planner_report import (
     withheld_remark,
 )
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
+from neuroshard.torchrec.unread import unread_remarks, unused_arguments
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
+_FINALISTS = _PASSES = 4
 _RESERVED_SHARE = 0.15  # as TorchRec's default reservation
 _DEFAULT_MODELS = {"cpu": "cpu+torchrec", "cuda": "h100+torchrec"}
 
@@ -139,8 +141,8 @@ class NeuroShardPlanner(ShardingPlanner):
         sync_steps: int = 1,
         use_inter_host_allreduce: bool = False,
         verify: Verifier | str | None = None,
-        finalists: int = 4,
-        passes: int = 4,
+        finalists: int = _FINALISTS,
+        passes: int = _PASSES,
         **settings: Any,
     ) -> None:
         if keep is not None and plan_loader is not None:
@@ -163,6 +165,9 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(f"batch_size={batch_size!r} must be a whole number of at least 1: of one device")
         if not isinstance(given, ShardingPlan | None):
             raise UserError(f"given={given!r} must be a ShardingPlan, such as load_sharding_plan reads from a file")
+        of_verify = {"finalists": (finalists, _FINALISTS), "passes": (passes, _PASSES)}
+        for remark in unused_arguments(num_groups, sync_steps, use_inter_host_allreduce, verify, **of_verify):
+            _log.warning(remark)
         models = models or _default_models(topology.compute_device)
         pipeline, constraints = pipeline_of(pipeline, memory), _checked_constraints(constraints or {})
         check_prefetching(constraints, pipeline)
@@ -392,6 +397,8 @@ class NeuroShardPlanner(ShardingPlanner):
             check_replaceable(self._keep)
         if not isinstance(previous, Plan | str | Path):
             raise UserError(f"previous={previous!r} must be a plan of ours, or a file of one")
+        if self._loader or self._finder.verifier:
+            _log.warning("replan() reads no plan_loader= and measures nothing, whatever verify= says; plan() does")
         before = previous if isinstance(previous, Plan) else load_any_plan(Path(previous))
         models, size = self._models(module, sharders), before.task.topology.num_devices
         model = next((one for one in models if one.left.world_size == size), models[0])
@@ -435,6 +442,8 @@ class NeuroShardPlanner(ShardingPlanner):
         first = self._asked[0]
         model = Model.read(module, sharders, first, self._finder.served(first.topology))
         if remark := precision_remark(model, self._finder.simulator.models):
+            _log.warning(remark)
+        for remark in unread_remarks(model):
             _log.warning(remark)
         return [model, *(model.on(asked) for asked in self._asked[1:])]
 

@@ -1,5 +1,6 @@
 """Plans that change while a job runs: the difference of two plans, moved by TorchRec's reshard call."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,10 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 from neuroshard.plumbing.errors import UserError
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of
 from neuroshard.torchrec.modules import listed
+from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.sharding_plan import parameters_in
 
+_log = logging.getLogger(__name__)
 _MOVED_STATE = ".momentum1"  # all that TorchRec moves of an optimizer
 
 
@@ -76,7 +79,8 @@ def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
 def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
     """Find the parameters of each module that lie elsewhere in another plan, as TorchRec's `reshard` takes them.
 
-    A whole table keeps the word that it has, table_wise or column_wise: in one shard both are the same.
+    A whole table keeps the word that it has, table_wise or column_wise: in one shard both are the same. Every table
+    keeps the settings of its kernel, such as those of its cache; a warning names settings that the other plan changes.
 
     Raises:
         UserError: other tables are in the plans, or one changes such that TorchRec can't move it.
@@ -85,12 +89,16 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
     if other := sorted(".".join(filter(None, key)) for key in old.keys() ^ new.keys()):
         raise UserError(f"only one of the plans has {listed(other)}; a running job keeps its tables")
     changed: dict[str, EmbeddingModuleShardingPlan] = {}
+    dropped: list[str] = []
     for (path, name), was in old.items():
         now = new[path, name]
+        dropped += (f"{field} of {name!r}" for field in PASSED_ON if getattr(was, field) != getattr(now, field))
         if _places(was) != _places(now):
             changed.setdefault(path, EmbeddingModuleShardingPlan())[name] = _moved(
                 f"{path}.{name}" if path else name, was, now
             )
+    if dropped:
+        _log.warning("a running job keeps the settings of its kernels, and the plan has others: %s", listed(dropped))
     return changed
 
 
@@ -116,7 +124,7 @@ def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> Paramet
             f"table {name!r} is {WHOLE} and would be cut: TorchRec changes no sharding type of a running job; start it "
             f"with sharding_types=[{SPLIT!r}], which in one shard is the same"
         )
-    return replace(now, sharding_type=was.sharding_type)
+    return replace(was, ranks=now.ranks, sharding_spec=now.sharding_spec)
 
 
 def _check_everywhere(

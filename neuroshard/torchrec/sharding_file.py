@@ -31,6 +31,7 @@ from neuroshard.torchrec.sharding_plan import parameters_in
 
 _FORMAT = "torchrec-sharding-plan-1"
 _KERNELS = tuple(kernel.value for kernel in EmbeddingComputeKernel)
+_LOST_OF_CACHES = ("precision", "stats", "multipass_prefetch_config")
 _log = logging.getLogger(__name__)
 
 
@@ -43,10 +44,19 @@ def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
     if lost := [
         f"{field} of table {name!r} in {module!r}"
         for module, name, parameter in parameters_in(sharding_plan)
-        for field in PASSED_ON
-        if field != "cache_params" and getattr(parameter, field) is not None
+        for field in _lost(parameter)
     ]:
         _log.warning("%s doesn't hold %s; set that again on what is loaded", path, listed(lost))
+    if left_out := [path for path, module in sharding_plan.plan.items() if not isinstance(module, dict)]:
+        _log.warning("%s doesn't hold modules that are not of tables: %s", path, listed(left_out))
+
+
+def _lost(parameter: ParameterSharding) -> list[str]:
+    """List the fields that are set for a parameter and that files don't hold."""
+    cache = parameter.cache_params
+    of_cache = [field for field in _LOST_OF_CACHES if cache is not None and getattr(cache, field) is not None]
+    whole = [field for field in PASSED_ON if field != "cache_params" and getattr(parameter, field) is not None]
+    return [*whole, *(f"cache_params.{field}" for field in of_cache)]
 
 
 def file_content(sharding_plan: ShardingPlan, remarks: Sequence[str] = ()) -> dict[str, Any]:
@@ -81,7 +91,7 @@ def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
 
 
 def _cache_json(cache: CacheParams) -> dict[str, Any]:
-    """Describe what of a cache is a job's to set, JSON-ready; statistics are not kept."""
+    """Describe the parameters of a cache that files hold, JSON-ready."""
     return {
         "algorithm": None if cache.algorithm is None else cache.algorithm.name,
         "load_factor": cache.load_factor,

@@ -1,0 +1,316 @@
+"""Whatever TorchRec's constraints and our planner's arguments set is passed on, counted, refused or warned of.
+
+A field that a new version of TorchRec adds, or a new argument, has no case here, and fails.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pytest
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, MultiPassPrefetchConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import Stats
+from torchrec.distributed.types import BoundsCheckMode, CacheParams, CacheStatistics, KeyValueParams
+from torchrec.types import DataType
+
+from neuroshard import Constraints, MemoryUse, Table, TableRule, Tier, UserError
+from neuroshard.searching.searcher import Verifier
+from neuroshard.testing import ONCE
+from neuroshard.torchrec import NeuroShardPlanner, save_sharding_plan
+from neuroshard.torchrec.resharding import plan_difference
+from tests.kit.torchrec_models import AllOnLast, bags, planner, topology
+from tests.neuroshard.torchrec.test_accepted import Stored
+
+CACHED = "fused_uvm_caching"
+
+
+class Missed(CacheStatistics):
+    """Somebody's statistics of a cache."""
+
+    expected_lookups, cacheability = 10.0, 0.5
+
+    def expected_miss_rate(self, clf):
+        return 1 - clf
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a table's constraints: how the plan shards it, the table as it was counted, and what was logged."""
+
+    sharding: Any
+    table: Table
+    tier: Tier
+    num_shards: int
+    log: str
+
+
+def _outcome(constraint, caplog, model=None, **settings):
+    caplog.clear()
+    given = {"device": "cuda", "models": "roofline:h100", "searcher": "dim_greedy"} | settings
+    ours = planner(constraints={"t": constraint}, **given)
+    plan = ours.plan(model or bags("t", dim=64))
+    ours_plan = ours.last_plan
+    tier = ours_plan.homes[0].tier
+    return Outcome(plan.plan[""]["t"], ours_plan.task.tables[0], tier, len(ours_plan.placements), caplog.text)
+
+
+def _passed_on(field: str, value: Any) -> tuple[Any, Callable[[Outcome], bool]]:
+    return value, lambda found: getattr(found.sharding, field) == value
+
+
+# By field of TorchRec's constraints: a value, and if it is followed, counted or warned of; None where it is refused.
+OF_CONSTRAINTS: dict[str, tuple[Any, Callable[[Outcome], bool] | None]] = {
+    "sharding_types": (["column_wise"], lambda found: found.sharding.sharding_type == "column_wise"),
+    "compute_kernels": ([CACHED], lambda found: found.sharding.compute_kernel == CACHED),
+    "min_partition": (0, None),
+    "pooling_factors": ([7.0], lambda found: found.table.pooling_factor == 7),
+    "num_poolings": ([3.0], lambda found: found.table.pooling_factor == 3),
+    "batch_sizes": ([8], lambda found: found.table.pooling_factor == 2),
+    "is_weighted": (True, lambda found: "is_weighted" in found.log),
+    "cache_params": _passed_on("cache_params", CacheParams(reserved_memory=1.0)),
+    "enforce_hbm": _passed_on("enforce_hbm", True),
+    "stochastic_rounding": _passed_on("stochastic_rounding", False),
+    "bounds_check_mode": _passed_on("bounds_check_mode", BoundsCheckMode.NONE),
+    "feature_names": (["other"], lambda found: "feature_names" in found.log),
+    "output_dtype": _passed_on("output_dtype", DataType.FP16),
+    "device_group": ("cpu", None),
+    "key_value_params": _passed_on("key_value_params", KeyValueParams(l2_cache_size=1)),
+    "use_virtual_table": (True, lambda found: "use_virtual_table" in found.log),
+}
+
+
+def _in_cache(field: str, value: Any) -> tuple[Any, Callable[[Outcome], bool]]:
+    return value, lambda found: getattr(found.sharding.cache_params, field) == value
+
+
+# The same by field of the cache's parameters, of a table behind a cache.
+OF_CACHES: dict[str, tuple[Any, Callable[[Outcome], bool] | None]] = {
+    "algorithm": _in_cache("algorithm", CacheAlgorithm.LFU),
+    "load_factor": _in_cache("load_factor", 0.3),
+    "reserved_memory": _in_cache("reserved_memory", 2.0),
+    "precision": (DataType.FP16, lambda found: "precision" in found.log),
+    "prefetch_pipeline": (True, lambda found: "prefetch" in found.log),
+    "stats": (Missed(), lambda found: "stats" in found.log),
+    "multipass_prefetch_config": (MultiPassPrefetchConfig(), None),
+}
+
+
+def _set(case, make, caplog):
+    value, holds = case
+    if holds is None:
+        with pytest.raises(UserError, match="table 't'"):
+            _outcome(make(value), caplog)
+        return
+    assert not holds(_outcome(make(None), caplog))
+    assert holds(_outcome(make(value), caplog))
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(ParameterConstraints)])
+def test_constraints(field, caplog):
+    def make(value):
+        return ParameterConstraints() if value is None else ParameterConstraints(**{field: value})
+
+    _set(OF_CONSTRAINTS[field], make, caplog)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(CacheParams)])
+def test_parameters_of_caches(field, caplog):
+    def make(value):
+        cache = None if value is None else CacheParams(**{field: value})
+        return ParameterConstraints(compute_kernels=[CACHED], cache_params=cache)
+
+    _set(OF_CACHES[field], make, caplog)
+
+
+def test_what_constraints_merely_repeat_is_not_warned_of(caplog):
+    same = ParameterConstraints(
+        feature_names=["f_t"], cache_params=CacheParams(precision=DataType.FP32), pooling_factors=[2.0]
+    )
+    assert "constraints" not in _outcome(same, caplog).log
+
+
+def test_a_table_is_split_no_further_than_min_partition(caplog):
+    split = {"rules": Constraints((TableRule("t", min_shards=2),)), "devices": 4}
+    for least, most in ((16, 4), (32, 2)):
+        found = _outcome(ParameterConstraints(min_partition=least), caplog, **split)
+        assert 2 <= found.num_shards <= most
+    with pytest.raises(UserError):
+        _outcome(ParameterConstraints(min_partition=64), caplog, **split)
+
+
+# FBGEMM keeps whole tables in device memory with `enforce_hbm`, whichever kernel looks them up.
+@pytest.mark.parametrize("by", ["constraints", "sharder"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_tables_that_fbgemm_keeps_in_device_memory_count_there(asked, by):
+    """Devices have room for a quarter of the table."""
+    said = {"enforce_hbm": asked} if by == "constraints" else {}
+    fused = {} if by == "constraints" else {"enforce_hbm": asked}
+    settings = {"constraints": {"t": ParameterConstraints(pooling_factors=[2.0], **said)}, "models": "roofline:h100"}
+    where = topology(2, "cuda", cap=1000 * 64 * 4 // 4, ddr_cap=1 << 30)
+    ours, sharder = planner(topology=where, **settings), EmbeddingBagCollectionSharder(fused_params=fused)
+    if asked:
+        with pytest.raises(UserError):
+            ours.plan(bags("t", rows=1000, dim=64), [sharder])
+        return
+    ours.plan(bags("t", rows=1000, dim=64), [sharder])
+    assert ours.last_plan.homes[0].tier is not Tier.DEVICE
+
+
+def test_host_memory_alone_contradicts_weights_in_device_memory(caplog):
+    with pytest.raises(UserError, match="'t': enforce_hbm=True"):
+        _outcome(ParameterConstraints(compute_kernels=[CACHED], enforce_hbm=True), caplog)
+
+
+@pytest.mark.parametrize("setting", ["cache_load_factor", "cache_algorithm"])
+def test_settings_of_sharders_that_plans_override_are_warned_of(setting, caplog):
+    value = {"cache_load_factor": 0.5, "cache_algorithm": CacheAlgorithm.LFU}[setting]
+    sharder = EmbeddingBagCollectionSharder(fused_params={setting: value})
+    planner(device="cuda", models="roofline:h100").plan(bags("t"), [sharder])
+    assert f"set {setting}={value}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("constraint", "warned"),
+    [
+        (ParameterConstraints(sharding_types=["row_wise"]), "sharding_types=['row_wise']"),
+        (ParameterConstraints(compute_kernels=["fused_uvm"]), "compute_kernels=['fused_uvm']"),
+        (ParameterConstraints(output_dtype=DataType.FP16), "output_dtype="),
+        (ParameterConstraints(sharding_types=["table_wise"], pooling_factors=[3.0]), None),
+    ],
+)
+def test_constraints_that_a_given_plan_does_not_follow_are_warned_of(constraint, warned, caplog):
+    whole = ParameterConstraints(sharding_types=["table_wise"])
+    given = planner(constraints={"t": whole}).plan(bags("t"))
+    assert planner(given=given, constraints={"t": constraint}).plan(bags("t")) == given
+    assert ("differs from constraints: t (" in caplog.text) is (warned is not None)
+    assert (warned or "") in caplog.text
+
+
+LOST = {
+    "cache_params": CacheParams(precision=DataType.FP16, stats=Missed()),
+    "output_dtype": DataType.FP16,
+    "enforce_hbm": False,
+}
+
+
+@pytest.mark.parametrize("field", LOST)
+def test_what_files_do_not_hold_is_said(field, path, caplog):
+    plan = planner().plan(bags("t"))
+    setattr(plan.plan[""]["t"], field, LOST[field])
+    save_sharding_plan(plan, path)
+    names = [f"{field}.precision", f"{field}.stats"] if field == "cache_params" else [field]
+    assert all(f"{name} of table 't'" in caplog.text for name in names)
+
+
+def test_settings_of_kernels_that_a_running_job_keeps_are_warned_of(caplog):
+    before, after = (planner(constraints={"t": ParameterConstraints()}).plan(bags("t")) for _ in range(2))
+    assert plan_difference(before, after) == {}
+    assert caplog.text.count("running job keeps") == 0
+    its = after.plan[""]["t"]
+    its.cache_params = CacheParams(prefetch_pipeline=True)
+    assert plan_difference(before, after) == {}
+    assert "running job keeps the settings of its kernels, and the plan has others: cache_params of 't'" in caplog.text
+    its.ranks = [1 - its.ranks[0]]
+    assert plan_difference(before, after)[""]["t"].cache_params is None
+
+
+class Recorded(Stats):
+    """A report that records what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def log(self, **told):
+        self.told.append(told["debug"])
+
+
+class Chosen(Verifier):
+    """A verifier that takes what the search finds, and says so."""
+
+    def decided(self, searcher, task, simulator):
+        return replace(searcher.find(task, simulator), remark="measured", warning="measured")
+
+
+WHOLE = {"t": ParameterConstraints(sharding_types=["table_wise"], pooling_factors=[2.0])}
+RECORDED = Recorded()
+DEFAULT: dict[str, Any] = {"devices": 4, "models": "roofline:h100", "constraints": WHOLE}
+
+# By the planner's argument: settings in which it differs from the default, or from the settings that come second.
+OF_PLANNER: dict[str, tuple[dict[str, Any], ...]] = {
+    "topology": ({"topology": topology(2)},),
+    "batch_size": ({"batch_size": 8},),
+    "models": ({"models": "roofline:b200"},),
+    "constraints": ({"constraints": {"t": replace(WHOLE["t"], pooling_factors=[3.0])}},),
+    "storage_reservation": (
+        {"device": "cuda", "storage_reservation": FixedPercentageStorageReservation(0.5)},
+        {"device": "cuda"},
+    ),
+    "rules": ({"rules": Constraints((TableRule("t", devices=(3,)),))},),
+    "memory": ({"memory": MemoryUse("adam", 2)},),
+    "searcher": ({"searcher": AllOnLast()},),
+    "given": ({"given": "a plan"},),
+    "tables": ({"tables": [Table("t", 100, 64, 9.0, ONCE)]},),
+    "keep": ({"keep": "a file"},),
+    "stats": ({"stats": RECORDED},),
+    "callbacks": ({"callbacks": [lambda options: RECORDED.told.append("callback") or options]},),
+    "debug": ({"stats": RECORDED, "debug": False}, {"stats": RECORDED}),
+    "pipeline": ({"pipeline": "none"},),
+    "timeout_seconds": ({"timeout_seconds": 1e-9},),
+    "plan_loader": ({"plan_loader": Stored({}, "another job")},),
+    "num_groups": ({"num_groups": 2},),
+    "sync_steps": ({"sync_steps": 2},),
+    "use_inter_host_allreduce": ({"use_inter_host_allreduce": True},),
+    "verify": ({"verify": Chosen()},),
+    "finalists": ({"finalists": 3},),
+    "passes": ({"passes": 3},),
+    "settings": ({"max_splits": -1},),
+}
+
+
+def _seen(settings, path, caplog):
+    """All that can be seen of a planner's work: what it counted, chose, cost, said, told reports, kept or refused."""
+    caplog.clear()
+    RECORDED.told.clear()
+    settings = DEFAULT | settings
+    if "given" in settings:
+        settings["given"] = planner(**DEFAULT).plan(bags("t", dim=64))
+    if "keep" in settings:
+        settings["keep"] = path
+    try:
+        ours = planner(**settings)
+        ours.plan(bags("t", dim=64))
+    except UserError as error:
+        return str(error)
+    plan, cost = ours.last_plan, ours.last_cost
+    found = plan and (plan.task.to_json(), plan.placements, cost.total_ms, [part.counts for part in cost.parts])
+    warned = [record.getMessage() for record in caplog.records if record.name.startswith("neuroshard")]
+    return found, warned, list(RECORDED.told), path.exists()
+
+
+@pytest.mark.parametrize("argument", list(inspect.signature(NeuroShardPlanner).parameters))
+def test_arguments_of_the_planner(argument, path, tmp_path, caplog):
+    changed, *default = OF_PLANNER[argument]
+    assert _seen(changed, path, caplog) != _seen(default[0] if default else {}, tmp_path / "none.json", caplog)
+
+
+def test_planners_of_equal_arguments_differ_in_nothing(path, caplog):
+    assert _seen({}, path, caplog) == _seen({}, path, caplog)
+
+
+@pytest.mark.parametrize("settings", [{"num_groups": 2, "sync_steps": 2}, {"verify": Chosen()}, {}])
+def test_arguments_that_count_are_not_warned_of(settings, path, caplog):
+    _seen(settings, path, caplog)
+    assert "count with" not in caplog.text
+    assert "goes with" not in caplog.text
+
+
+def test_replanning_reads_no_loader_and_measures_nothing(caplog):
+    previous = planner(**DEFAULT).search(bags("t", dim=64))
+    for settings in ({}, {"verify": Chosen()}, {"plan_loader": Stored({}, None)}):
+        caplog.clear()
+        planner(**DEFAULT, **settings).replan(bags("t", dim=64), previous=previous)
+        assert ("replan() reads no plan_loader=" in caplog.text) is bool(settings)
