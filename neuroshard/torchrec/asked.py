@@ -22,6 +22,7 @@ from neuroshard.torchrec.groups import Groups
 from neuroshard.torchrec.known_tables import with_statistics
 from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.pods import ranks_per_pod
 from neuroshard.torchrec.sequences import deduplicated
 from neuroshard.words.form import FORMS
 from neuroshard.words.topology import Topology
@@ -170,12 +171,9 @@ def host_memory(topology: TorchRecTopology) -> tuple[int, ...]:
 
 
 def _domain(topology: TorchRecTopology) -> int | None:
-    """Count the devices that fast links join: None if no more than a host's; all, if domains don't divide them."""
-    size: int = topology.intra_group_size
-    if size == topology.local_world_size:
-        return None
-    world: int = topology.world_size
-    return size if world % size == 0 else world
+    """Return the number of devices that fast links join; None if these are a host's."""
+    size = ranks_per_pod(topology)
+    return None if size == topology.local_world_size else size
 
 
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:

@@ -16,6 +16,7 @@ from neuroshard.models.interface import SumModel
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
+from neuroshard.torchrec.pods import check_sizes, ranks_per_pod
 from neuroshard.words.collective import Collective
 
 
@@ -43,9 +44,9 @@ class Groups:
             raise UserError(f"num_groups={self.num_groups} must divide the job's {self.job.world_size} ranks")
         if self.sync_steps < 1:
             raise UserError(f"sync_steps={self.sync_steps} must be at least 1")
-        size, local = self.sharding_group_size, int(self.job.local_world_size)
-        what, number = ("ranks in a group", size) if self.use_inter_host_allreduce else ("groups", self.num_groups)
-        if local % number and number % local:  # else hosts have as many of its ranks, or one or none
+        check_sizes(self.job)
+        if not self._has_equal_parts_of(self.job.local_world_size):
+            what = "ranks in a group" if self.use_inter_host_allreduce else "groups"
             raise UserError(
                 f"num_groups={self.num_groups}: hosts of {self.job.local_world_size} devices would have unequal parts "
                 f"of a group; the number of {what} must divide that, or be a multiple of it"
@@ -57,9 +58,17 @@ class Groups:
         return int(self.job.world_size // self.num_groups)
 
     @property
-    def node_group_size(self) -> int:
+    def host_size(self) -> int:
         """Number of a group's ranks on one host."""
         return self._among(self.job.local_world_size)
+
+    @property
+    def node_group_size(self) -> int:
+        """Number of a group's ranks that fast links join: TorchRec shards `table_row_wise` tables over them.
+
+        It is the same number in the plan's topology and in `arguments`, which DMPCollection runs the plan with.
+        """
+        return self._among(self._joined)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -79,12 +88,12 @@ class Groups:
     @property
     def topology(self) -> TorchRecTopology:
         """Topology of a group: each device has the least memory of any that holds a copy of its tables."""
-        if self.num_groups == 1:
+        if self.num_groups == 1 and self.job.intra_group_size == self._joined:
             return self.job
         topology: Any = deepcopy(self.job)
-        topology._world_size, topology._local_world_size = self.sharding_group_size, self.node_group_size
-        topology._intra_group_size = self._among(self.job.intra_group_size)
-        topology._pod_size = topology._intra_group_size // topology._local_world_size if self.job._pod_size else None
+        topology._world_size, topology._local_world_size = self.sharding_group_size, self.host_size
+        topology._intra_group_size = self.node_group_size
+        topology._pod_size = self.node_group_size // self.host_size if self.job._pod_size else None
         topology._devices = [topology._devices[rank] for rank in range(self.sharding_group_size)]
         for rank, device in enumerate(topology._devices):
             storages = [self.job.devices[one].storage for one in self.copies_of(rank)]
@@ -126,9 +135,24 @@ class Groups:
         """Predict what an all-reduce of so many bytes of each copy takes, ms."""
         given = np.zeros((1, self.num_groups, len(Collective)))
         given[..., Collective.ALL_REDUCE] = size_bytes
-        fast = self._copies_among(self.job.intra_group_size)
+        fast = self._copies_among(self._joined)
         traffic = Traffic(given, np.array([batch_size]), fast if fast < self.num_groups else None)
         return float(models.backward.predict(traffic, np.zeros((1, self.num_groups))).max())
+
+    @property
+    def _joined(self) -> int:
+        """Number of successive ranks of the job that fast links join, for these groups.
+
+        It is a pod's number of ranks, or a host's if groups have unequal parts of pods: then a group's successive ranks
+        may lie in two pods, and the slower answer counts.
+        """
+        pod = ranks_per_pod(self.job)
+        return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
+
+    def _has_equal_parts_of(self, ranks: int) -> bool:
+        """Return True if hosts or pods of so many ranks have equal parts of each group, or one rank, or none."""
+        number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
+        return ranks % number == 0 or number % ranks == 0
 
     def _among(self, ranks: int) -> int:
         """Count a group's ranks among so many successive ones of the job."""

@@ -26,6 +26,7 @@ from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, li
 from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.prefetching import flagged
+from neuroshard.torchrec.pods import check_by_pod
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
@@ -152,6 +153,7 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
                 f"{what} {len(set(ranks))} of the job's {size} ranks, and {sharding.sharding_type!r} takes all; "
                 "plan it for this job"
             )
+        check_by_pod(f"given: table {parameter.qualified_name!r}", sharding, asked.topology)
 
 
 def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
@@ -241,6 +243,8 @@ def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[Sha
     missing = [it.qualified_name for it in model.division.parameters if not it.is_in(whole)]
     if missing:
         raise UserError(f"it lacks {listed(missing)}")
+    for parameter in model.division.delegated:
+        check_by_pod(f"table {parameter.qualified_name!r}", parameter.sharding_in(whole), model.left)
     if not model.tables:
         return whole, None
     others = (*model.division.delegated, *model.division.fixed)

@@ -52,6 +52,7 @@ from neuroshard.torchrec.planner_report import (
 )
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
 from neuroshard.torchrec.unread import unread_remarks, unused_arguments
+from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
@@ -186,6 +187,8 @@ class NeuroShardPlanner(ShardingPlanner):
             _log.warning(
                 "TorchRec's DMPCollection takes GPUs only: a plan of one of several groups of CPUs can't be run"
             )
+        if ignored := ignored_pods_remark(topology):
+            _log.warning(ignored)
         reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
         self._asked = tuple(
             Asked(
@@ -421,6 +424,8 @@ class NeuroShardPlanner(ShardingPlanner):
         self._warn_of_data_parallel(model, whole)
         parameters, ranks = model.division.parameters, int(model.left.world_size)
         for remark in (*unsound_remarks(parameters, whole), *mixed_remarks(parameters, whole, ranks)):
+            _log.warning(remark)
+        if model.asked.groups.num_groups == 1 and (remark := pod_size_remark(whole, model.left)):
             _log.warning(remark)
         if self._keep and not found.kept and (group is None or dist.get_rank(group) == 0):
             left = model.left

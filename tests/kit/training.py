@@ -1,15 +1,20 @@
 """TorchRec's models that train in tests, sharded and whole: what they look up, their weights, and where these lie."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.remote_device import _remote_device
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.types import ShardingPlan
 
+from neuroshard.torchrec.groups import Groups
 from tests.kit.torchrec_models import CPU
 
 Window = tuple[slice, slice]  # rows and columns of a table
@@ -23,6 +28,30 @@ def sgd(rate: float) -> dict[str, Any]:
 def sharded(model: nn.Module, plan: ShardingPlan, sharders: Sequence[Any]) -> DistributedModelParallel:
     """Shard a model over the CPUs of the process group."""
     return DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+
+
+class _OnCpu(DMPCollection):
+    """DMPCollection, which asserts that its device is a GPU, and numbers CPUs: behind that, all is on the CPU."""
+
+    device = _device = property(lambda self: CPU, lambda self, device: None)
+
+    def _remap_sharding_plan(self, plan: ShardingPlan, **kwargs: Any) -> None:
+        super()._remap_sharding_plan(plan=plan, **kwargs)
+        for sharding in (its for module in plan.plan.values() for its in module.values()):
+            for shard in sharding.sharding_spec.shards:
+                shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
+
+
+def grouped(model: nn.Module, plan: ShardingPlan, sharders: Sequence[Any], groups: Groups) -> DMPCollection:
+    """Shard a model over the CPUs of every sharding group of the process group, on a plan of one of them."""
+    return _OnCpu(
+        module=model,
+        device=SimpleNamespace(type="cuda"),
+        plan=plan,
+        global_pg=dist.group.WORLD,
+        sharders=sharders,
+        **groups.arguments,
+    )
 
 
 def drawn_lookups(rows: Mapping[str, int], samples: int, rank: int, step: int) -> KeyedJaggedTensor:

@@ -1,13 +1,9 @@
 """Plans of one of several sharding groups, and DMPCollection on them; real gloo processes."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import distributed as dist
-from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import ShardingPlan
 
@@ -150,18 +146,6 @@ def test_a_job_that_restarts_finds_the_groups_that_were_chosen(path, caplog):
     assert "the kept plan was made for other groups; searching anew" in caplog.text
 
 
-class _OnCpu(DMPCollection):
-    """DMPCollection, which asserts that its device is a GPU, and numbers CPUs: behind that, all is on the CPU."""
-
-    device = _device = property(lambda self: CPU, lambda self, device: None)
-
-    def _remap_sharding_plan(self, plan, **kwargs):
-        super()._remap_sharding_plan(plan=plan, **kwargs)
-        for sharding in (its for module in plan.plan.values() for its in module.values()):
-            for shard in sharding.sharding_spec.shards:
-                shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
-
-
 def _loss(output):
     return training.uneven_loss(output[f"f_{name}"] for name in SHAPES)
 
@@ -173,14 +157,7 @@ def _train(rank, world_size, num_groups, apart):
     ours = planner(world_size, cap=GIB, models="roofline:h100", batch_size=SAMPLES, **given)
     model = shaped_bags(SHAPES)
     plan = ours.collective_plan(model, sharders)
-    job = _OnCpu(
-        module=model,
-        device=SimpleNamespace(type="cuda"),
-        plan=plan,
-        global_pg=dist.group.WORLD,
-        sharders=sharders,
-        **ours.last_groups.arguments,
-    )
+    job = training.grouped(model, plan, sharders, ours.last_groups)
     average = job._default_ctx.replica_pg
 
     def averaged(tensors):

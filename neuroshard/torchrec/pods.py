@@ -1,0 +1,123 @@
+"""Pods: hosts that fast links join. TorchRec shards `table_row_wise` and `grid_shard` tables over the ranks of one pod.
+
+A plan and the job that runs it must agree on the number of these ranks. If they differ, TorchRec 1.8 trains with part
+of the rows, without an error.
+"""
+
+import os
+from typing import Protocol
+
+import torch.distributed as dist
+from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
+from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
+from neuroshard.torchrec.kernels import shards_of
+from neuroshard.torchrec.modules import listed
+from neuroshard.torchrec.sharding_plan import parameters_in
+
+POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"
+"""The environment variable from which DistributedModelParallel reads how many hosts a pod has; without it, one."""
+
+BY_POD = frozenset({ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value})
+
+
+class RankSizes(Protocol):
+    """The sizes that a TorchRec topology and an estimator's `ShardPerfContext` both have, in ranks."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+
+    @property
+    def local_world_size(self) -> int:
+        """Number of ranks on each host."""
+
+    @property
+    def intra_group_size(self) -> int:
+        """Number of ranks in each pod; a context that is told of no pods has 1."""
+
+
+def check_sizes(topology: TorchRecTopology) -> None:
+    """Raise UserError unless hosts of equal size hold all ranks, and pods have hosts."""
+    world, host = int(topology.world_size), int(topology.local_world_size)
+    if host < 1 or world % host:
+        raise UserError(
+            f"topology: local_world_size={host} does not divide the job's {world} ranks, and TorchRec would take all "
+            "ranks for one host; give every host the same number of ranks"
+        )
+    if topology.intra_group_size < host:
+        raise UserError(
+            f"topology: pod_size={topology.intra_group_size // host} must be at least 1: the number of hosts that fast "
+            "links join; leave pod_size out if they join the ranks of a host only"
+        )
+
+
+def ranks_per_pod(sizes: RankSizes) -> int:
+    """Return the number of successive ranks that fast links join.
+
+    This is a pod's number, or the whole job's if a pod is larger than the job. If pods do not divide the ranks, it is a
+    host's number: the slower answer of the two, and the one that TorchRec takes without a pod size.
+    """
+    world, host = int(sizes.world_size), int(sizes.local_world_size)
+    pod = min(max(int(sizes.intra_group_size), host), world)
+    return host if world % pod else pod
+
+
+def ignored_pods_remark(topology: TorchRecTopology) -> str | None:
+    """Say that pods do not divide a job's ranks, so that costs count fast links within hosts only; None if they do."""
+    world, host, pod = int(topology.world_size), int(topology.local_world_size), int(topology.intra_group_size)
+    if ranks_per_pod(topology) == min(pod, world):
+        return None
+    return (
+        f"topology: pods of {pod // host} hosts ({pod} ranks) do not divide the job's {world} ranks: the plan counts "
+        f"fast links within hosts only, and TorchRec refuses {POD_SIZE}={pod // host}; give a pod_size that divides "
+        f"the job's {world // host} hosts"
+    )
+
+
+def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> str | None:
+    """Say that DistributedModelParallel would shard tables over other ranks than the plan, and what to set.
+
+    It returns None if the plan has no such tables, or if the environment of this process fits the plan.
+    """
+    tables = [name for _, name, sharding in parameters_in(sharding_plan) if sharding.sharding_type in BY_POD]
+    host, pod = int(topology.local_world_size), ranks_per_pod(topology)
+    started, hosts = _started_per_host(topology), os.environ.get(POD_SIZE)
+    if not tables or (hosts or "1", started) == (str(pod // host), host):
+        return None
+    settings = [f"{POD_SIZE}={pod // host}"] + ([] if started == host else [f"LOCAL_WORLD_SIZE={host}"])
+    found = "is unset" if hosts is None else f"is {hosts!r}"
+    return (
+        f"{len(tables)} table(s) are sharded by rows over {pod} ranks, the {host} of each of {pod // host} host(s) "
+        f"({listed(tables)}), but {POD_SIZE} {found} here, with {started} ranks on a host: TorchRec would train other "
+        f"rows without an error. Set {' and '.join(settings)} in every process that runs the plan"
+    )
+
+
+def _started_per_host(topology: TorchRecTopology) -> int:
+    """Return the ranks per host that TorchRec reads in this process, if it is one of the job's; else the topology's."""
+    world = int(topology.world_size)
+    if dist.is_initialized() and dist.get_world_size() == world:
+        return int(get_local_size(world))
+    return int(topology.local_world_size)
+
+
+def check_by_pod(what: str, sharding: ParameterSharding, topology: TorchRecTopology) -> None:
+    """Raise UserError, begun by `what`, unless each column range of a table has a block of rows on every rank of a pod.
+
+    Tables of other sharding types pass.
+    """
+    if sharding.sharding_type not in BY_POD:
+        return
+    pod, blocks = ranks_per_pod(topology), zip(shards_of(sharding), sharding.ranks or (), strict=False)
+    for column, its in grouped(blocks, lambda block: block[0].shard_offsets[1]).items():
+        ranks = [rank for _, rank in its]
+        if ranks[0] % pod or ranks != list(range(ranks[0], ranks[0] + pod)):
+            raise UserError(
+                f"{what} is {sharding.sharding_type}, with blocks of rows of column {column} on ranks "
+                f"{listed([str(rank) for rank in ranks])}; in this job TorchRec shards rows over {pod} successive "
+                f"ranks, of which the first is a multiple of {pod}; plan it for this job"
+            )
