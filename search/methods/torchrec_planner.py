@@ -137,7 +137,8 @@ def _planner(estimates: str, task: Task, simulator: Simulator, constraints: dict
     if len(set(memory)) > 1:
         each = {"hbm_cap": list(memory), "ddr_cap": [on_host] * devices}
         sizes = {"custom_topology_data": CustomTopologyData(each, devices)}
-    topology = Topology(devices, "cuda", local_world_size=host, created_by_factory=True, **sizes)
+    pods = {"local_world_size": host, "pod_size": task.topology.domain_size // host}  # rows of a table lie in one
+    topology = Topology(devices, "cuda", created_by_factory=True, **pods, **sizes)
     batch_size = max(task.batch_size // devices, 1)
     estimator, perf_model = _cost_model(estimates, task, simulator, topology)
     estimators = [estimator, TaskStorageEstimator(task)]
@@ -182,7 +183,7 @@ def _constraints(task: Task, index: int, forms: Sequence[bool], factor: int, sha
     offered = {
         "table_wise": not splits or limits.min_shards == 1,
         "column_wise": splits,
-        "table_row_wise": len(task.topology.hosts) > 1,
+        "table_row_wise": len(task.topology.domains) > 1,
         "table_column_wise": False,
         "grid_shard": False,
     }

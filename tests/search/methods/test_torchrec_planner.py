@@ -71,12 +71,15 @@ def test_buffers_that_leave_no_memory_are_named():
         EVERY_FORM.find(plain_task([16], memory_bytes=1000, memory=MemoryUse("sgd", 1)), H100)
 
 
-def test_its_rows_may_lie_on_one_host():
+@pytest.mark.parametrize(("devices", "domain"), [(4, None), (8, 4), (4, 4)])
+def test_its_rows_may_lie_on_hosts_that_fast_links_join(devices, domain):
     """TorchRec chooses the type, we read it right."""
     rules = Constraints((TableRule("*", forms=("rows",)),))
-    topology = Topology(4, 1 << 30, devices_per_host=2)
+    topology = Topology(devices, 1 << 30, devices_per_host=2, devices_per_domain=domain)
     task = Task(plain_tables([16] * 6, 100_000, 20.0), topology, 256, constraints=rules)
-    assert set(found(TorchRecSearch((1,), forms=("columns", "rows")), task).forms) == {Form.ROWS}
+    plan = found(TorchRecSearch((1,), forms=("columns", "rows")), task)
+    assert set(plan.forms) == {Form.ROWS}
+    assert {len(its) for its in plan.by_table} <= {topology.domain_size, devices}
 
 
 def test_what_it_counts_of_memory_is_what_the_task_counts():
