@@ -28,6 +28,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.torchrec.estimators import ms_per_column, of_both_ways
 from neuroshard.torchrec.kernels import home_of
 from neuroshard.torchrec.known_tables import Known, known_tables
+from neuroshard.torchrec.pods import ranks_per_pod
 from neuroshard.words.form import CALLS, Call
 from neuroshard.words.topology import Topology
 
@@ -87,10 +88,17 @@ def _alone(ctx: ShardPerfContext, known: Table | None) -> Plan:
     """Build the plan of a task of one table, as wide as the shard, in the form and memory that TorchRec says."""
     whole = int(ctx.batch_sizes[0]) * ctx.world_size
     table = known.with_dim(ctx.emb_dim) if known else _guessed(ctx, whole)
-    host = ctx.local_world_size
-    task = Task((table,), Topology(ctx.world_size, _AMPLE, devices_per_host=host, host_memory_bytes=_AMPLE), whole)
+    pod = ranks_per_pod(ctx)
+    topology = Topology(
+        ctx.world_size,
+        _AMPLE,
+        devices_per_host=ctx.local_world_size,
+        host_memory_bytes=_AMPLE,
+        devices_per_domain=pod,
+    )
+    task = Task((table,), topology, whole)
     layout = _LAYOUTS[ctx.sharding_type]
-    placed = layout.over(task, 0, range(ctx.world_size if ctx.sharding_type == layout.words[0] else host))
+    placed = layout.over(task, 0, range(ctx.world_size if ctx.sharding_type == layout.words[0] else pod))
     home = home_of(table.name, ctx.compute_kernel, CacheParams(load_factor=ctx.caching_ratio))
     plan = Plan(task, tuple(replace(one, home=home) for one in placed))
     if Call(plan.forms[0], table.pooled, home.tier) not in CALLS:

@@ -77,10 +77,10 @@ def registry(monkeypatch):
     monkeypatch.setattr(EmbeddingPerfEstimatorFactory, "_registry", dict(EmbeddingPerfEstimatorFactory._registry))
 
 
-def _enumerated(model, constraints=None, models="roofline:h100", **known):
-    """All options of a model on four GPUs of two hosts, estimated."""
+def _enumerated(model, constraints=None, models="roofline:h100", gpus=None, **known):
+    """All options of a model on four GPUs of two hosts, or on others, estimated."""
     register_perf_config(NAME, models, **known)
-    gpus = topology(4, "cuda", 1 << 30, on_host=2)
+    gpus = gpus or topology(4, "cuda", 1 << 30, on_host=2)
     estimators = [
         EmbeddingPerfEstimatorFactory.create(NAME, topology=gpus, constraints=constraints),
         EmbeddingStorageEstimator(gpus, constraints),
@@ -108,6 +108,17 @@ def test_a_whole_table_costs_what_our_simulator_says(estimated):
     assert perf.fwd_compute + perf.bwd_compute == pytest.approx(ms)
     assert perf.bwd_compute == pytest.approx(2 * perf.fwd_compute)
     assert min(perf.fwd_comms, perf.bwd_comms) > 0
+
+
+@pytest.mark.parametrize(("pods", "joined"), [(None, 2), (2, 4), (3, 2), (4, 8)])
+def test_rows_of_a_pod_cost_what_our_simulator_says(pods, joined, estimated):
+    reuse = zipf_reuse(ROWS, 8.0 * BATCH_SIZE)
+    fast = ns.Topology(8, 1 << 30, devices_per_host=2, devices_per_domain=joined)
+    task = ns.Task((Table("a", ROWS, DIM, 1.0, reuse, 4, 8 * BATCH_SIZE),), fast, 8 * BATCH_SIZE)
+    cost = H100.cost(task, laid_out(task, range(joined)))
+    perf = _perf(estimated(gpus=topology(8, "cuda", 1 << 30, on_host=2, pod_size=pods)), "table_row_wise")
+    assert perf.fwd_compute + perf.bwd_compute == pytest.approx(cost.compute[0])
+    assert (perf.fwd_comms, perf.bwd_comms) == pytest.approx((cost.forward[0], cost.backward[0]))
 
 
 def test_forms_and_memories_cost_other_times(estimated):
