@@ -107,7 +107,7 @@ class Hardware:
 
     def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> AbstractContextManager[Meter[Plan]]:
         """Make the meter of training steps of plans for that topology, where `comm_meter` does, or raise as it does."""
-        return self._group_meter(topology.num_devices, self._steps(protocol), topology.host_size, warn)
+        return self._group_meter(topology.num_devices, self._steps(protocol), topology.domain_size, warn)
 
     def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
         """Make the meter of single ranks' local work in training steps, on the first device, in its own process."""
@@ -223,6 +223,7 @@ def _make_joined(
     else:
         os.environ["GLOO_SOCKET_IFNAME"] = hosts.enter(rank, count)
     os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # what TorchRec takes a host for
+    os.environ["TORCHREC_RESOLVED_POD_SIZE"] = "1"  # hosts that it shards rows over
     if count > (os.cpu_count() or 1):  # processes that share cores do better where the kernel moves them
         how = replace(how, device=replace(how.device, pin=False))
     address = "127.0.0.1" if hosts is None else hosts.address

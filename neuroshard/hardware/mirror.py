@@ -19,6 +19,7 @@ from torchrec.distributed import comm
 
 _BACKEND = "mirror"
 _HOST_SIZE = "LOCAL_WORLD_SIZE"  # what TorchRec takes a host for
+_POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"  # by how many hosts TorchRec multiplies it
 _NONE = pickle.dumps(None)  # TorchRec asks rank 0 whether collectives are to be checked: no
 _WORLDS: list["World"] = []  # that of the group which lives, if any: torch makes groups of a backend by its name alone
 
@@ -177,6 +178,8 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterator[World]:
     """Make this process one rank of a default group of `size` mirrors, on hosts of `host_size` ranks; then none.
 
+    Where fast links join several hosts, these are one host here, because TorchRec shards rows over all of them.
+
     Raises:
         RuntimeError: this process is in a group already.
     """
@@ -186,7 +189,7 @@ def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterat
         dist.Backend.register_backend(_BACKEND, _make, devices=["cpu", "cuda"])
     world = World(rank, size, watch)
     _WORLDS.append(world)
-    on_hosts = patch.dict(os.environ, {_HOST_SIZE: str(host_size)})
+    on_hosts = patch.dict(os.environ, {_HOST_SIZE: str(host_size), _POD_SIZE: "1"})
     # State dicts of sequence tables ask all ranks what they hold; mirrored ranks save none.
     unsaved = patch.object(ShardedTensor, "_init_from_local_shards", return_value=None)
     of_this_world = patch.multiple(comm, _INTRA_PG=None, _CROSS_PG=None)  # groups of hosts, which TorchRec keeps

@@ -43,7 +43,7 @@ class MirrorBench:
         drawn = drawn_batches(task.tables, task.batch_size, seeds[0], self._device.torch_device)
         shares = [[share_of(batch, each, size) for each in range(size)] for batch in drawn]
         live: dict[int, _Live] = {}
-        with mirrored_world(rank, size, task.topology.host_size, clock.meeting) as world:
+        with mirrored_world(rank, size, task.topology.domain_size, clock.meeting) as world:
 
             def build(number: int) -> Run:
                 """Build a sample's model on this rank; what is returned trains it for a turn."""

@@ -26,6 +26,7 @@ from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Repeats
 from neuroshard.torchrec.kernels import shards_of
 from neuroshard.torchrec.sharding_plan import to_sharding_plan
 from neuroshard.words.collective import Precision
+from neuroshard.words.topology import Topology
 from tests.kit.processes import as_if_under_torchrun
 from tests.kit.relay import join_relay
 from tests.kit.step_plans import mixed_plan
@@ -84,6 +85,18 @@ def test_ballast_is_dense_work_and_nothing_else_of_a_step():
         max(ms for ms, its in zip(one.ms, one.stretches, strict=True) if its.phase == "dense") for one in (plain, laden)
     ]
     assert dense_ms[1] > 10 * dense_ms[0]  # 17 billion operations beside thousands
+
+
+def test_rows_over_hosts_that_fast_links_join_are_measured_as_on_one_host(monkeypatch):
+    monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "4")  # of the job that plans, for another topology
+    joined = mixed_plan(8, devices_per_host=4)
+    task = replace(joined.task, topology=Topology(8, 1 << 30, devices_per_host=2, devices_per_domain=4))
+    for rank in (0, 3):  # of which the latter is on another host than the first rows
+        steps = [
+            LocalStep.of(rank, _mirrored(LocalSample(plan, rank))) for plan in (joined, replace(joined, task=task))
+        ]
+        assert [step.error for step in steps] == [None, None]
+        assert len({(step.stretches, step.sent_bytes, step.received_bytes) for step in steps}) == 1
 
 
 def test_fewer_bits_are_exchanged_where_a_sample_says_so():

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from neuroshard.hardware import Link, two_hosts
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.samples import CommSample
+from neuroshard.words.topology import Topology
 from tests.kit import measuring
 from tests.kit.processes import PATIENCE_S
 
@@ -109,6 +111,15 @@ def test_processes_that_two_hosts_cannot_share_are_refused():
     assert replace(CPU, link=None).devices_per_host(3) is None
     with pytest.raises(UserError, match="3 processes can't be shared equally by 2 hosts"):
         CPU.devices_per_host(3)
+
+
+def test_steps_take_hosts_that_fast_links_join_for_one(monkeypatch):
+    told = []
+    monkeypatch.setattr(type(CPU), "_group_meter", lambda its, *given: told.append(given[2]))
+    cpu = replace(CPU, link=None)
+    for domain in (None, 4):
+        cpu.step_meter(Topology(8, 1 << 30, devices_per_host=2, devices_per_domain=domain), StepProtocol(), print)
+    assert told == [2, 4]
 
 
 def test_hosts_of_torchrun_are_its_own(monkeypatch):
