@@ -15,8 +15,31 @@ def write(plan: Plan, module: str = "") -> Exported:
     from neuroshard.torchrec.sharding_file import file_content
     from neuroshard.torchrec.sharding_plan import to_sharding_plan  # TorchRec is optional, and slow to import
 
-    remarks = (*copies_remarks(plan), *(() if module else (_NO_MODULE,)))
+    remarks = (*_remarks(plan), *(() if module else (_NO_MODULE,)))
     return Exported(file_content(to_sharding_plan(plan, module), remarks), remarks=remarks)
+
+
+def _remarks(plan: Plan) -> tuple[str, ...]:
+    """Say what a plan asks of a job: an optimizer for copies, and the pod size that tables in rows on a pod need."""
+    return (*copies_remarks(plan), *_pod_remarks(plan))
+
+
+def _pod_remarks(plan: Plan) -> tuple[str, ...]:
+    """Say which pod size tables in rows on several hosts need: TorchRec does not read it from the plan."""
+    topology = plan.task.topology
+    hosts = topology.domain_size // topology.host_size
+    tables = [
+        table.name
+        for table, layout, placed in zip(plan.task.tables, plan.layouts, plan.by_table, strict=True)
+        if layout.blocks and len({its.device for its in placed}) < topology.num_devices
+    ]
+    if hosts == 1 or not tables:
+        return ()
+    return (
+        f"{len(tables)} table(s), such as {tables[0]!r}, are in rows on {topology.domain_size} devices of {hosts} "
+        f"hosts: set TORCHREC_RESOLVED_POD_SIZE={hosts} in every process of the job; without it TorchRec trains other "
+        "rows, without an error",
+    )
 
 
 TARGET = Target(
@@ -24,6 +47,6 @@ TARGET = Target(
     "TorchRec",
     write,
     forms=frozenset(form for form, layout in LAYOUTS.items() if layout.words),
-    remarks=copies_remarks,
+    remarks=_remarks,
     steps="torchrec",
 )

@@ -397,3 +397,12 @@ def test_a_search_says_which_gpu_sok_would_find_empty():
     simulator = ns.Simulator(linear_models(2))
     with pytest.warns(ns.NeuroShardWarning, match="device 1 holds no table, and SOK wants one on every GPU"):
         ns.search(toy_task(1, num_devices=2), simulator, "dim_greedy", target="sok")
+
+
+@pytest.mark.parametrize(("domain", "hosts"), [(None, None), (4, 2), (8, None)])
+def test_torchrecs_exports_say_which_pod_size_rows_on_some_hosts_need(domain, hosts):
+    topology = Topology(8, 1 << 50, devices_per_host=2, devices_per_domain=domain)
+    task = Task((table("a", 16), table("b", 16)), topology, 256)
+    plan = laid_out(task, range(topology.domain_size), range(8))
+    said = [line for line in target_named("torchrec").export(plan).remarks if "POD_SIZE" in line]
+    assert [f"TORCHREC_RESOLVED_POD_SIZE={hosts} " in line for line in said] == [True] * (hosts is not None)
