@@ -546,8 +546,10 @@ def _topology_of_group() -> TorchRecTopology:
     if not dist.is_initialized():
         raise UserError("no process group to take the topology from; give topology=..., or init_process_group() first")
     device = "cuda" if "nccl" in dist.get_backend() else "cpu"
-    sizes = {"local_world_size": get_local_size(), "pod_size": get_topology_domain_multiple()}
-    return TorchRecTopology(dist.get_world_size(), device, created_by_factory=True, **sizes)
+    world, pod_size = dist.get_world_size(), get_topology_domain_multiple()
+    pod_size = None if pod_size is None else min(pod_size, world)  # a pod larger than the job, which TorchRec refuses
+    sizes = {"local_world_size": get_local_size(), "pod_size": pod_size}
+    return TorchRecTopology(world, device, created_by_factory=True, **sizes)
 
 
 def _default_models(compute_device: str) -> str:

@@ -125,6 +125,23 @@ def test_a_stored_plan_that_does_not_fit_is_planned_anew(made_with, asked_with, 
     assert places(found) == places(planner(**asked_with).plan(bags(*"abc")))
 
 
+def _elsewhere(stored):
+    """Rows that begin in the middle of a host."""
+    stored.context = None
+    for shard in (shard for option in stored.options.values() for shard in option.shards):
+        shard.rank = (shard.rank + 1) % 4
+
+
+@pytest.mark.parametrize(("change", "taken"), [(lambda stored: None, True), (_elsewhere, False)])
+def test_a_stored_plan_has_rows_on_whole_hosts(change, taken, caplog):
+    said = {"constraints": {"a": ParameterConstraints(sharding_types=["table_row_wise"])}, "models": "roofline:h100"}
+    plan, stored = _stored(bags("a"), devices=4, device="cuda", on_host=2, **said)
+    change(stored)
+    again = planner(4, "cuda", on_host=2, plan_loader=stored, **said)
+    assert places(again.plan(bags("a"))) == places(plan)
+    assert ("blocks of rows of column 0 on ranks 1, 2" not in caplog.text) is taken
+
+
 def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(caplog):
     plan, stored = _stored(bags(*"abc"), num_groups=2, devices=4)
     ours = planner(4, plan_loader=stored, num_groups="auto", models="roofline:h100")

@@ -17,6 +17,7 @@ from torchrec.distributed.types import ShardingPlan
 from neuroshard import Topology, UserError
 from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.hardware.step_bench import placed_here
+from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.groups import groups_of
 from neuroshard.torchrec.pods import POD_SIZE, pod_size_remark, ranks_per_pod
 from tests.kit import training
@@ -182,6 +183,17 @@ def test_hosts_of_the_running_job_that_differ_from_the_topologys_are_said(host, 
     assert all(setting in said for setting in settings)
 
 
+@pytest.mark.parametrize(("hosts", "joined"), [(None, 2), ("2", 4), ("72", 8)])
+def test_a_pod_of_the_environment_may_be_larger_than_the_job(hosts, joined, monkeypatch):
+    monkeypatch.delenv("TOPOLOGY_DOMAIN_MULTIPLE", raising=False)
+    if hosts is not None:
+        monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", hosts)
+    with mirrored_world(0, 8, 2, lambda *_: nullcontext()):
+        ours = NeuroShardPlanner(models="roofline:h100")
+        ours.plan(shaped_bags(SHAPES))
+    assert ours.last_plan.task.topology.domain_size == joined
+
+
 def test_plans_without_such_tables_and_plans_of_groups_need_no_pod_size(caplog, monkeypatch):
     monkeypatch.delenv(POD_SIZE, raising=False)
     planner(topology=_job(8, 2, 2), models="roofline:h100").plan(shaped_bags(SHAPES))
@@ -214,17 +226,17 @@ def _owned(job):
     return {name: sum(its[name] for its in every) for name in SHAPES}
 
 
-def _train(rank, world_size, num_groups, apart, pod):
+def _train(rank, world_size, host, num_groups, apart, pod):
     """A step on tables in rows over pods is what the whole module's is, and every row is on a rank of each group."""
     fresh = dict.fromkeys(("_INTRA_PG", "_CROSS_PG", "_INTRA_PG_2D", "_CROSS_PG_2D", "_NODE_GROUP_SIZE_2D"))
     variable = {POD_SIZE: str(pod)} if num_groups == 1 else {}
     with patch.multiple(comm, **fresh), patch.dict(os.environ, variable):
-        _step(rank, world_size, num_groups, apart, pod)
+        _step(rank, _job(world_size, host, pod), num_groups, apart)
 
 
-def _step(rank, world_size, num_groups, apart, pod):
+def _step(rank, devices, num_groups, apart):
     sharders = [EmbeddingBagCollectionSharder(training.sgd(RATE))]
-    ours, model = _planned(_job(world_size, 1, pod), num_groups=num_groups, use_inter_host_allreduce=apart)
+    ours, model = _planned(devices, num_groups=num_groups, use_inter_host_allreduce=apart)
     plan = ours.collective_plan(model, sharders)
     if num_groups == 1:
         job = training.sharded(model, placed_here(plan, CPU), sharders)
@@ -248,10 +260,11 @@ def _step(rank, world_size, num_groups, apart, pod):
     dist.barrier()
 
 
-def test_tables_in_rows_over_pods_train_as_the_whole_module_does():
+@pytest.mark.parametrize(("world_size", "host"), [(4, 1), pytest.param(8, 2, marks=pytest.mark.slow)])
+def test_tables_in_rows_over_pods_train_as_the_whole_module_does(world_size, host):
     cases = {
-        "successive ranks in groups": (4, 2, True, 2),
-        "every second rank in a group": (4, 2, False, 4),
-        "no groups": (4, 1, False, 2),
+        "successive ranks in groups": (world_size, host, 2, True, 2),
+        "every second rank in a group": (world_size, host, 2, False, 4),
+        "no groups": (world_size, host, 1, False, 2),
     }
-    on_gloo(4, of_all, _train, cases, local_world_size=1)
+    on_gloo(world_size, of_all, _train, cases, local_world_size=host)
