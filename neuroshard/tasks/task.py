@@ -123,9 +123,9 @@ class Task:
 
         They may have other constraints, and other memory.
         """
-        here, there = self.topology, other.topology
+        here, there = ((its.num_devices, its.host_size, its.domain_size) for its in (self.topology, other.topology))
         differs = {
-            "number of devices": (here.num_devices, here.host_size) != (there.num_devices, there.host_size),
+            "number of devices": here != there,
             "batch size": self.batch_size != other.batch_size,
             "tables": self.tables != other.tables,
         }

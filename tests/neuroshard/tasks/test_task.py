@@ -116,3 +116,13 @@ def test_a_histogram_of_another_batch_size_is_said():
 def test_impossible_draws_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         TaskDraw(**settings)
+
+
+@pytest.mark.parametrize(
+    ("asked", "alike"),
+    [({"devices_per_domain": 2}, True), ({"devices_per_domain": 4}, False), ({"devices_per_host": 4}, False)],
+)
+def test_costs_of_devices_that_other_links_join_do_not_compare(asked, alike):
+    task = toy_task(2, num_devices=8)
+    here, there = (Topology(8, 1 << 30, **{"devices_per_host": 2} | its) for its in ({}, asked))
+    assert (replace(task, topology=here).unlike(replace(task, topology=there)) is None) is alike
