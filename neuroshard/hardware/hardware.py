@@ -29,6 +29,7 @@ from neuroshard.words.topology import Topology
 if TYPE_CHECKING:  # imports torch
     from neuroshard.hardware.device import Device
 
+_POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"
 _CHATTY = ("torchrec", "torch.fx")  # loggers that warn of every table of every model
 Warn = Callable[[str], None]
 
@@ -77,9 +78,12 @@ class Hardware:
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def devices_per_host(self, num_devices: int) -> int | None:
-        """Count a host's devices, of so many; None: one host has all. Raise UserError if hosts can't share them."""
+        """Count a host's devices, of so many; None: one host has all. Raise UserError if hosts can't share them.
+
+        Under torchrun, hosts of a pod count as one host, as TorchRec takes them: fast links join them.
+        """
         if under_torchrun():
-            local = int(os.environ["LOCAL_WORLD_SIZE"])
+            local = int(os.environ["LOCAL_WORLD_SIZE"]) * _hosts_per_pod()
             return local if local < num_devices else None
         if self.link is None:
             return None
@@ -156,6 +160,14 @@ class Hardware:
         return forked_warm() if self.device.kind == "cpu" else multiprocessing.get_context("spawn")
 
 
+def _hosts_per_pod() -> int:
+    """Read the number of hosts over which TorchRec shards rows; raise UserError if the variable is not a number."""
+    hosts = os.environ.get(_POD_SIZE, "1")
+    if not hosts.isdecimal() or int(hosts) < 1:
+        raise UserError(f"{_POD_SIZE}={hosts!r} must be a number of hosts, at least 1; set it, or leave it unset")
+    return int(hosts)
+
+
 def under_torchrun() -> bool:
     """Tell whether this process is one of a group that torchrun started."""
     return "TORCHELASTIC_RUN_ID" in os.environ
@@ -223,7 +235,7 @@ def _make_joined(
     else:
         os.environ["GLOO_SOCKET_IFNAME"] = hosts.enter(rank, count)
     os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # what TorchRec takes a host for
-    os.environ["TORCHREC_RESOLVED_POD_SIZE"] = "1"  # hosts that it shards rows over
+    os.environ[_POD_SIZE] = "1"  # hosts that it shards rows over
     if count > (os.cpu_count() or 1):  # processes that share cores do better where the kernel moves them
         how = replace(how, device=replace(how.device, pin=False))
     address = "127.0.0.1" if hosts is None else hosts.address

@@ -125,7 +125,16 @@ def test_steps_take_hosts_that_fast_links_join_for_one(monkeypatch):
 def test_hosts_of_torchrun_are_its_own(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.delenv("TORCHREC_RESOLVED_POD_SIZE", raising=False)
     assert [CPU.devices_per_host(count) for count in (4, 8)] == [None, 4]
+    monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "2")
+    assert [CPU.devices_per_host(count) for count in (4, 8, 16)] == [None, None, 8]
+    CPU.check_hosts(Topology(16, 1 << 30, devices_per_host=4, devices_per_domain=8))
+    with pytest.raises(UserError, match="exchanges are measured here with 8 on each"):
+        CPU.check_hosts(Topology(16, 1 << 30, devices_per_host=4))
+    monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "two")
+    with pytest.raises(UserError, match="TORCHREC_RESOLVED_POD_SIZE='two'"):
+        CPU.devices_per_host(8)
     with pytest.raises(UserError, match="torchrun has its own"), CPU.comm_meter(8, print):
         pass
 
