@@ -28,6 +28,7 @@ GIB = 1 << 30
 SHAPES = {"a": (64, 16), "b": (32, 16)}
 KINDS = {"a": "table_row_wise", "b": "table_row_wise", "c": "grid_shard"}
 SAID = {name: ParameterConstraints(sharding_types=[kind], min_partition=8) for name, kind in KINDS.items()}
+TRAINED = SHAPES | {"c": (64, 32)}
 SAMPLES, RATE = 4, 0.5
 
 
@@ -217,13 +218,13 @@ def test_a_given_plan_for_other_hosts_is_refused(host, pod, name):
 
 
 def _owned(job):
-    """The rows of every table that lie on any rank, (rows,) of how many ranks have each."""
-    held = {name: np.zeros(rows, dtype=int) for name, (rows, _) in SHAPES.items()}
-    for name, (rows, _), _ in training.held(job, SHAPES):
-        held[name][rows] += 1
+    """How many ranks have each element of every table, (rows, columns)."""
+    held = {name: np.zeros(shape, dtype=int) for name, shape in TRAINED.items()}
+    for name, window, _ in training.held(job, TRAINED):
+        held[name][window] += 1
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, held)
-    return {name: sum(its[name] for its in every) for name in SHAPES}
+    return {name: sum(its[name] for its in every) for name in TRAINED}
 
 
 def _train(rank, world_size, host, num_groups, apart, pod):
@@ -236,24 +237,24 @@ def _train(rank, world_size, host, num_groups, apart, pod):
 
 def _step(rank, devices, num_groups, apart):
     sharders = [EmbeddingBagCollectionSharder(training.sgd(RATE))]
-    ours, model = _planned(devices, num_groups=num_groups, use_inter_host_allreduce=apart)
+    ours, model = _planned(devices, TRAINED, num_groups=num_groups, use_inter_host_allreduce=apart)
     plan = ours.collective_plan(model, sharders)
     if num_groups == 1:
         job = training.sharded(model, placed_here(plan, CPU), sharders)
     else:
         job = training.grouped(model, plan, sharders, ours.last_groups)
     assert all((its == num_groups).all() for its in _owned(job).values())
-    whole, weights = shaped_bags(SHAPES, device=CPU), training.drawn_weights(SHAPES)
+    whole, weights = shaped_bags(TRAINED, device=CPU), training.drawn_weights(TRAINED)
     for module in (job, whole):
         training.set_weights(module, weights)
     (mine,) = (its for its in _peers(ours.last_groups) if rank in its)
-    features = {f"f_{name}": rows for name, (rows, _) in SHAPES.items()}
+    features = {f"f_{name}": rows for name, (rows, _) in TRAINED.items()}
     batches = {other: training.drawn_lookups(features, SAMPLES, other, step=1) for other in mine}
     output, expected = job(batches[rank]), whole(batches[rank])
     losses = [training.uneven_loss(it[feature] for feature in features) for it in (output, expected)]
     torch.testing.assert_close(*losses)
     losses[0].backward()
-    tables = training.tables_of(whole, SHAPES)
+    tables = training.tables_of(whole, TRAINED)
     others = [training.uneven_loss(whole(batch)[feature] for feature in features) for batch in batches.values()]
     training.descend(tables, others, RATE)
     assert training.check_held(job, tables)
