@@ -150,7 +150,7 @@ class Groups:
         return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
 
     def _has_equal_parts_of(self, ranks: int) -> bool:
-        """Return True if hosts or pods of so many ranks have equal parts of each group, or one rank, or none."""
+        """Return True if every run of `ranks` ranks, a host or a pod, has as many of each group, or one or none."""
         number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
         return ranks % number == 0 or number % ranks == 0
 
