@@ -25,8 +25,8 @@ from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
-from neuroshard.torchrec.prefetching import flagged
 from neuroshard.torchrec.pods import check_by_pod
+from neuroshard.torchrec.prefetching import flagged
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 

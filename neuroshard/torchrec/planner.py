@@ -50,9 +50,9 @@ from neuroshard.torchrec.planner_report import (
     unsound_remarks,
     withheld_remark,
 )
+from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
 from neuroshard.torchrec.unread import unread_remarks, unused_arguments
-from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
