@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import linprog
 
+from neuroshard.cost.cost import FRAMEWORK
 from neuroshard.models import CostModels
-from neuroshard.models.parts import CONVERTED, FRAMEWORK, TERMS, Framework, counts_of_sets, terms_of
+from neuroshard.models.parts import CONVERTED, TERMS, Framework, counts_of_sets, terms_of
 from neuroshard.models.precision import converted_mb
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray, IntArray

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, FRAMEWORK
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.host_tiers import memory_bytes
 from neuroshard.models.interface import waits
-from neuroshard.models.parts import FRAMEWORK, compute_part, exchange_part, of_calls, of_exchanges
+from neuroshard.models.parts import compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import by_place

@@ -12,6 +12,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Name, NonNegative
 
 COMPUTE, FORWARD, BACKWARD, INPUT = "compute", "forward", "backward", "input"
+FRAMEWORK = "framework"  # begins the names of parts that TorchRec adds to a step
 PARTS = (COMPUTE, FORWARD, BACKWARD)  # of every step, in the order in which they are added up and shown
 _DEVIATIONS = 1.645  # half of an interval that holds 90%, if errors are normal
 _STEPS = 400
@@ -185,6 +186,11 @@ class Cost(Step):
     beyond: float = 1.0
 
     @property
+    def scope(self) -> str:
+        """What the cost counts, in a few words, such as "kernels and exchanges"."""
+        return ", ".join(dict.fromkeys(map(_scope_of, self.counted)))
+
+    @property
     def total_ms(self) -> float:
         """The plan's cost, ms: what the straggler's parts add up to."""
         return float(np.max(self.device_ms))
@@ -226,13 +232,22 @@ class Cost(Step):
         margin = "" if self.margin is None else f" +- {self.margin_ms:.3f}"
         expected = "" if self.margin is None else f", expected_ms {self.expected_ms:.3f}"
         caveat = "" if self.caveat is None else f" ({self.caveat})"
-        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}{caveat}"])
+        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}{caveat}: {self.scope}"])
 
     def _row(self, device: int) -> str:
         told = [(part.counts, f"{part.name} {part.ms[device]:.3f}") for part in self.parts]
         counted = " + ".join(text for counts, text in told if counts)
         beside = "".join(f" ({text}, not counted)" for counts, text in told if not counts)
         return f"device {device}: {counted} = {self.device_ms[device]:.3f} ms{beside}"
+
+
+def _scope_of(part: Part) -> str:
+    """Name what a part of a cost counts."""
+    if part.when is When.HOST:
+        return part.about
+    if part.name.startswith(f"{FRAMEWORK}."):
+        return "framework overhead"
+    return {INPUT: "input dist", **dict.fromkeys(PARTS, "kernels and exchanges")}.get(part.name, part.name)
 
 
 def described_expectation(total_ms: float, expected_ms: float) -> str | None:
@@ -275,6 +290,7 @@ class Prediction:
         expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin.
         caveat: what is said wherever the cost is shown (`Cost.caveat`); None if nothing is.
         counts_input: whether the exchange of indices, which a pipeline hides, counts as well.
+        scope: what the cost counts, in a few words (`Cost.scope`); None in files from before that was known.
     """
 
     models: Name | None
@@ -283,10 +299,13 @@ class Prediction:
     expected_ms: NonNegative | None = None
     caveat: Name | None = None
     counts_input: bool = False
+    scope: Name | None = None
 
     def __str__(self) -> str:
         margin = "" if self.margin_ms is None else f" ± {self.margin_ms:.2f}"
         told = None if self.expected_ms is None else described_expectation(self.cost_ms, self.expected_ms)
         expected = "" if told is None else f"; expected {told}"
         caveat = "" if self.caveat is None else f" ({self.caveat})"
-        return f"{self.cost_ms:.2f}{margin} ms predicted by {self.models or 'models without a name'}{caveat}{expected}"
+        scope = "" if self.scope is None else f" for {self.scope}"
+        by = self.models or "models without a name"
+        return f"{self.cost_ms:.2f}{margin} ms{scope}, predicted by {by}{caveat}{expected}"

@@ -68,6 +68,11 @@ class Layout(ABC):
     def __str__(self) -> str:
         return self.form.value
 
+    @property
+    def kind(self) -> str:
+        """The sharding type, for people, such as "row-wise"."""
+        return self.words[0].replace("_", "-") if self.words else f"in {self}"
+
     @abstractmethod
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
         """Tell whether a table in these shards lies in this form; that they make it up is checked afterwards.

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from neuroshard.cost.cost import COMPUTE, INPUT, Called, When
+from neuroshard.cost.cost import COMPUTE, FRAMEWORK, INPUT, Called, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS, are, given_bytes
 from neuroshard.models.interface import CommModel, PartModel
@@ -21,7 +21,6 @@ from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
 
 EXCHANGES = "exchanges"  # all of them, of whatever collective
-FRAMEWORK = "framework"
 COUNTS = (  # of a load
     "shards",
     "copies",
@@ -268,11 +267,17 @@ class HostWait(PartModel):
         dense_ms: that the dense network takes on a device; None if that is unknown, and taken for `UNKNOWN_DENSE_MS`.
     """
 
-    name, when, about = f"{FRAMEWORK}.{_HOST}", When.HOST, "waiting for the host to launch the step"
+    name, when = f"{FRAMEWORK}.{_HOST}", When.HOST
     by_counts, hides = True, _FOLLOWS
 
     slopes: FloatArray
     dense_ms: float | None = None
+
+    @property
+    def about(self) -> str:  # type: ignore[override]  # other parts are about the same in all models
+        """What the part is, for people, with the dense time that it depends on."""
+        dense = f"{self.dense_ms:g} ms" if self.dense_ms is not None else f"an assumed {UNKNOWN_DENSE_MS:g} ms"
+        return f"host time beside {dense} of dense compute"
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D), of devices that have done their work by then."""

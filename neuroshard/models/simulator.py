@@ -197,7 +197,7 @@ class Simulator:
         cost = cost or self.cost(plan.task, plan)
         margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
         counts_input = any(part.name == INPUT for part in cost.counted)
-        known = cost.total_ms, margin_ms, expected_ms, cost.caveat, counts_input
+        known = cost.total_ms, margin_ms, expected_ms, cost.caveat, counts_input, cost.scope
         return replace(plan, prediction=Prediction(self.models.name, *known))
 
     def caveat(self, plan: Plan) -> str | None:
@@ -231,11 +231,11 @@ class Simulator:
         """List what makes the costs of a plan doubtful, one line each.
 
         That nobody measured them on such a machine or with these versions, histograms made for another batch
-        size, and what lies outside the range that the models were fitted to.
+        size, tables that do not fit in device memory, and what lies outside the range that the models were fitted to.
         """
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
         told = [f"predicted costs: {caveat}" for caveat in caveats] + [one for one in (self._elsewhere,) if one]
-        return (*told, *self._of_pipeline(plan), *plan.task.warnings, *self._outside(plan))
+        return (*told, *self._of_pipeline(plan), *plan.task.warnings, *plan.warnings, *self._outside(plan))
 
     def _of_pipeline(self, plan: Plan) -> tuple[str, ...]:
         """Return a line if costs count the exchange of indices and the pipeline hides it, or if neither does."""

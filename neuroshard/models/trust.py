@@ -235,8 +235,13 @@ class Ranges:
         return tuple(f"{part}: {warning}" for warning in warnings if warning is not None)
 
     def warnings(self, task: Task) -> tuple[str, ...]:
-        """List what of the task and its pooled tables lies outside, one line for each quantity."""
-        tables = [table for table in task.tables if table.pooled]
+        """List what of the task and its pooled tables lies outside, one line for each quantity.
+
+        Tables that no batch reads cost nothing, and are no trouble.
+        """
+        tables = [table for table in task.tables if table.pooled and table.pooling_factor * task.batch_size >= 1]
+        if not tables:
+            return ()
         warnings = (
             self.rows.warning([table.rows for table in tables]),
             self.dim.warning([table.dim for table in tables]),

@@ -28,6 +28,7 @@ _FORMAT = "neuroshard-plan-2"
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
 _SHOWN_TABLES = 5  # that a remark names
+_OPTIONAL = ("expected_ms", "caveat", "counts_input", "scope")  # of a prediction in a file
 _IN_HOST_MEMORY = {Tier.CACHED: "behind a cache", Tier.HOST: "in host memory"}
 
 
@@ -191,22 +192,48 @@ class Plan:
                 yield f"table {table.name!r} is a sequence table {why}"
         yield from _broken_groups(task.constraints, held, others)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A line on tables that are in host memory although the task lets them be in device memory."""
+        triples = zip(self.task.tables, self.task.limits, self.homes, strict=True)
+        fallen = {
+            table.name: home.tier
+            for table, limits, home in triples
+            if home.tier is not Tier.DEVICE and Tier.DEVICE in limits.tiers
+        }
+        if not fallen:
+            return ()
+        tiers = list(fallen.values())
+        where = ", ".join(f"{tiers.count(tier)} {word}" for tier, word in _IN_HOST_MEMORY.items() if tier in tiers)
+        return (
+            f"host memory: {len(fallen)} of {len(self.task.tables)} tables are not in device memory ({where}; such as "
+            f"{next(iter(fallen))!r}), and a step waits for their rows; give more devices or memory, or tiers in rules",
+        )
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
         """Yield a line for the plan and one for each of the first devices."""
-        task, layouts, tiers = self.task, self.layouts, Counter(home.tier for home in self.homes)
-        devices, shards = task.topology.num_devices, len(self.placements)
-        what = f"{len(task.tables)} tables in {shards} shards on {devices} devices, batch {task.batch_size}"
-        other = [f"{layouts.count(one)} in {one}" for one in LAYOUTS.values() if one in layouts and not one.free]
-        other += [f"{tiers[tier]} {word}" for tier, word in _IN_HOST_MEMORY.items() if tiers[tier]]
-        what = f"{what} ({', '.join(other)})" if other else what
+        task, devices = self.task, self.task.topology.num_devices
+        what = f"{self.described_shards} on {devices:,} devices, batch {task.batch_size:,}, memory of {task.memory}"
         yield what if self.prediction is None else f"{what}: {self.prediction}"
         for device in range(min(devices, _SHOWN_DEVICES)):
             yield f"device {device}: {self._contents(device)}"
         if devices > _SHOWN_DEVICES:
             yield f"... and {devices - _SHOWN_DEVICES} more devices"
+
+    @property
+    def described_shards(self) -> str:
+        """How many tables have each sharding type, and which are in host memory, for people."""
+        kinds, tiers = Counter(self.layouts), Counter(home.tier for home in self.homes)
+        shards = sum(self.layouts[placed.shard.table].free for placed in self.placements)
+        columns = sum(count for layout, count in kinds.items() if layout.free)
+        told = [f"{columns:,} table{_s(columns)} in {shards:,} column shard{_s(shards)}"] if columns else []
+        told += [f"{kinds[one]:,} {one.kind}" for one in LAYOUTS.values() if kinds[one] and not one.free]
+        told += [f"{tiers[tier]:,} {word}" for tier, word in _IN_HOST_MEMORY.items() if tiers[tier]]
+        listed = ", ".join(told)
+        return listed if columns else f"{len(self.layouts):,} table{_s(len(self.layouts))}: {listed}"
 
     def _contents(self, device: int) -> str:
         """Say what lies on one device: the first shards named are the largest ones."""
@@ -215,7 +242,7 @@ class Plan:
         pairs.sort(key=lambda pair: -pair[0].shard.dim * pair[0].shard.rows * pair[1].bytes_per_element)
         names = [_name(placed, table, self.layouts[placed.shard.table]) for placed, table in pairs]
         more = f", ... {len(names) - _SHOWN_SHARDS} more" if len(names) > _SHOWN_SHARDS else ""
-        count = f"{len(names)} shard{'' if len(names) == 1 else 's'}"
+        count = f"{len(names)} shard{_s(len(names))}"
         listed = ", ".join(names[:_SHOWN_SHARDS]) or "nothing"
         size = readable_bytes(self.device_bytes[device])
         return f"{count}, {self.device_dims[device]:,} columns, {size}: {listed}{more}"
@@ -241,7 +268,7 @@ class Plan:
         return {
             "format": _FORMAT,
             "placements": [_as_fields(placement) for placement in self.placements],
-            "prediction": self.prediction and as_fields(self.prediction, ("expected_ms", "caveat", "counts_input")),
+            "prediction": self.prediction and as_fields(self.prediction, _OPTIONAL),
             "task": self.task.to_json(),
         }
 
@@ -390,6 +417,10 @@ def _inside(shard: Shard, table: Table, layout: Layout) -> str:
     columns = f"{shard.column}:{shard.column_end}" if shard.dim < table.dim else ""
     inside = f"{rows}, {columns or ':'}" if rows else columns
     return f"[{inside}]" if inside else ""
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
 
 
 def copies_remarks(plan: Plan) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import MAX_DIM, PathName
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
+from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms
 from neuroshard.words.placement import TIERS, Placement, Tier
@@ -269,6 +270,33 @@ def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
         UserError: there is no such target, or it can't serve a task's tables or rules.
     """
     return tuple(target_named(target).constrained(task) for task in tasks)
+
+
+def memory_for(
+    target: str | None = None,
+    optimizer: str | None = None,
+    batches_in_flight: int | None = None,
+    pipeline: str | None = None,
+    dense_optimizer: str | None = None,
+) -> MemoryUse:
+    """Return what counts against a device's memory besides the weights, if nobody says more.
+
+    Plans for a system that trains count the state of row-wise Adagrad and the buffers of a batch; other plans count the
+    weights alone, as in the papers.
+
+    Args:
+        target: sok | hugectr | torchrec | json: the system that plans are for; null for none.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: whose state counts; null for
+            rowwise_adagrad with a target, else for none.
+        batches_in_flight: batches whose inputs and outputs are in memory at once; null for 1 with a target, else for 0.
+        pipeline: none | sparse_dist | prefetch | semi_sync: the training pipeline whose buffers count instead.
+        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
+            data-parallel tables; null counts the state of `optimizer`.
+    """
+    trained = target_named(target).name != _PLAIN
+    usual = MemoryUse("rowwise_adagrad", batches_in_flight=1) if trained else MemoryUse()
+    batches = usual.batches_in_flight if batches_in_flight is None else batches_in_flight
+    return MemoryUse(optimizer or usual.optimizer, batches, pipeline, dense_optimizer)
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,12 @@ class MemoryUse:
         if self.pipeline is not None and self.pipeline not in PIPELINES:
             raise unknown_name("pipeline", self.pipeline, PIPELINES)
 
+    def __str__(self) -> str:
+        state = f"optimizer state ({self.optimizer})" if STATE_FLOATS[self.optimizer] != (0, 0) else ""
+        buffers = "buffers" if any(self.in_flight) else ""
+        *first, last = filter(None, ("weights", state, buffers))
+        return f"{', '.join(first)} and {last}" if first else last
+
     @property
     def in_flight(self) -> InFlight:
         """Number of batches whose buffers count, by what these hold."""

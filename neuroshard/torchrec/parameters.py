@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 from torchrec.distributed.embedding import get_ec_index_dedup
+from torchrec.distributed.planner.constants import POOLING_FACTOR
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import (
@@ -162,11 +163,16 @@ class Parameter:
     def is_guessed(self) -> bool:
         """Whether nobody says how many lookups there are: TorchRec's constraints have one, unless they say more.
 
-        Constraints in which all is as TorchRec has it by itself are there for the sake of that one.
+        Constraints in which all is as TorchRec has it by itself are there for the sake of that one, and so is a factor
+        of 1 that is not TorchRec's own default object.
         """
         unsaid = ParameterConstraints()
         constraints = self.constraints
-        return constraints is None or (constraints != unsaid and _lookups_of(constraints) == _lookups_of(unsaid))
+        if constraints is None:
+            return True
+        if any(factor is not POOLING_FACTOR for factor in constraints.pooling_factors):
+            return False
+        return constraints != unsaid and _lookups_of(constraints) == _lookups_of(unsaid)
 
     def _pooling_factor(self, batch_size: int) -> float:
         """Compute the lookups per sample of a device's batch, over all features."""

@@ -73,14 +73,14 @@ def _summary(explanation: Explanation) -> Section:
     margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
     expected, waited = described_expectation(cost.total_ms, cost.expected_ms), described_wait(cost.waited_ms)
     facts = (
-        ("predicted cost", f"{cost.total_ms:.2f} ms{margin}{_caveat(cost)}"),
+        ("predicted cost", f"{cost.total_ms:.2f} ms{margin} for {cost.scope}{_caveat(cost)}"),
         *([("expected cost", expected)] if expected is not None else []),
         ("best possible", _best(explanation)),
         ("if spread evenly", _evenly(explanation)),
         ("bottleneck", _why(explanation)),
         *([("host", waited)] if waited is not None else []),
         ("best single step", f"{step.total_ms - cost.total_ms:+.2f} ms" if isinstance(step, NextMove) else step),
-        ("tables", f"{len(plan.task.tables):,} in {len(plan.placements):,} shards"),
+        ("tables", plan.described_shards),
         ("devices", f"{plan.task.topology.num_devices:,}, batch {plan.task.batch_size:,}"),
         ("fullest device", _fullest(explanation)),
     )
@@ -121,7 +121,8 @@ def _why(explanation: Explanation) -> str:
 def _fullest(explanation: Explanation) -> str:
     used, caps = np.array(explanation.plan.device_bytes), np.array(explanation.plan.task.shard_memory)
     device = int(np.argmin(caps - used))
-    return f"device {device}: {readable_bytes(used[device])} of {readable_bytes(caps[device])}"
+    what = f"{readable_bytes(used[device])} of {readable_bytes(caps[device])}"
+    return f"device {device}: {what} (memory counts {explanation.plan.task.memory})"
 
 
 def _devices(explanation: Explanation) -> Section:
@@ -261,13 +262,21 @@ def _spread(layout: Layout, count: int) -> str:
 
 
 def _heuristics(explanation: Explanation) -> Section:
-    rows = [("this plan", f"{explanation.cost.total_ms:.2f}", "", "")]
-    for name, ms in explanation.heuristics.items():
-        if isinstance(ms, str):
-            rows.append((name, "no plan", "", ms))
+    """Compare the plan with those of heuristics, and without the host time if that hides differences."""
+    costs: dict[str, Cost | str] = {"this plan": explanation.cost, **explanation.heuristics}
+    ours, known = explanation.cost, [cost for cost in costs.values() if isinstance(cost, Cost)]
+    hidden, worded = any(cost.waited_ms > 0 for cost in known), len(known) < len(costs)
+    columns = ("method", "ms", "beside this plan", *(("ms without host time",) if hidden else ()))
+    rows = []
+    for name, cost in costs.items():
+        if isinstance(cost, str):
+            cells, why = ["no plan", "", ""], cost
         else:
-            rows.append((name, f"{ms:.2f}", f"{ms / explanation.cost.total_ms - 1:+.1%}", ""))
-    worded = any(row[3] for row in rows)
-    columns = ("method", "ms", "beside this plan", *(("why not",) if worded else ()))
-    shown = tuple(row[: len(columns)] for row in rows)
-    return Section("Heuristics compared", grids=(Grid(columns, shown, frozenset({0}), frozenset({0, 3})),))
+            beside = "" if cost is ours else f"{cost.total_ms / ours.total_ms - 1:+.1%}"
+            cells, why = [f"{cost.total_ms:.2f}", beside, f"{cost.total_ms - cost.waited_ms:.2f}"], ""
+        rows.append((name, *cells[: len(columns) - 1], *((why,) if worded else ())))
+    text = "All devices wait for their hosts, which hides differences between plans." if hidden else ""
+    grid = Grid(
+        (*columns, *(("why not",) if worded else ())), tuple(rows), frozenset({0}), frozenset({0, len(columns)})
+    )
+    return Section("Heuristics compared", text, grids=(grid,))

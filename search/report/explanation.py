@@ -66,7 +66,7 @@ class Explanation:
         shards: of all devices, those that cost their device most first.
         splits: of every table that is split; first those that fit nowhere whole, then those that bought most.
         next_move: or why there is none.
-        heuristics: plan costs, ms, or why there is no plan, by name.
+        heuristics: costs of the plans of other methods, or why there is no plan, by name.
         bound_ms: what no plan that keeps the task's constraints is predicted to cost less than (`lower_bound_ms`); None
             for models that can't say, and for plans that break their task.
         balanced_ms: what the plan would cost if its compute and its columns were spread evenly: an estimate of what
@@ -80,7 +80,7 @@ class Explanation:
     shards: tuple[ShardShare, ...]
     splits: tuple[SplitWorth, ...]
     next_move: NextMove | str
-    heuristics: dict[str, float | str]
+    heuristics: dict[str, Cost | str]
     bound_ms: float | None
     balanced_ms: float
     exchange_excess_ms: float
@@ -177,9 +177,9 @@ def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
     return NextMove(table_changes(plan, after), after_ms)
 
 
-def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:
+def _heuristic(score: str, plan: Plan, simulator: Simulator) -> Cost | str:
     try:
-        return simulator.cost(plan.task, Greedy(score).find(plan.task, simulator).plan).total_ms
+        return simulator.cost(plan.task, Greedy(score).find(plan.task, simulator).plan)
     except UserError as error:
         return str(error)
 

@@ -222,15 +222,14 @@ class SearchResult:
         """Print a row for every task (the first 20) and the summary; of a single task, where its tables went."""
         console.print(self._grid())
         records = self.saved.records
-        lines = [f"predicted costs are {caveat}" for caveat in self._caveats()]
+        plan = self.saved.plan_of(records[0]) if len(records) == 1 else None
+        lines = [] if plan is not None else [f"predicted costs {line}" for line in (*self._scopes(), *self._caveats())]
         lines += [f"task {r.task}: {r.remark}" for r in records[:_SHOWN_TASKS] if r.remark is not None]
         if len(records) > _SHOWN_TASKS:
             lines.append(f"... and {len(records) - _SHOWN_TASKS} more in results.parquet")
-        if len(records) == 1 and (plan := self.saved.plan_of(records[0])) is not None:
-            lines += str(plan).splitlines()
+        lines += [] if plan is None else str(plan).splitlines()
         solved = [record.predicted_ms for record in records if record.predicted_ms is not None]
-        caveats = "".join(f" ({caveat})" for caveat in self._caveats())
-        mean = f", mean predicted {np.mean(solved):.2f} ms{caveats}" if solved else ""
+        mean = f", mean predicted {np.mean(solved):.2f} ms" if solved else ""
         seconds = np.mean([record.seconds for record in records])
         lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
         lines.append(f"plans: {self.saved.path / 'plans'}")
@@ -257,7 +256,13 @@ class SearchResult:
 
     def _caveats(self) -> list[str]:
         """List the caveats of the predicted costs: one for all, as a rule."""
-        return list(dict.fromkeys(record.caveat for record in self.saved.records if record.caveat is not None))
+        return [f"are {one}" for one in dict.fromkeys(r.caveat for r in self.saved.records if r.caveat is not None)]
+
+    def _scopes(self) -> list[str]:
+        """List what the predicted costs count: the same for all, as a rule."""
+        plans = (self.saved.plan_of(record) for record in self.saved.records[:_SHOWN_TASKS])
+        known = [plan.prediction.scope for plan in plans if plan is not None and plan.prediction is not None]
+        return [f"count {one}" for one in dict.fromkeys(known) if one is not None]
 
     def _warnings(self) -> Iterator[str]:
         """Yield a line for each doubtful thing, from the first task where it is; none of what costs say already."""

@@ -223,6 +223,7 @@ SAID = ParameterConstraints(pooling_factors=[2.0])
         (None, {"b": SAID}, [NONE_OF_A]),
         (None, {"b": ParameterConstraints(min_partition=4)}, [NONE]),
         (None, {name: ParameterConstraints(pooling_factors=[1.0]) for name in "ab"}, []),
+        (None, {name: ParameterConstraints(pooling_factors=[1], min_partition=4) for name in "ab"}, []),
         (None, {name: ParameterConstraints(num_poolings=[3.0], min_partition=4) for name in "ab"}, []),
         ([_table()], {"a": SAID}, ["no statistics of 1 of 2 tables, such as 'a': guessed"]),
         ([_table(), _table("elsewhere")], {"b": SAID}, ["table 'elsewhere' that is not planned here", NONE_OF_A]),

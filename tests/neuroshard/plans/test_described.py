@@ -1,0 +1,88 @@
+"""What people read of a plan: what its cost and its GiB count, how many shards it has, what device memory lacks."""
+
+from dataclasses import replace
+
+import pytest
+
+from neuroshard import CostModels, Home, Simulator, Tier
+from neuroshard.plans.plan import Plan
+from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.testing import toy_task
+from tests.kit.plans import COPIES, laid_out, whole
+
+TASK = toy_task(6, num_devices=4, seed=4)
+DIM = TASK.tables[1].dim
+MIXED = laid_out(TASK, 0, {0: DIM - 4, 3: 4}, range(4), COPIES, COPIES, 2)
+NAMES = ("roofline:h100", "roofline:h100+torchrec", "h100+torchrec+dense8ms", "cpu", "cpu+torchrec")
+
+
+def _told(name, count_input=False):
+    simulator = Simulator(CostModels.load(name), count_input)
+    return str(simulator.predicted(whole(TASK)).prediction), str(simulator.cost(TASK, whole(TASK)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_printed_cost_says_what_it_counts(name):
+    for text in _told(name):
+        assert "kernels and exchanges" in text
+        assert ("framework overhead" in text) is ("torchrec" in name)
+        assert ("host time" in text) is ("h100+torchrec" in name)
+        assert ("8 ms of dense compute" in text) is ("dense8ms" in name)
+        assert "input dist" not in text.rpartition("total_ms")[2]
+
+
+def test_a_cost_says_that_it_assumes_the_dense_time_or_counts_the_input():
+    assert all("an assumed 7.5 ms of dense compute" in text for text in _told("h100+torchrec"))
+    assert all("input dist" in text for text in _told("cpu", count_input=True))
+
+
+def test_what_a_cost_counts_outlives_a_file(tmp_path):
+    plan = Simulator(CostModels.load("h100+torchrec")).predicted(MIXED)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").prediction.scope == plan.prediction.scope
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [
+        (MemoryUse(), "memory of weights"),
+        (MemoryUse("adam"), "memory of weights and optimizer state (adam)"),
+        (MemoryUse(batches_in_flight=1), "memory of weights and buffers"),
+        (MemoryUse("rowwise_adagrad", 1), "memory of weights, optimizer state (rowwise_adagrad) and buffers"),
+        (MemoryUse(pipeline="sparse_dist"), "memory of weights and buffers"),
+    ],
+)
+def test_a_plan_says_what_its_bytes_count(memory, told):
+    first = str(whole(replace(TASK, memory=memory))).splitlines()[0]
+    assert first.endswith(told)
+
+
+def test_a_data_parallel_table_counts_once():
+    assert MIXED.described_shards == "3 tables in 4 column shards, 1 row-wise, 2 data-parallel"
+    assert laid_out(TASK, *[COPIES] * 6).described_shards == "6 tables: 6 data-parallel"
+    assert whole(toy_task(1, num_devices=1)).described_shards == "1 table in 1 column shard"
+
+
+def test_tables_that_device_memory_does_not_hold_are_warned_of():
+    """Not those that rules put there."""
+    task = toy_task(3, num_devices=2)
+    homes = (Home(Tier.CACHED, 0.5), Home(), Home(Tier.HOST))
+    simulator = Simulator(CostModels.load("roofline:h100"))
+    host = replace(task.topology, host_memory_bytes=1 << 30)
+    fallen = rehomed(whole(replace(task, topology=host)), replace(task, topology=host), homes)
+    (warning,) = (one for one in simulator.warnings(fallen) if one.startswith("host memory"))
+    assert "2 of 3 tables" in warning
+    assert all(f"1 {word}" in warning for word in ("behind a cache", "in host memory"))
+    asked = fallen.task.constraints
+    assert not any(one.startswith("host memory") for one in simulator.warnings(whole(task)))
+    assert asked == task.constraints
+
+
+def test_tables_that_nobody_reads_are_outside_no_range():
+    simulator = Simulator(CostModels.load("cpu"))
+    odd = replace(TASK.tables[0], rows=10**9, pooling_factor=1e-9)
+    unread = whole(replace(TASK, tables=(odd, *TASK.tables[1:])))
+    read = whole(replace(TASK, tables=(replace(odd, pooling_factor=1.0), *TASK.tables[1:])))
+    assert not any("rows" in one or "pooling" in one for one in simulator.warnings(unread))
+    assert any("rows: " in one for one in simulator.warnings(read))
