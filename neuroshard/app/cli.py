@@ -4,8 +4,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,23 +13,23 @@ from neuroshard import __version__
 from neuroshard.app.arguments import HELP_FLAGS, as_overrides, quoted, split_flags
 from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, purpose_of, usage
 from neuroshard.app.completion import bash_script, completions
+from neuroshard.app.failures import DEFECT, EXIT_BUG, EXIT_USER_ERROR, Ended, complain, exit_code, failure_of, one_line
 from neuroshard.app.overrides import check_overrides, check_settings
 from neuroshard.app.settings import command_help
-from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, raised_by, unknown_name
 
 if TYPE_CHECKING:
     from neuroshard.plumbing.progress import Result
 
-EXIT_USER_ERROR = 2
-EXIT_BUG = 70
 _INTERRUPTED = 130
+_HYDRA = ("hydra", "hydra_plugins", "omegaconf")
 _ESCAPED = re.compile(r"\\(.)")  # what Hydra writes for special characters of a job's settings
 # Hydra writes nothing of its own where people work: commands say where their files go.
 _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    """Run the command line; a user's mistake is one line on standard error and code 2, a defect one line and 70."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -44,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `neuroshard ... | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except Exception as error:
+    except Ended:
+        raise
+    except (Exception, SystemExit) as error:
         complain(one_line(error))
         sys.exit(exit_code(error))
 
@@ -102,14 +102,18 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
         sys.argv = ["neuroshard", *arguments, *_QUIET, f"hydra.sweep.dir={quoted(str(folder))}"]
         try:
             hydra.main(version_base="1.3", config_name=command)(_run)()
-        except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
-            # Of what it can't make sense of, Hydra says some things by exceptions of its own, others by Python's.
-            raise UserError(error) from None
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(error) from error
+        except (ValueError, TypeError, AttributeError) as error:
+            if not raised_by(error, *_HYDRA):  # which refuses some of its own settings by exceptions of Python's
+                raise
+            raise UserError(error) from error
         jobs = jobs_in(folder)
     if table := compared(jobs):
         plain_console().print(table)
     if failed := [job for job in jobs if job.failure is not None]:
-        raise UserError(f"the sweep is through; {len(failed)} of its jobs failed, each with a line of its own")
+        complain(f"the sweep is through; {len(failed)} of its jobs failed, each with a line of its own")
+        raise Ended(EXIT_BUG if any(job.failure == DEFECT for job in failed) else EXIT_USER_ERROR)
 
 
 def _run(config: Any) -> None:
@@ -119,13 +123,15 @@ def _run(config: Any) -> None:
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
+    from omegaconf import OmegaConf
 
-    from neuroshard.app.sweep import Job, failure_of
+    from neuroshard.app.sweep import Job
     from neuroshard.plumbing.progress import plain_console
     from neuroshard.plumbing.registry import instantiate_config
 
     here = HydraConfig.get()
-    settings = tuple(_ESCAPED.sub(r"\1", text) for text in here.overrides.task)
+    written: Any = OmegaConf.to_container(here.overrides.task, resolve=False)
+    settings = tuple(_ESCAPED.sub(r"\1", text) for text in written)
     job = Job(here.job.num, settings) if here.mode == RunMode.MULTIRUN else None
     try:
         built = instantiate_config(config.run)
@@ -135,47 +141,13 @@ def _run(config: Any) -> None:
             result.show(plain_console())
     except BrokenPipeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if job is None:
             complain(one_line(error))
-            sys.exit(exit_code(error))
+            raise Ended(exit_code(error)) from None
         complain(f"job {job.number} ({','.join(job.settings)}): {one_line(error)}")
         job = replace(job, failure=failure_of(error))
     else:
         job = job and replace(job, outcome=getattr(result, "outcome", None))
     if job is not None:
         job.keep(Path(here.sweep.dir))
-
-
-def one_line(error: BaseException) -> str:
-    """Say in a line what an error is; of one that is no user's mistake, write the traceback to a file."""
-    text = " ".join(str(error).split())
-    if isinstance(error, UserError):
-        return text
-    if isinstance(error, OSError):
-        # a full disk, or a directory that can't be written, is the user's to mend too
-        return f"{text}; what was finished is kept, start it again when this is mended"
-    if isinstance(error, MemoryError):
-        return "out of memory; what was finished is kept. Give fewer or smaller tables, or a larger machine"
-    return f"{type(error).__name__}: {text[:200]}. This is a defect of neuroshard; {_kept(error)}"
-
-
-def exit_code(error: BaseException) -> int:
-    """Choose the exit code: 2 for what the user can mend, 70 for a defect."""
-    return EXIT_USER_ERROR if isinstance(error, (UserError, OSError, MemoryError)) else EXIT_BUG
-
-
-def complain(text: str) -> None:
-    """Print one line on standard error, whatever it can show."""
-    print(f"neuroshard: error: {text}", file=sys.stderr, flush=True)
-
-
-def _kept(error: BaseException) -> str:
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="neuroshard-", suffix=".log", encoding="utf-8", errors="backslashreplace", delete=False
-        ) as file:
-            file.write("".join(traceback.format_exception(error)))
-    except OSError:
-        return "its traceback could not be written"
-    return f"please report it with the traceback in {Path(file.name)}"

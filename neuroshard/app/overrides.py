@@ -148,11 +148,13 @@ def _named(held: Any, settings: Mapping[str, Any]) -> set[str]:
 
     `settings` are those that are looked into, by their names with dots.
     """
-    texts = (text for _, text in leaves_of(held)) if isinstance(held, dict) else (held,)
-    names: set[str] = set()
-    for name in (name for text in texts for name in REFERENCE.findall(str(text))):
-        names.add(name.removeprefix(CHOICE_IN))
-        names |= _named(settings[name], settings) if name in settings else set()
+    names, values = set[str](), [held]
+    while values:
+        value = values.pop()
+        texts = [text for _, text in leaves_of(value)] if isinstance(value, dict) else [value]
+        found = {name.removeprefix(CHOICE_IN) for text in texts for name in REFERENCE.findall(str(text))}
+        values += [settings[name] for name in found - names if name in settings]
+        names |= found
     return names
 
 

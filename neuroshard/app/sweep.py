@@ -13,7 +13,6 @@ from pathlib import Path
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import parse
 from neuroshard.records.run_directory import JobFigures
@@ -40,11 +39,6 @@ class Job:
     def setting(self, key: str) -> str:
         """Look up the value of a setting; empty if the job has none."""
         return dict(text.partition("=")[::2] for text in self.settings).get(key, "")
-
-
-def failure_of(error: Exception) -> str:
-    """Say in a word why a job failed."""
-    return "no plan" if isinstance(error, InfeasibleError) else "failed"
 
 
 @contextmanager

@@ -1,10 +1,15 @@
-"""The one exception a user's mistake raises, and the one category of warnings: their text is the whole message."""
+"""The one exception a user's mistake raises, and the one category of warnings: their text is the whole message.
+
+Every other exception is a defect, unless a UserError is its cause (`raise ... from`): `user_error_in` decides.
+"""
 
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
+from traceback import walk_tb
 
 _SHOWN_NAMES = 20
+_PROJECT = __name__.partition(".")[0]
 
 
 class UserError(ValueError):
@@ -36,6 +41,28 @@ class InfeasibleError(UserError):
 
 class MissingPackageError(UserError, ImportError):
     """The error that an optional package isn't installed: says how to install it."""
+
+
+def user_error_in(error: BaseException) -> UserError | None:
+    """Return the first UserError among an error and its causes (`__cause__`), or None if the error is a defect.
+
+    An error that was merely raised while a UserError was handled (`__context__`) is a defect.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, UserError):
+        cause = cause.__cause__
+    return cause
+
+
+def raised_by(error: BaseException, *packages: str) -> bool:
+    """Return True if an error comes from one of `packages` (top-level names), or from a library that it calls.
+
+    An error of this project's code, which such a package may call back, doesn't. This tells the refusals of a library
+    from defects of ours where both raise ValueError, RuntimeError and the like.
+    """
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
+    callers = [name for module in modules if (name := module.partition(".")[0]) in (_PROJECT, *packages)]
+    return bool(callers) and callers[-1] in packages
 
 
 def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str] = ()) -> UserError:

@@ -5,19 +5,23 @@ that comes from a user, on the command line or in a call, passes `check_setting`
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.plumbing.configs import EXPERIMENT, Composed, choices, files_of, filled, missing, own
-from neuroshard.plumbing.errors import UserError, check_name, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name, raised_by, unknown_name, user_error_in
 from neuroshard.plumbing.schema import shown
+from neuroshard.plumbing.signatures import signature_of
 
 _BUILDING = re.compile(r"(?<!\w)_(?:target|args|partial|recursive|convert)_(?!\w)")  # Hydra's words for what is built
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")  # OmegaConf takes it as it is written
+_FULL_KEY = re.compile(r"full_key: (\S+)")  # in OmegaConf's errors: the setting that they are about
 _NAMED = re.compile(r"\$\{\s*(?:hydra:)?[\w.@/\[\]-]+\s*\}")
+_PACKAGE = __name__.partition(".")[0]
 _MAX_DEPTH = 20  # of lists and fields in each other
 
 
@@ -75,7 +79,7 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
     merged = OmegaConf.merge({key: value for key, value in config.items() if key not in objects}, plain)
     if not objects:
         return instantiate_config(merged)
-    return instantiate_config(merged, _partial_=True)(**objects)  # Hydra would make a config of a dataclass
+    return _unwrapped(partial(instantiate_config(merged, _partial_=True), **objects))  # Hydra takes dataclasses apart
 
 
 def _plain(value: Any) -> bool:
@@ -88,7 +92,7 @@ def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
     try:
         return OmegaConf.create(dict(Composed.of(command, asked).settings))
     except OmegaConfBaseException as error:
-        raise UserError(error) from None
+        raise _of_config(error) from error
 
 
 def store_configs(command: str) -> None:
@@ -113,28 +117,65 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
     """Build what the config's `_target_`s name; `objects` are arguments that no config can hold.
 
     Raises:
-        UserError: a setting is missing, of the wrong type or out of range.
+        UserError: a setting is unknown, missing, of the wrong type or out of range, or refers to itself.
+        Exception: whatever else a constructor or an import raises is a defect, and is passed on as it was raised.
     """
-    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
     held: Any = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else {}
     if without := missing(held):
         raise UserError(f"{without[0]} is needed, and has no value")
+    _check_taken(held)
+    _check_references(config)
+    return _unwrapped(partial(instantiate, config, _convert_="all", **objects))
+
+
+def _check_taken(held: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise UserError if a class or a function of this package doesn't take a setting that it would be given."""
+    target = str(held.get("_target_", ""))
+    if target.startswith(f"{_PACKAGE}."):
+        taken = signature_of(target).names
+        for key in held:
+            if taken is not None and key not in taken and not _BUILDING.fullmatch(key):
+                raise unknown_name("setting", f"{prefix}{key}", [f"{prefix}{name}" for name in taken])
+    for key, value in held.items():
+        if isinstance(value, dict):
+            _check_taken(value, f"{prefix}{key}.")
+
+
+def _check_references(config: Any) -> None:
+    """Raise UserError if a `${...}` names nothing, or itself; unlike Hydra's error, it says in which setting."""
     try:
-        return instantiate(config, _convert_="all", **objects)
-    except InstantiationException as error:
-        raise _user_error(error) from error
+        if OmegaConf.is_config(config):
+            OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(error) from None
+        raise _of_config(error) from error
 
 
-def _user_error(error: BaseException) -> UserError:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, UserError):
-            return cause
-        if isinstance(cause, (TypeError, OmegaConfBaseException)):
-            return UserError(cause)
-        cause = cause.__cause__
-    return UserError(error)
+def _unwrapped(make: Callable[[], Any]) -> Any:
+    """Return what Hydra makes. Of an error that Hydra wraps, raise the UserError in it, or else the original error.
+
+    Hydra's own text advises to set a variable that has no effect here.
+    """
+    from hydra.errors import InstantiationException
+
+    original: BaseException
+    try:
+        return make()
+    except OmegaConfBaseException as error:
+        original = error
+    except InstantiationException as error:
+        original = user_error_in(error) or error.__cause__ or error
+        if isinstance(original, ImportError) and raised_by(original, "hydra"):
+            original = original.__cause__ or original  # an error of any type, which ends an import
+    if isinstance(original, OmegaConfBaseException):
+        raise _of_config(original) from original
+    raise original
+
+
+def _of_config(error: OmegaConfBaseException) -> UserError:
+    """Make the UserError of an error about a config: OmegaConf's first line, after the setting that it is about."""
+    text = next(iter(str(error).splitlines()), type(error).__name__)
+    named = _FULL_KEY.search(str(error))
+    key = "" if named is None else named[1].removeprefix("run.")
+    return UserError(f"{key}: {text}" if key and key not in text else text)

@@ -29,10 +29,12 @@ class Signature:
         defaults: of every parameter, as YAML would write it: "???" for one that has none, a mapping with `_target_` for
             an object. A default that can't be written so makes its parameter no setting, and it is left out.
         texts: the first sentence of what the docstring says of a parameter; of some.
+        names: every parameter, settings or not; None if it takes any (`**`).
     """
 
     defaults: Mapping[str, Any]
     texts: Mapping[str, str]
+    names: tuple[str, ...] | None
 
 
 @cache
@@ -40,7 +42,8 @@ def signature_of(target: str) -> Signature:
     """Read what `package.module.name`, a class or a function of this package, takes."""
     module, _, name = target.rpartition(".")
     module, node = _defined(module, name)
-    return Signature(dict(_parameters(module, node)), dict(_texts(module, node)))
+    names = None if _takes_any(node) else tuple(dict(_declared(module, node)))
+    return Signature(dict(_parameters(module, node)), dict(_texts(module, node)), names)
 
 
 class _Unreadable(Exception):
@@ -106,6 +109,12 @@ def _declared(module: str, node: ast.AST) -> Iterator[tuple[str, tuple[str, ast.
         for own in node.body:
             if isinstance(own, ast.AnnAssign) and isinstance(own.target, ast.Name) and not _of_class(own.annotation):
                 yield own.target.id, None if own.value is None else (module, own.value)
+
+
+def _takes_any(node: ast.AST) -> bool:
+    """Return True if a function, or the `__init__` of a class, takes arguments of any name."""
+    made_by = [own for own in getattr(node, "body", ()) if getattr(own, "name", "") == "__init__"]
+    return any(own.args.kwarg is not None for own in (node, *made_by) if isinstance(own, ast.FunctionDef))
 
 
 def _bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:

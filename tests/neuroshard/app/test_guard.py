@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard.app import cli, entry
-from neuroshard.app.cli import EXIT_BUG, EXIT_USER_ERROR, exit_code, one_line
+from neuroshard.app.failures import EXIT_BUG, EXIT_USER_ERROR, exit_code, one_line
 from neuroshard.plumbing.errors import UserError
 
 

@@ -4,7 +4,8 @@ from io import StringIO
 
 from rich.console import Console
 
-from neuroshard.app.sweep import Job, compared, failure_of, jobs_in, sweep_folder
+from neuroshard.app.failures import failure_of
+from neuroshard.app.sweep import Job, compared, jobs_in, sweep_folder
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.records.run_directory import JobFigures
 

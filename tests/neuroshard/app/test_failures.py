@@ -1,0 +1,242 @@
+"""Only a UserError is the user's: any other error, wherever it is raised, is a defect with a traceback in a file."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from neuroshard.app import cli
+from neuroshard.app.failures import EXIT_BUG, EXIT_USER_ERROR
+from neuroshard.models.roofline import RooflineCompute
+from neuroshard.plumbing.errors import InfeasibleError, UserError, raised_by, user_error_in
+from neuroshard.stages.search import methods
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.runs.search import Search
+from tests.kit.commands import run_command
+
+SEARCH = ("search", "tables=tables.csv", "model=roofline:h100", "searcher=size_greedy")
+SWEEP = ("search", "-m", "tables=tables.csv", "model=roofline:h100", "searcher=random,size_greedy,dim_greedy")
+METHODS = methods.__name__
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    """The directory of the tracebacks; the working directory holds three tables."""
+    for name in ("work", "logs"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    Path("tables.csv").write_text("name,rows,dim,pooling_factor\na,100,16,2\nb,50,8,1\nc,70,32,3\n")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "logs"))
+    return tmp_path / "logs"
+
+
+def _type_error():
+    len(5)
+
+
+def _attribute_error():
+    None.tables  # noqa: B018
+
+
+def _value_error():
+    int("many")
+
+
+def _key_error():
+    {}["missing"]
+
+
+def _import_error():
+    import neuroshard.no_such_module  # noqa: F401
+
+
+def _zero_division():
+    1 / 0  # noqa: B018
+
+
+def _system_exit():
+    sys.exit(0)
+
+
+def _runtime_error():
+    raise RuntimeError("stopped in the middle")
+
+
+DEFECTS = [
+    _type_error, _attribute_error, _value_error, _key_error, _import_error, _zero_division, _system_exit, _runtime_error
+]  # fmt: skip
+
+
+def _failing(fail):
+    def method(*_args, **_settings):
+        fail()
+
+    return method
+
+
+class _Failing:
+    """Import finder for which every import of a module fails."""
+
+    def __init__(self, module, fail):
+        self.module, self.fail = module, fail
+
+    def find_spec(self, name, *_):
+        if name == self.module:
+            self.fail()
+
+
+def _in_constructor(monkeypatch, fail):
+    monkeypatch.setattr(Greedy, "__post_init__", _failing(fail))
+
+
+def _in_import(monkeypatch, fail):
+    monkeypatch.delitem(sys.modules, f"{METHODS}.heuristics")
+    monkeypatch.delattr(methods, "heuristics")
+    monkeypatch.setattr(sys, "meta_path", [_Failing(f"{METHODS}.heuristics", fail), *sys.meta_path])
+
+
+def _in_find(monkeypatch, fail):
+    monkeypatch.setattr(Greedy, "find", _failing(fail))
+
+
+def _in_run(monkeypatch, fail):
+    monkeypatch.setattr(Search, "run", _failing(fail))
+
+
+def _in_model(monkeypatch, fail):
+    monkeypatch.setattr(RooflineCompute, "predict", _failing(fail))
+
+
+PLACES = [_in_constructor, _in_import, _in_find, _in_run, _in_model]
+
+
+def _log(logs, err):
+    """Return the text of the only log, which the last line of standard error names."""
+    (log,) = logs.glob("neuroshard-*.log")
+    assert str(log) in err
+    return log.read_text()
+
+
+@pytest.mark.parametrize("fail", DEFECTS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_defect_anywhere_ends_with_70_and_a_traceback_in_a_file(logs, capsys, monkeypatch, place, fail):
+    place(monkeypatch, fail)
+    code, _, err = run_command(capsys, *SEARCH)
+    assert code == EXIT_BUG, err
+    assert "HYDRA_FULL_ERROR" not in err
+    assert "Traceback" not in err
+    log = _log(logs, err.splitlines()[-1])
+    assert "Traceback" in log
+    assert fail.__name__ in log
+
+
+@pytest.mark.parametrize("fail", DEFECTS)
+def test_a_sweep_with_a_defect_does_its_other_jobs_and_ends_with_70(logs, capsys, monkeypatch, fail):
+    _in_find(monkeypatch, fail)
+    monkeypatch.setattr(Greedy, "find", lambda *_: fail())
+    code, out, err = run_command(capsys, *SWEEP)
+    assert code == EXIT_BUG
+    assert [path.name for path in sorted(Path("runs/search").glob("*/plans/*"))] == ["task-0000.json"]
+    assert "2 of its jobs failed" in err.splitlines()[-1]
+    assert out.count("defect") == 2
+    assert all("Traceback" in log.read_text() and str(log) in err for log in logs.glob("neuroshard-*.log"))
+    assert len(list(logs.glob("neuroshard-*.log"))) == 2
+
+
+@pytest.mark.parametrize("place", [_in_constructor, _in_import])
+def test_a_sweep_whose_parts_cannot_be_built_by_a_defect_ends_with_70(logs, capsys, monkeypatch, place):
+    place(monkeypatch, _system_exit)
+    code, _, err = run_command(capsys, *SWEEP)
+    assert code == EXIT_BUG
+    assert "_system_exit" in _log(logs, err)
+
+
+def test_a_sweep_with_a_defect_and_a_mistake_ends_with_70_one_with_mistakes_alone_with_2(logs, capsys, monkeypatch):
+    small = ("topology.memory_bytes=1KiB,1GiB", "out=swept/${method}-${topology.memory_bytes}")
+    code, _, err = run_command(capsys, *SWEEP, *small)
+    assert code == EXIT_USER_ERROR
+    assert "3 of its jobs failed" in err
+    assert list(logs.iterdir()) == []
+    _in_find(monkeypatch, _type_error)
+    code, _, err = run_command(capsys, *SWEEP, *small, "out=again/${method}-${topology.memory_bytes}")
+    assert code == EXIT_BUG
+    assert "5 of its jobs failed" in err
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_users_mistake_anywhere_is_its_own_line(logs, capsys, monkeypatch, place):
+    def mistake():
+        try:
+            raise UserError("rows=-1 must be at least 1")
+        except UserError as error:
+            raise RuntimeError("a part of it failed") from error
+
+    place(monkeypatch, mistake)
+    code, _, err = run_command(capsys, *SEARCH)
+    assert (code, err.splitlines()[-1]) == (EXIT_USER_ERROR, "neuroshard: error: rows=-1 must be at least 1")
+    assert list(logs.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "no such file", "x"), OSError(28, "full"), MemoryError()])
+@pytest.mark.parametrize("place", PLACES)
+def test_disks_and_memory_are_the_users_anywhere(logs, capsys, monkeypatch, place, error):
+    def fail():
+        raise error
+
+    place(monkeypatch, fail)
+    code, _, err = run_command(capsys, *SEARCH)
+    assert code == EXIT_USER_ERROR, err
+    assert list(logs.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("named", "settings"),
+    [
+        ("beam_with", ["searcher=neuroshard", "searcher.beam_with=2"]),
+        ("max_halvings='x'", ["searcher.max_halvings=x"]),
+        ("max_halvings=None", ["searcher.max_halvings=null"]),
+        ("method", ["out=${method}", "method=${out}"]),
+        ("out", ["out=x/${out}"]),
+        ("batch_size", ["batch_size=${topology.num_devices}", "topology.num_devices=${batch_size}"]),
+        ("nosuch", ["out=${nosuch}"]),
+        ("missing.csv", ["tables=missing.csv"]),
+        ("searcher.improvement", ["searcher=neuroshard", "searcher.improvement={bogus:1}"]),
+        ("hydra.launcher", ["-m", "searcher=random,size_greedy", "hydra.launcher.n_jobs=2"]),
+    ],
+)
+def test_mistakes_in_settings_are_one_line(logs, capsys, named, settings):
+    code, out, err = run_command(capsys, *SEARCH, *settings)
+    assert code == EXIT_USER_ERROR, err
+    assert named in err
+    assert (out, err.count("\n")) == ("", 1)
+    assert list(logs.iterdir()) == []
+
+
+def test_a_defect_before_anything_is_built_is_no_mistake_in_hydras_settings(monkeypatch, logs, capsys):
+    monkeypatch.setattr(cli, "_ESCAPED", None)  # for `_run`, before it builds anything
+    code, _, err = run_command(capsys, *SEARCH)
+    assert code == EXIT_BUG
+    assert "AttributeError" in _log(logs, err)
+
+
+def test_the_first_user_error_of_the_causes_counts():
+    mistake = InfeasibleError("full")
+    outer = RuntimeError()
+    outer.__cause__ = KeyError()
+    outer.__cause__.__cause__ = mistake
+    assert user_error_in(outer) is mistake
+    handled = RuntimeError()
+    handled.__context__ = mistake
+    assert user_error_in(handled) is None
+
+
+def test_errors_of_a_library_are_told_from_ours():
+    theirs, ours = {"__name__": "library.part"}, {"__name__": "neuroshard.part"}
+    exec("def call(then): then()", theirs)
+    exec("def fail(): int('x')\ndef back(): call(fail)", ours | {"call": theirs["call"]}, ours)
+    for calls, expected in (([theirs["call"], _value_error], True), ([theirs["call"], ours["fail"]], False)):
+        with pytest.raises(ValueError, match="invalid literal") as caught:
+            calls[0](calls[1])
+        assert raised_by(caught.value, "library") == expected
+    assert not raised_by(caught.value, "other")
