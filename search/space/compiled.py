@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 
 from numba import __version__, njit
 
+from neuroshard.plumbing.errors import warn_of
+
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _SEARCH = Path(__file__).resolve().parents[1]
 _FOLDERS = ("kernels", "space")  # of the search, that hold compiled functions
@@ -27,12 +29,12 @@ def sources_digest(search: Path = _SEARCH) -> str:
 
 def kernel(function: _Function) -> _Function:
     """Compile a function, and keep it on disk until any of the sources changes."""
-    return cast(_Function, _kept(njit(cache=True, nogil=True)(function)))
+    return _compiled(function)
 
 
 def leaf(function: _Function) -> _Function:
     """Compile a function into its callers: in a call, counting references to its arrays takes longer than its work."""
-    return cast(_Function, _kept(njit(cache=True, nogil=True, forceinline=True)(function)))
+    return _compiled(function, forceinline=True)
 
 
 def inlined(function: _Function) -> _Function:
@@ -40,20 +42,44 @@ def inlined(function: _Function) -> _Function:
 
     It takes longer to compile, and functions that return early in loops may become slower so: measure.
     """
-    return cast(_Function, _kept(njit(cache=True, nogil=True, inline="always")(function)))
+    return _compiled(function, inline="always")
 
 
 def fast_leaf(function: _Function) -> _Function:
     """Compile a leaf whose sums may be taken in any order."""
-    return cast(_Function, _kept(njit(cache=True, nogil=True, forceinline=True, fastmath=_ANY_ORDER)(function)))
+    return _compiled(function, forceinline=True, fastmath=_ANY_ORDER)
 
 
-def _kept(compiled: Any) -> Any:
-    """Keep a compiled function on disk until any of the sources changes.
+def _compiled(function: _Function, **options: Any) -> _Function:
+    """Compile a function by numba's `options`; with NUMBA_DISABLE_JIT=1, numba leaves it a function of plain Python."""
+    compiled: Any = njit(nogil=True, **options)(function)
+    if compiled is not function:
+        _keep_on_disk(compiled)
+    return cast(_Function, compiled)
+
+
+def _keep_on_disk(compiled: Any) -> None:
+    """Keep a compiled function on disk until any of the sources changes, or warn that numba finds no place for it.
 
     Numba looks at the file of the function alone, but what it keeps holds what the function calls in other files. What
     is kept of other versions isn't read any further: it may name modules that there are no longer.
     """
+    try:
+        compiled.enable_caching()
+    except RuntimeError:
+        _warn_uncached()
+        return
     kept, digest = compiled._cache._cache_file, sources_digest()
     kept._source_stamp, kept._version = digest, f"{__version__} {digest}"
-    return compiled
+
+
+@cache
+def _warn_uncached() -> None:
+    """Warn once per process that no compiled function is saved."""
+    warn_of(
+        "neuroshard.search",
+        [
+            "the compiled search can't be saved, because neither the installation nor the home directory can be "
+            "written to: every process compiles it again; set NUMBA_CACHE_DIR to a directory that can be written to"
+        ],
+    )

@@ -1,12 +1,21 @@
 import importlib
+import json
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 from copy import copy
 from pathlib import Path
 
 import neuroshard.stages.search.space.compiled as compiled
+from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.kernels.descent import explore
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.compiled import sources_digest
+from neuroshard.testing import toy_task
 
 SEARCH = Path(compiled.__file__).resolve().parents[1]
 
@@ -50,3 +59,49 @@ def test_what_was_compiled_from_other_sources_is_not_unpickled(tmp_path):
     assert theirs != ours._version
     ours._index_path.write_bytes(pickle.dumps(theirs) + b"no pickle")
     assert ours._load_index() == {}
+
+
+_SEARCHED = """
+import json, sys
+from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.space.sizes import put
+from neuroshard.testing import toy_task
+searcher = {"size": Greedy("size"), "improved": NeuroShard(improvement=Improvement(shakes=1))}[sys.argv[1]]
+print(json.dumps(searcher.find(toy_task(4), Simulator(CostModels.load("roofline:h100"))).plan.to_json()))
+print(hasattr(put, "py_func"))
+"""
+_NOWHERE = """
+import numba.core.caching as caching
+def refuse(_self):
+    raise PermissionError(13, "Permission denied")
+caching._CacheLocator.ensure_cache_path = refuse
+"""
+
+
+def _searched(code, searcher, **variables):
+    """Search in a process of its own; return the plan, whether kernels are compiled, and standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, searcher], env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    plan, compiled = done.stdout.splitlines()
+    return json.loads(plan), compiled == "True", done.stderr
+
+
+def test_a_search_without_a_directory_for_what_is_compiled_warns_once():
+    plan, compiled, err = _searched(_NOWHERE + _SEARCHED, "size")
+    assert compiled
+    assert err.count("NUMBA_CACHE_DIR") == 1
+    assert (plan, True, "") == _searched(_SEARCHED, "size")
+
+
+def test_kernels_in_plain_python_find_the_same_plan():
+    plan, compiled, _ = _searched(_SEARCHED, "improved", NUMBA_DISABLE_JIT="1")
+    assert not compiled
+    searcher = NeuroShard(improvement=Improvement(shakes=1))
+    found = searcher.find(toy_task(4), Simulator(CostModels.load("roofline:h100")))
+    assert plan == json.loads(json.dumps(found.plan.to_json()))
