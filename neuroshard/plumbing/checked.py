@@ -1,7 +1,7 @@
 """Values of the right type by construction: dataclasses and functions that check their arguments."""
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from inspect import signature
@@ -15,6 +15,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import AS_SIZE, reason, shown, to_bytes
 
 _T = TypeVar("_T", bound=Callable[..., Any])
+_MARK = "__checked__"
 _PLAIN = (int, float, str, bool, NoneType)
 
 
@@ -31,6 +32,18 @@ def checked(target: _T) -> _T:
     return decorated  # type: ignore[no-any-return]
 
 
+def check_values(target: Callable[..., Any], values: Mapping[str, object]) -> None:
+    """Raise UserError unless arguments of a class or a function, by name, are as its annotations of plain types say."""
+    for name, hint in _plain_hints(target):
+        if name in values:
+            _checked_value(values[name], hint, name)
+
+
+def is_checked(target: object) -> bool:
+    """Return True if a class or a function is decorated with `checked`, or is derived from such a class."""
+    return getattr(target, _MARK, False) is True
+
+
 def _checked_class(cls: type[Any]) -> type[Any]:
     ours: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
@@ -44,6 +57,7 @@ def _checked_class(cls: type[Any]) -> type[Any]:
             ours(self)
 
     cls.__post_init__ = check_fields
+    setattr(cls, _MARK, True)
     return cls
 
 
@@ -81,6 +95,7 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
                 bound.arguments[name] = _checked_value(bound.arguments[name], hint, name)
         return function(*bound.args, **bound.kwargs)
 
+    setattr(check_arguments, _MARK, True)
     return check_arguments
 
 

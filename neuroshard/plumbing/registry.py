@@ -7,6 +7,7 @@ that comes from a user, on the command line or in a call, passes `check_setting`
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
@@ -74,6 +75,10 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
                 if valid
                 else UserError(f"{group} {name!r} has no settings, so not {setting!r}")
             )
+        if isinstance(config[setting], dict) and _plain(value) and not isinstance(value, dict) and value is not None:
+            raise UserError(
+                f"{setting}={shown(value)} is not a setting but a group of settings: give a mapping of them"
+            )
     objects = {key: value for key, value in settings.items() if not _plain(value)}
     plain = {key: value for key, value in settings.items() if key not in objects}
     merged = OmegaConf.merge({key: value for key, value in config.items() if key not in objects}, plain)
@@ -125,29 +130,44 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
     held: Any = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else {}
     if without := missing(held):
         raise UserError(f"{without[0]} is needed, and has no value")
-    _check_taken(held)
-    _check_references(config)
+    _check_taken(_resolved(config))
     return _unwrapped(partial(instantiate, config, _convert_="all", **objects))
 
 
 def _check_taken(held: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise UserError if a class or a function of this package doesn't take a setting that it would be given."""
+    """Raise UserError if a class or a function of this package doesn't take a setting, or none of that type."""
     target = str(held.get("_target_", ""))
     if target.startswith(f"{_PACKAGE}."):
-        taken = signature_of(target).names
-        for key in held:
-            if taken is not None and key not in taken and not _BUILDING.fullmatch(key):
-                raise unknown_name("setting", f"{prefix}{key}", [f"{prefix}{name}" for name in taken])
+        settings = {key: value for key, value in held.items() if not _BUILDING.fullmatch(key)}
+        names = signature_of(target).names
+        for key in settings:
+            if names is not None and key not in names:
+                raise unknown_name("setting", f"{prefix}{key}", [f"{prefix}{name}" for name in names])
+        _check_types(target, settings)
     for key, value in held.items():
-        if isinstance(value, dict):
-            _check_taken(value, f"{prefix}{key}.")
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, dict):
+                _check_taken(inner, f"{prefix}{key}.")
 
 
-def _check_references(config: Any) -> None:
-    """Raise UserError if a `${...}` names nothing, or itself; unlike Hydra's error, it says in which setting."""
+def _check_types(target: str, settings: Mapping[str, Any]) -> None:
+    """Raise UserError if a setting isn't of the annotated type; classes that are `checked` see to that themselves."""
+    from neuroshard.plumbing.checked import check_values, is_checked  # slow to import
+
+    module, _, name = target.rpartition(".")
+    built = getattr(import_module(module), name)
+    if not is_checked(built):
+        check_values(built, settings)
+
+
+def _resolved(config: Any) -> Any:
+    """Return a config's plain values, with other settings in place of each `${...}`; of anything else, nothing.
+
+    Raises:
+        UserError: a `${...}` names nothing, or itself; unlike Hydra's error, this one says in which setting.
+    """
     try:
-        if OmegaConf.is_config(config):
-            OmegaConf.to_container(config, resolve=True)
+        return OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else {}
     except OmegaConfBaseException as error:
         raise _of_config(error) from error
 

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 import neuroshard as ns
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.registry import build, check_setting
+from neuroshard.plumbing.registry import build, check_setting, instantiate_config
 
 BUILDING = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
 EVIL = {"_target_": "builtins.open", "file": "x"}
@@ -98,3 +98,23 @@ def test_settings_of_calls_build_nothing(settings, tmp_path, monkeypatch):
         build("searcher", "neuroshard", **settings)
     with pytest.raises(UserError, match=r"can't be set|resolver"):
         ns.load_tables("criteo", **settings)
+
+
+GRID = "neuroshard.stages.search.placement.grid.GridSettings"
+SEARCH = {"_target_": "neuroshard.stages.search.methods.published.BeamSearch"}
+
+
+@pytest.mark.parametrize("wrap", [lambda it: it, lambda it: {"within": it}, lambda it: {"within": [it]}])
+@pytest.mark.parametrize(
+    ("named", "wrong"),
+    [("bogus", SEARCH | {"grid": {"_target_": GRID, "bogus": 1}}), ("beam_width='x'", SEARCH | {"beam_width": "x"})],
+)
+def test_settings_that_are_not_taken_are_refused_at_any_depth(wrap, named, wrong):
+    with pytest.raises(UserError, match=named):
+        instantiate_config(OmegaConf.create(wrap(wrong)))
+
+
+@pytest.mark.parametrize("value", [3, "x", [1], {"bogus": 1}])
+def test_wrong_values_for_a_group_of_settings_are_refused_in_calls(value):
+    with pytest.raises(UserError, match="improvement"):
+        build("searcher", "neuroshard", improvement=value)
