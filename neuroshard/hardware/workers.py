@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from neuroshard.hardware.runs import Outcome, Report
 from neuroshard.hardware.specs import DeviceSpec
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import UserError, raised_by, user_error_in
 from neuroshard.plumbing.timing import TimingProtocol
 
 if TYPE_CHECKING:  # imports torch
@@ -74,10 +75,17 @@ class Joining(Generic[Sample]):
 
 @dataclass(eq=False)
 class _Stopped(Exception):
-    """End of a worker that died, hung or couldn't start; `blamed` is the sample it was at."""
+    """End of a worker that died, hung or couldn't start.
+
+    Attributes:
+        reason: what happened, in a line.
+        blamed: the sample that the worker was at.
+        trace: the traceback of a defect that kept the worker from starting; empty for what the user can mend.
+    """
 
     reason: str
     blamed: int = 0
+    trace: str = ""
 
 
 def forked_warm() -> ForkServerContext:
@@ -146,7 +154,7 @@ class WorkerGroup(Meter[Sample]):
                 self.close()
                 failed += 1
                 if failed == _STARTS:
-                    raise UserError(f"the workers can't be started: {stopped.reason}") from None
+                    raise _impossible(stopped) from None
                 self._warn(f"{stopped.reason} while it started; starting again")
             except UserError as error:
                 self.close()
@@ -236,6 +244,16 @@ class WorkerGroup(Meter[Sample]):
         self._processes, self._pipes = [], []
 
 
+def _impossible(stopped: _Stopped) -> Exception:
+    """Make the error for workers that have stopped at each start: a UserError, unless a defect stopped them."""
+    text = f"the workers can't be started: {stopped.reason}"
+    if not stopped.trace:
+        return UserError(text)
+    defect = RuntimeError(text)
+    defect.add_note(f"In the worker:\n{stopped.trace}")
+    return defect
+
+
 @contextmanager
 def _no_main_module() -> Iterator[None]:
     """Keep started processes from importing the main module: a user's script, unguarded, would run again."""
@@ -259,12 +277,8 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     try:
         bench = make_bench(rank, count, port)
-    except UserError as error:
-        pipe.send(UserError(str(error)))
-        return
-    except (ImportError, RuntimeError, OSError) as error:
-        stop = UserError if isinstance(error, ImportError) else _Stopped
-        pipe.send(stop(f"{type(error).__name__}: {error}"))
+    except (Exception, SystemExit) as error:
+        pipe.send(_why_not_started(error))
         return
     try:
         pipe.send([])
@@ -273,3 +287,17 @@ def _serve(
             pipe.send(bench.measure(samples, seeds, pipe.send))
     except (EOFError, BrokenPipeError):
         return  # the parent has gone, and nobody is left to tell
+
+
+def _why_not_started(error: BaseException) -> Exception:
+    """Return what a worker sends that couldn't start: a UserError of what has to be mended before, or else `_Stopped`.
+
+    A package that can't be imported, and what the system or torch refuses, is the user's to mend; all else is a defect.
+    """
+    if (mistake := user_error_in(error)) is not None:
+        return UserError(str(mistake))
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, ImportError) and str(error.name).partition(".")[0] != __name__.partition(".")[0]:
+        return UserError(reason)
+    refused = isinstance(error, (OSError, MemoryError)) or raised_by(error, "torch", "fbgemm_gpu")
+    return _Stopped(reason, trace="" if refused else "".join(traceback.format_exception(error)))

@@ -5,13 +5,14 @@ import signal
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from traceback import format_exception
 
 import numpy as np
 import pytest
 
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.workers import WorkerGroup
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import UserError, user_error_in
 from neuroshard.records.samples import Repeats
 from tests.kit.processes import PATIENCE_S
 
@@ -97,6 +98,38 @@ def test_starts_that_keep_failing_end_the_run(tmp_path):
             group.measure([1, "die", 3], [0, 0, 0])
         assert group.pids == []
     assert make.starts.read_text() == "...."
+
+
+class _CannotBeMade:
+    """Raises an error in place of making a bench."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, *_):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TypeError("x"), RuntimeError("x"), KeyError("x"), SystemExit(0), ImportError("x", name="neuroshard.no_module")],
+)
+def test_a_defect_that_keeps_workers_from_starting_is_no_mistake_of_the_user(error):
+    with WorkerGroup(_CannotBeMade(error), 1, PATIENCE_S, lambda _: None) as group:
+        with pytest.raises(RuntimeError, match=type(error).__name__) as raised:
+            group.measure([1], [0])
+        assert group.pids == []
+    assert user_error_in(raised.value) is None
+    assert "in __call__" in "".join(format_exception(raised.value))
+
+
+@pytest.mark.parametrize("error", [OSError(98, "Address in use"), MemoryError(), ImportError("x", name="fbgemm_gpu")])
+def test_what_keeps_workers_from_starting_may_be_the_users_to_mend(error):
+    with (
+        WorkerGroup(_CannotBeMade(error), 1, PATIENCE_S, lambda _: None) as group,
+        pytest.raises(UserError, match="can't be started"),
+    ):
+        group.measure([1], [0])
 
 
 class _Clock:
