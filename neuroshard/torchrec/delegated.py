@@ -18,7 +18,7 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
-from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.errors import InfeasibleError, UserError, raised_by
 from neuroshard.plumbing.schema import padded
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, WHOLE
@@ -101,6 +101,8 @@ def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
     except PlannerError as error:
         raise InfeasibleError(f"{_whose(parameters)}: {str(error).splitlines()[0]}") from error
     except (RuntimeError, ValueError, AssertionError) as error:
+        if not raised_by(error, "torchrec"):
+            raise
         raise UserError(f"{_whose(parameters)}: {error}") from error
 
 

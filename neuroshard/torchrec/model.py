@@ -16,7 +16,7 @@ from torchrec.types import DataType
 
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import UserError, raised_by
 from neuroshard.plumbing.schema import parse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
@@ -235,6 +235,8 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         loaded = flagged(loaded, asked.pipeline, "it")
         return _checked(joined(loaded, asked.fixed), model, models)
     except (PlannerError, AssertionError, OSError) as error:  # a reservation that keeps no topology; a missing file
+        if isinstance(error, AssertionError) and not raised_by(error, "torchrec"):
+            raise
         raise UserError(str(error).strip().splitlines()[0]) from error
 
 

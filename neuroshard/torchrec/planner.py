@@ -26,6 +26,8 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plans.plan import Plan, copies_remarks
+from neuroshard.plumbing.errors import InfeasibleError, UserError, user_error_in
 from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
@@ -502,17 +504,17 @@ class _Way:
 def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
     """Call a function on rank 0 of a group, and give what it returns, or that it failed, to all: they wait for that."""
     reply: list[Any] = [None]
-    raised: Exception | None = None
+    raised: BaseException | None = None
     if group.rank() == 0:
         try:
             reply = [find()]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raised = error
-            reply = [error if isinstance(error, UserError) else RuntimeError(f"planning failed on rank 0: {error!r}")]
+            reply = [user_error_in(error) or RuntimeError(f"planning failed on rank 0: {error!r}")]
     if group.size() > 1:
         dist.broadcast_object_list(reply, dist.get_global_rank(group, 0), group=group)
     answer: Any = raised or reply[0]
-    if isinstance(answer, Exception):
+    if isinstance(answer, (Exception, SystemExit)):
         raise answer
     found: _Answer = answer
     return found

@@ -20,7 +20,7 @@ from torchrec.distributed.types import (
     ShardingPlan,
 )
 
-from neuroshard.plumbing.errors import UserError, check_name, unknown_name
+from neuroshard.plumbing.errors import UserError, check_name, raised_by, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
 from neuroshard.torchrec.kernels import COPIED, SHARDING_TYPES
@@ -213,7 +213,9 @@ def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
             }
         )
     except (ValueError, RuntimeError) as error:  # what TorchRec says of shards
-        raise UserError(f"{where}: {error}") from None
+        if not raised_by(error, "torchrec", "torch"):
+            raise
+        raise UserError(f"{where}: {error}") from error
 
 
 def _parameter_of(read: ReadParameter) -> ParameterSharding:

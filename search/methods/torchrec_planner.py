@@ -9,7 +9,7 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray
-from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
+from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name, raised_by
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.choice import cheapest
@@ -115,7 +115,11 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: 
         try:
             with without_copies_remarks():
                 sharding_plan = planner.plan(module, [EmbeddingBagCollectionSharder()])
-        except (PlannerError, RuntimeError):  # of which the latter: nothing can be split that far
+        except PlannerError:
+            continue
+        except RuntimeError as error:  # nothing can be split that far
+            if not raised_by(error, "torchrec"):
+                raise
             continue
         yield Plan(task, from_sharding_plan(renamed, sharding_plan).placements)
 

@@ -395,13 +395,21 @@ def test_where_torchrec_finds_no_plan_it_is_said():
         planner(cap=1000).plan(_sequences("s"))
 
 
-def test_errors_of_torchrec_blame_no_table_among_several(monkeypatch):
-    def fails(*_):
-        raise RuntimeError("no idea")
+def _fails(*_, **__):
+    raise RuntimeError("no idea")
 
-    monkeypatch.setattr("neuroshard.torchrec.delegated.EmbeddingShardingPlanner.plan", fails)
+
+def test_errors_of_torchrec_blame_no_table_among_several(monkeypatch):
+    monkeypatch.setattr("torchrec.distributed.planner.enumerators.EmbeddingEnumerator.enumerate", _fails)
     with pytest.raises(UserError, match=r"^TorchRec's planner, asked for 2 parameter\(s\) \(0\.s, 1\.t\): no idea$"):
         planner().plan(nn.ModuleList([_sequences("s"), _sequences("t")]))
+
+
+def test_errors_of_ours_are_not_taken_for_torchrecs(monkeypatch):
+    monkeypatch.setattr("neuroshard.torchrec.delegated.EmbeddingShardingPlanner.plan", _fails)
+    with pytest.raises(RuntimeError, match="no idea") as raised:
+        planner().plan(_sequences("s"))
+    assert not isinstance(raised.value, UserError)
 
 
 def test_what_is_said_of_rows_alone_works():
