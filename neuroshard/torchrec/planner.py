@@ -25,8 +25,6 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.plans.plan import Plan, copies_remarks
 from neuroshard.plumbing.errors import InfeasibleError, UserError, user_error_in
 from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
 from neuroshard.tasks.constraints import Constraints

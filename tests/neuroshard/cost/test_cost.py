@@ -53,7 +53,7 @@ def test_searches_from_python_know_their_models():
     task = toy_task(4)
     simulator = ns.Simulator(replace(linear_models(), name="mine"))
     plan = ns.search(task, simulator, searcher="dim_greedy")
-    assert plan.prediction == Prediction("mine", simulator.cost(task, plan).total_ms)
+    assert plan.prediction == Prediction("mine", simulator.cost(task, plan).total_ms, scope="kernels and exchanges")
 
 
 @pytest.mark.parametrize("name", ["cpu", "roofline:h200"])
@@ -63,7 +63,7 @@ def test_models_are_named_as_they_were_asked_for(name):
 
 def test_plans_read_well():
     text = str(_plan(Prediction("cpu", 7.1, 0.2)))
-    assert text.splitlines()[0].endswith("7.10 ± 0.20 ms predicted by cpu")
+    assert text.splitlines()[0].endswith("7.10 ± 0.20 ms, predicted by cpu")
     assert "device 3: 0 shards, 0 columns, 0 bytes: nothing" in text
     assert len(str(_plan()).splitlines()) == 1 + 4
     first, *_ = str(_plan(Prediction("cpu", 7.1, 0.2, 7.3))).splitlines()

@@ -76,7 +76,7 @@ def test_plans_are_written_and_read(tmp_path):
 
 def test_plans_say_where_tables_lie():
     text = str(_plan())
-    assert "1 in rows, 1 behind a cache, 1 in host memory" in text
+    assert "1 row-wise, 1 behind a cache, 1 in host memory" in text
     assert "a[0:4] (cached 0.25)" in text
     assert "(host)" in text
 

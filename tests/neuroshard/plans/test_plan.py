@@ -150,7 +150,9 @@ def test_forms_have_an_order():
 def test_plans_in_any_form_read_well():
     task = _task(4, 2, names=("cut", "host", "grid", "copied", "whole"))
     lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES, 1)).splitlines()
-    assert lines[0] == "5 tables in 15 shards on 4 devices, batch 64 (3 in rows, 1 in copies)"
+    assert (
+        lines[0] == "1 table in 1 column shard, 3 row-wise, 1 data-parallel on 4 devices, batch 64, memory of weights"
+    )
     assert lines[2].endswith(": copied (copy), whole, grid[5:10, 4:16], cut[3:6, :]")
     assert lines[4].endswith("copied (copy), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
 
