@@ -4,11 +4,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from neuroshard.cost.cost import BACKWARD, FORWARD, Cost
+from neuroshard.cost.cost import BACKWARD, FORWARD, Cost, Part, When
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
@@ -17,9 +18,17 @@ if TYPE_CHECKING:  # slow to import: only where something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLORS = ("#c44e52", "#8c8c8c", "#4c72b0", "#dd8452")  # by a part's place in a step
+_COLORS = {  # of the first part at each place in a step
+    When.BACKWARD: "#c44e52",
+    When.INPUT: "#8c8c8c",
+    When.COMPUTE: "#4c72b0",
+    When.FORWARD: "#dd8452",
+    When.HOST: "#64b5cd",
+}
+_MORE_COLORS = ("#8172b3", "#ccb974", "#da8bc3", "#937860", "#55a868")  # of all other parts, again and again
 _GREY = "0.3"
 _GIB = 1 << 30
+_LEGEND_COLUMNS = 3
 _MANY_DEVICES = 16  # of more, a bar each would be a smear
 _NUMBERED_DEVICES = 10  # of more, so would be a number each
 _MOST_CURVES = 10  # of more, colours repeat
@@ -63,15 +72,22 @@ def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
 
 
 def _draw_times(axes: "Axes", cost: Cost) -> None:
-    bottom = np.zeros(len(cost.compute))
-    for part in sorted(cost.counted, key=lambda part: part.when):
+    bottom, parts = np.zeros(len(cost.compute)), sorted(cost.counted, key=lambda part: part.when)
+    for part, color in zip(parts, _colors_of(parts), strict=True):
         name = f"{part.name} communication" if part.name in (BACKWARD, FORWARD) else part.name
-        _bars(axes, part.ms, bottom, _COLORS[part.when], name)
+        _bars(axes, part.ms, bottom, color, name)
         bottom = bottom + part.ms
     axes.axhline(cost.total_ms, color=_GREY, linestyle="--", linewidth=1)
     _note(axes, f"plan cost {cost.total_ms:.1f} ms", cost.total_ms)
-    axes.set(xlabel="device", ylabel="ms", title="cost", ylim=(0, _top(cost.total_ms, 1.3)))
-    axes.legend(loc="upper left", ncols=3, fontsize=8, frameon=False)
+    lines = -(-len(parts) // _LEGEND_COLUMNS)
+    axes.set(xlabel="device", ylabel="ms", title="cost", ylim=(0, _top(cost.total_ms, 1.1 + 0.1 * max(lines, 2))))
+    axes.legend(loc="upper left", ncols=_LEGEND_COLUMNS, fontsize=8, frameon=False)
+
+
+def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
+    """Yield a colour for each part: that of its place in a step, or another one if an earlier part has that."""
+    left, more = dict(_COLORS), cycle(_MORE_COLORS)
+    return (left.pop(part.when, None) or next(more) for part in parts)
 
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:

@@ -7,7 +7,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from neuroshard import Task, Topology
+from neuroshard import CostModels, Simulator, Task, Topology, UserError
+from neuroshard.bundles import known_names
+from neuroshard.cost.cost import Cost, Part, When
 from neuroshard.plans.picture import canvas, curves_png, label, plan_png
 from tests.kit.costs import cost_of
 from tests.kit.plans import COPIES, laid_out, tables, whole
@@ -125,3 +127,36 @@ def test_curves_of_many_runs_have_no_names(figures):
 def test_plans_that_cost_nothing_are_drawn(figures):
     plan_png(_plan(2)[0], cost_of(*[np.zeros(2)] * 3), "free")
     assert isinstance(figures[0].axes[0], Axes)
+
+
+WORDS = "", "+torchrec", "+torchrec+dense8ms", "+fp16/bf16+torchrec"
+NAMES = [f"{name}{words}" for name in known_names() for words in WORDS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_are_drawn_by_every_installed_model(name, figures):
+    """Every part that counts has a colour of its own."""
+    try:
+        simulator = Simulator(CostModels.load(name))
+    except UserError as error:
+        assert "dense8ms" in name
+        assert "dense8ms" in str(error)  # of models that don't count what hosts take
+        return
+    task = Task(tables(["a", "b"], 1000, 16), Topology(2, 1 << 30), 65536 if name.startswith("h100") else 4096)
+    plan = whole(task)
+    cost = simulator.cost(task, plan)
+    assert plan_png(plan, cost, name).startswith(PNG)
+    bars = figures[0].axes[0].containers
+    assert len(bars) == len(cost.counted)
+    assert len({its.patches[0].get_facecolor() for its in bars}) == len(bars)
+
+
+@pytest.mark.parametrize("count", [1, 5, 30])
+@pytest.mark.parametrize("when", When)
+def test_any_number_of_parts_at_a_place_is_drawn(when, count, figures):
+    plan, cost = _plan(2)
+    cost = Cost((*cost.parts, *(Part(f"part {number}", when, np.ones(2)) for number in range(count))))
+    assert plan_png(plan, cost, "title").startswith(PNG)
+    colors = [its.patches[0].get_facecolor() for its in figures[0].axes[0].containers]
+    assert len(colors) == count + 3
+    assert all(one != other for one, other in pairwise(colors))
