@@ -14,7 +14,16 @@ from msgspec import Meta
 from neuroshard.layouts import LAYOUTS, ROWS, Layout, row_blocks
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import DIM_MULTIPLE, ByteSize, CacheShare, Devices, Dim, Features, Share, TableCount
+from neuroshard.plumbing.schema import (
+    DIM_MULTIPLE,
+    ByteSize,
+    CacheShare,
+    Devices,
+    Features,
+    ShardDim,
+    Share,
+    TableCount,
+)
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
@@ -36,7 +45,7 @@ class ComputeAugmentation:
     """Which combinations are drawn.
 
     Attributes:
-        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two.
+        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two, 2,048 at most.
         min_tables: in a combination, at least.
         max_tables: in a combination, at most.
         max_bytes: of weights in a combination. As far as the device holds them.
@@ -58,7 +67,7 @@ class ComputeAugmentation:
         cached: share of the rows that a combination in tier cached has room for; one of these.
     """
 
-    max_dim: Dim = 128
+    max_dim: ShardDim = 128
     min_tables: TableCount = 1
     max_tables: TableCount = 15
     max_bytes: ByteSize = 4 << 30

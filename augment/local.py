@@ -11,7 +11,7 @@ from neuroshard.layouts import COLUMNS, COPIES, LAYOUTS, Layout, in_columns
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, ByteSize, Devices, Dim, Features, Share, TableCount
+from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, ByteSize, Devices, Features, ShardDim, Share, TableCount
 from neuroshard.records.samples import LocalSample
 from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
@@ -36,7 +36,7 @@ class PlanAugmentation:
         batch_sizes: samples that each device has, one of these; fewer where the whole batch would be larger than
             `max_batch_size`.
         max_batch_size: over all devices.
-        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two.
+        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two, 2,048 at most.
         max_tables: in a plan.
         max_bytes: of a table; wider ones are narrowed, and those that still take more left out.
         max_copy_bytes: of a table in copies.
@@ -50,7 +50,7 @@ class PlanAugmentation:
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 2, 2, 4, 4, 8, 16, 32, 64, 128)
     batch_sizes: Annotated[tuple[BatchSize, ...], Meta(min_length=1)] = (64, 128, 256, 512, 1024, 2048)
     max_batch_size: BatchSize = 16384
-    max_dim: Dim = 128
+    max_dim: ShardDim = 128
     max_tables: TableCount = 60
     max_bytes: ByteSize = 128 << 20
     max_copy_bytes: ByteSize = 8 << 20
@@ -134,7 +134,7 @@ class PlanAugmentation:
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
         """Draw the devices that a table lies over: all, or those of a host; none where it lies in columns."""
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
-        if layout.free or too_large or Call(layout.form, table.pooled) not in CALLS:
+        if layout.free or too_large or not layout.takes(table.dim) or Call(layout.form, table.pooled) not in CALLS:
             return []
         size = task.topology.num_devices
         if layout.host_exchanges and table.pooled and task.topology.host_size < size and rng.random() < 0.5:

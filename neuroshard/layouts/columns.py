@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts.layout import Layout, Whole, check_cover, table_of
+from neuroshard.layouts.widths import shard_widths
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables import Table
 from neuroshard.words.collective import Collective
@@ -65,8 +66,8 @@ class Columns(Layout):
 def in_columns(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
     """Place `dim` columns of a table on a device, for each (table index, dim, device) in `placed`.
 
-    Columns of one table that meet on one device become one shard, with all rows; columns are handed out in order of
-    device.
+    Columns of one table that meet on one device become one shard, with all rows, or several if they are wider than a
+    shard may be; columns are handed out in order of device.
 
     Raises:
         UserError: there is no such table.
@@ -77,8 +78,10 @@ def in_columns(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Plac
     placements = []
     column, previous = 0, -1
     for (table, device), dim in sorted(dims.items()):
-        column = 0 if table != previous else column
-        shard = Shard(table, column, dim, 0, table_of(task, table).rows)
-        placements.append(Placement(shard, device, task.homes[table]))
-        column, previous = column + dim, table
+        whole, column = table_of(task, table), 0 if table != previous else column
+        for width in shard_widths(whole, dim):
+            shard = Shard(table, column, width, 0, whole.rows)
+            placements.append(Placement(shard, device, task.homes[table]))
+            column += width
+        previous = table
     return placements

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 from neuroshard.cost.loads import Loads
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tables import Table
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
@@ -83,6 +84,10 @@ class Layout(ABC):
     def fits(self, rows: int, count: int) -> bool:
         """Tell whether a table has rows enough to lie so on `count` devices."""
         return True
+
+    def takes(self, dim: int) -> bool:
+        """Return True if a table of `dim` columns may lie so: one wider than a shard may be must be cut in columns."""
+        return self.free or dim <= MAX_SHARD_DIM
 
     @abstractmethod
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:

@@ -10,7 +10,7 @@ from neuroshard.layouts import Layout, in_columns, layout_of
 from neuroshard.plans.moves import known_as
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
-from neuroshard.tasks.constraints import PinnedShard, TableRule
+from neuroshard.tasks.constraints import PinnedColumns, TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import ON_DEVICE, Home, Placement, by_table
 
@@ -49,7 +49,10 @@ class Carried:
     def pinned(self) -> Task:
         """The task, with everything that can stay held where it is; tables that its constraints place are left out."""
         constraints, tables = self.task.constraints, self.task.tables
-        pins = tuple(PinnedShard(tables[index].name, dim, (device,)) for index, dim, device in self.columns)
+        held = Counter[tuple[int, int]]()
+        for index, dim, device in self.columns:
+            held[index, device] += dim
+        pins = tuple(PinnedColumns.on(tables[index].name, dim, (device,)) for (index, device), dim in held.items())
         taken = constraints.pins.keys() | constraints.group_of.keys()
         others = zip(tables, by_table(self.others, len(tables)), strict=True)
         rules = tuple(_rule(table, its) for table, its in others if its)

@@ -5,6 +5,7 @@ host memory are more than one host holds, a search may be asked again with every
 divided between several.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from glob import escape
@@ -16,7 +17,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
-from neuroshard.tasks.constraints import PinnedShard, TableRule
+from neuroshard.tasks.constraints import PinnedColumns, PinnedShard, TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Tier
 
@@ -63,7 +64,10 @@ def kept_on_hosts(plan: Plan) -> Plan:
         if not columns or task.tables[table].name in constraints.pins:
             continue
         piece = _Piece.of_table(task, table)
-        shards = [(placed.device // task.topology.host_size, placed.shard.dim // DIM_MULTIPLE) for placed in its]
+        held = Counter[int]()  # columns on each device
+        for placed in its:
+            held[placed.device] += placed.shard.dim
+        shards = [(device // task.topology.host_size, dim // DIM_MULTIPLE) for device, dim in held.items()]
         if len({host for host, _ in shards}) > 1:
             pins += piece.pins(shards)
         else:
@@ -151,7 +155,7 @@ class _Piece:
 
     def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
         """Yield the pinned shards that keep (host, units) of the piece where they are; of a single table."""
-        return (PinnedShard(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in shards)
+        return (PinnedColumns.on(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in shards)
 
 
 def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:

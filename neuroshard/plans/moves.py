@@ -1,5 +1,6 @@
 """What has to be moved from one plan to another, whose tables or devices may be others."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
@@ -78,13 +79,13 @@ def moved_between(before: Plan, after: Plan) -> IntArray:
     those that it has in both plans, in as many columns as it has in both.
     """
     loads, kept = after.device_loads.loads, np.zeros((2, len(after.placements)))
-    held = _held(before)
+    held, left = _held(before), _columns_held(before)
     for number, placement in enumerate(after.by_device):
-        shard = placement.shard
-        old = held.get((known_as(after.task.tables[shard.table]), placement.device))
-        if old is not None:
+        shard, key = placement.shard, (known_as(after.task.tables[placement.shard.table]), placement.device)
+        if (old := held.get(key)) is not None:
             rows = min(shard.row_end, old.row_end) - max(shard.row, old.row)
-            kept[:, number] = max(rows, 0), min(shard.dim, old.dim)
+            kept[:, number] = max(rows, 0), min(shard.dim, left[key])
+            left[key] -= min(shard.dim, left[key])  # of a wide table the device may have further shards
     memory = after.task.memory
     arriving = memory.state_bytes(loads) - memory.state_bytes(replace(loads, rows=kept[0], dim=kept[1]))
     moved: IntArray = np.zeros(len(after.task.tables), dtype=np.int64)
@@ -100,8 +101,16 @@ def known_as(table: Table) -> _Known:
     return table.name, table.rows, table.dim, table.bytes_per_element
 
 
+def _columns_held(plan: Plan) -> Counter[tuple[_Known, int]]:
+    """Count the columns of each table on each device."""
+    columns = Counter[tuple[_Known, int]]()
+    for placed in plan.placements:
+        columns[known_as(plan.task.tables[placed.shard.table]), placed.device] += placed.shard.dim
+    return columns
+
+
 def _held(plan: Plan) -> Mapping[tuple[_Known, int], Shard]:
-    """Index shards by table and device."""
+    """Index shards by table and device; of several columns shards, which have the same rows, the last one."""
     tables = plan.task.tables
     return {(known_as(tables[placed.shard.table]), placed.device): placed.shard for placed in plan.placements}
 

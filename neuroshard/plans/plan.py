@@ -16,7 +16,16 @@ from neuroshard.layouts.layout import table_of
 from neuroshard.plumbing.arrays import IntArray, own_places
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.schema import CacheShare, Device, Name, as_fields, of_format, parse, readable_bytes
+from neuroshard.plumbing.schema import (
+    MAX_SHARD_DIM,
+    CacheShare,
+    Device,
+    Name,
+    as_fields,
+    of_format,
+    parse,
+    readable_bytes,
+)
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
@@ -36,7 +45,8 @@ _IN_HOST_MEMORY = {Tier.CACHED: "behind a cache", Tier.HOST: "in host memory"}
 class Plan:
     """Placements (S,) of the shards of one task's tables; valid by construction.
 
-    Every table lies in one of the forms of `Form`, and a device holds at most one shard of a table. Memory and the
+    Every table lies in one of the forms of `Form`. A device holds at most one shard of a table, or several shards of
+    columns that together are wider than a shard may be. Memory and the
     task's constraints are not checked here: a plan that breaks them can still be costed and reported; `violations`
     says what it breaks. `prediction` is what it was predicted to cost when it was found,
     None if nobody did; plans that differ in nothing else are equal.
@@ -183,11 +193,14 @@ class Plan:
                 needed = f"{readable_bytes(used)} of its memory for tables"
                 yield f"host {host} needs {needed}, it has {readable_bytes(free)}"
         pairs = zip(task.tables, self.by_table, strict=True)
-        held = {table.name: {one.device: one.shard.dim for one in its} for table, its in pairs}
-        for table, limits, layout, home in zip(task.tables, task.limits, self.layouts, self.homes, strict=True):
+        held = {table.name: _columns_by_device(its) for table, its in pairs}
+        each = zip(task.tables, task.limits, self.layouts, self.homes, self.by_table, strict=True)
+        for table, limits, layout, home, placed in each:
+            widths = [one.shard.dim for one in placed]
+            if (widest := max(widths)) > MAX_SHARD_DIM:
+                yield f"table {table.name!r} has a shard of {widest} columns, and kernels take {MAX_SHARD_DIM} at most"
             yield from _broken_limits(table.name, layout, limits, held[table.name])
             yield from _broken_home(table.name, home, limits)
-            widths = held[table.name].values()
             if not table.pooled and (why := layout.unserved(widths, task.topology.num_devices)) is not None:
                 yield f"table {table.name!r} is a sequence table {why}"
         yield from _broken_groups(task.constraints, held, others)
@@ -299,20 +312,41 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
 
 
 def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
-    """Check that a task has the tables and the devices of placements, at most one shard of each table on a device.
+    """Check that a task has the tables and the devices of placements, and that no device could merge two shards.
+
+    A device holds at most one shard of a table, or several shards of columns that are too wide for one.
 
     Raises:
         UserError: it doesn't; it names the table and the device.
     """
-    taken: set[tuple[int, int]] = set()
+    taken: dict[tuple[int, int], int] = {}  # columns
+    crowded: set[tuple[int, int]] = set()
     for placement in placements:
         index, device = placement.shard.table, placement.device
-        name, last = table_of(task, index).name, task.topology.num_devices - 1
+        table, last = table_of(task, index), task.topology.num_devices - 1
         if device > last:
-            raise UserError(f"plan: device {device} of table {name!r} must lie in 0..{last}")
+            raise UserError(f"plan: device {device} of table {table.name!r} must lie in 0..{last}")
+        whole_columns = placement.shard.rows >= table.rows and placement.shard.dim < table.dim
         if (index, device) in taken:
-            raise UserError(f"plan: two shards of table {name!r} on device {device}; merge them into one")
-        taken.add((index, device))
+            crowded.add((index, device))
+        if (index, device) in crowded and not whole_columns:
+            raise _crowded(table, device)
+        taken[index, device] = taken.get((index, device), 0) + placement.shard.dim
+    for index, device in sorted(crowded):
+        if taken[index, device] <= MAX_SHARD_DIM:
+            raise _crowded(task.tables[index], device)
+
+
+def _crowded(table: Table, device: int) -> UserError:
+    return UserError(f"plan: two shards of table {table.name!r} on device {device}; merge them into one")
+
+
+def _columns_by_device(placements: Iterable[Placement]) -> dict[int, int]:
+    """Count the columns of a table on each device that holds any of it."""
+    held: dict[int, int] = {}
+    for placed in placements:
+        held[placed.device] = held.get(placed.device, 0) + placed.shard.dim
+    return held
 
 
 def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:

@@ -29,6 +29,7 @@ MAX_POOLING_FACTOR = 1 << 20
 MAX_FEATURES = 1 << 10
 MAX_BATCH_SIZE = 1 << 30
 DIM_MULTIPLE = 4  # FBGEMM's rule for the width of a table or shard
+MAX_SHARD_DIM = 2048  # the widest shard that FBGEMM's CUDA kernels take, fused and dense (`max_embedding_dim` there)
 _MAX_COUNT = 1 << 31
 
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]  # of anything, none allowed
@@ -38,6 +39,7 @@ SEEDS = 1 << 62  # that there may be: what is counted on from one still fits in 
 Seed = Annotated[int, Meta(ge=0, le=SEEDS - 1)]
 Rows = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
 Dim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_DIM, multiple_of=DIM_MULTIPLE)]
+ShardDim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_SHARD_DIM, multiple_of=DIM_MULTIPLE)]
 Offset = Annotated[int, Meta(ge=0, lt=MAX_DIM, multiple_of=DIM_MULTIPLE)]  # of a shard's first column
 FirstRow = Annotated[int, Meta(ge=0, lt=MAX_ROWS)]  # of a shard
 PoolingFactor = Annotated[float, Meta(gt=0, le=MAX_POOLING_FACTOR)]

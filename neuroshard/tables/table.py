@@ -38,7 +38,7 @@ class Table:
     Attributes:
         name: unique within a task.
         rows: number of embedding vectors, at most 2^40.
-        dim: width of a vector, a multiple of 4, at most 65,536.
+        dim: width of a vector, a multiple of 4, at most 65,536; above 2,048 plans cut the table by columns.
         pooling_factor: mean lookups per sample, of all features together.
         reuse: (17,) share of the unique rows touched in a batch that are touched
             (0,1], (1,2], (2,4], ..., (16384,32768], >32768 times; sums to 1.

@@ -19,7 +19,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
 from neuroshard.plumbing.files import beginning, check_file, has_format, write_atomically, write_json
 from neuroshard.plumbing.progress import print_lines
-from neuroshard.plumbing.schema import MAX_DIM, PathName
+from neuroshard.plumbing.schema import MAX_DIM, MAX_SHARD_DIM, PathName
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -141,6 +141,11 @@ class Target:
         """
         for table in task.tables:
             self._check_stored(table)
+            if self.splits == "none" and table.dim > MAX_SHARD_DIM:
+                raise UserError(
+                    f"target={self.name}: table {table.name!r} has {table.dim} columns, shards have {MAX_SHARD_DIM} at "
+                    f"most, and {self.title} leaves columns together; make the table narrower, or several of it"
+                )
         rules = [self._rule(task.topology.num_devices)]
         if not self.sequence_forms.issuperset(CUT_FORMS):
             forms = tuple(form for form in FORMS if form in self.sequence_forms)
@@ -198,15 +203,23 @@ class Target:
             return f"lies in {layout}, and {self.title} has {has}{of_which} only"
         if (tier := placed[0].home.tier) not in self.tiers:
             return f"lies in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
+        if (why := self._refused_cut(table, placed)) is not None:
+            return why
+        devices = task.topology.num_devices
+        if layout.blocks and len(placed) < devices and self.rows_over == "all":
+            return f"lies in rows on {len(placed)} devices, and {self.title} has rows on all {devices}"
+        return None
+
+    def _refused_cut(self, table: Table, placed: Sequence[Placement]) -> str | None:
+        """Return what the target has no words for in how a table is cut in columns, as text; None if nothing."""
         widths = {placement.shard.dim for placement in placed}
         if self.splits == "none" and widths != {table.dim}:
             return f"is cut in columns, and {self.title} leaves columns together"
         if self.splits == "equal" and len(widths) > 1:
             wide = " and ".join(map(str, sorted(widths)))
             return f"lies in shards of {wide} columns, and those of {self.title} are all as wide"
-        devices = task.topology.num_devices
-        if layout.blocks and len(placed) < devices and self.rows_over == "all":
-            return f"lies in rows on {len(placed)} devices, and {self.title} has rows on all {devices}"
+        if self.splits == "equal" and len({placement.device for placement in placed}) < len(placed):
+            return f"has several shards on one device, and {self.title} has one of each table there"
         return None
 
 

@@ -6,12 +6,22 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from neuroshard.layouts import LAYOUTS, Layout
+from neuroshard.layouts.widths import equal_parts, fewest_parts
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
-from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, as_fields, padded, parse
+from neuroshard.plumbing.schema import (
+    DIM_MULTIPLE,
+    MAX_DEVICES,
+    MAX_DIM,
+    MAX_SHARD_DIM,
+    CacheShare,
+    as_fields,
+    padded,
+    parse,
+)
 from neuroshard.tables import Table
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms, forms_named
 from neuroshard.words.placement import DEFAULT_CACHED, TIERS, Home, Tier
@@ -29,7 +39,8 @@ class TableRule:
         devices: the only devices that may hold columns of it; None allows all.
         min_shards, max_shards: devices that a table is spread over, at least and at most; None sets no limit.
             max_shards=1 never splits it.
-        min_dim: columns of every shard of a table that is split, at least; None sets no limit.
+        min_dim: columns of every shard of a table that is split, at least; None sets no limit. Of a table wider than
+            2,048, which must be split, 2,048 at most.
         forms: that a table may lie in; None allows all.
         tiers: of memory that a table may lie in; None allows all.
         cached: share of its rows that the cache has room for where it lies in tier "cached"; None leaves it open.
@@ -78,7 +89,9 @@ class TableRule:
 
 @dataclass(frozen=True)
 class PinnedShard:
-    """A shard of `dim` columns of a table on one of `devices`, which holds exactly these columns of it."""
+    """A shard of `dim` columns of a table, 2,048 at most, on one of `devices`, which has just these columns of it."""
+
+    most_columns: ClassVar[int] = MAX_SHARD_DIM
 
     table: str
     dim: int
@@ -91,6 +104,23 @@ class PinnedShard:
                 f"constraints: a pinned shard of {self.table!r} has dim={self.dim!r}, "
                 f"not a positive multiple of {DIM_MULTIPLE}"
             )
+        if self.dim > self.most_columns:
+            raise UserError(
+                f"constraints: a pinned shard of {self.table!r} has dim={self.dim}, and shards have {MAX_SHARD_DIM} "
+                "columns at most; pin several shards, each to devices of its own"
+            )
+
+
+@dataclass(frozen=True)
+class PinnedColumns(PinnedShard):
+    """The columns of a table that a device holds, in as many shards as that takes: what searches pin, not people."""
+
+    most_columns: ClassVar[int] = MAX_DIM
+
+    @classmethod
+    def on(cls, table: str, dim: int, devices: tuple[int, ...]) -> PinnedShard:
+        """Pin so many columns: as one shard if they may be one."""
+        return (cls if dim > MAX_SHARD_DIM else PinnedShard)(table, dim, devices)
 
 
 @dataclass(frozen=True)
@@ -187,9 +217,13 @@ class Constraints:
         together = table.name in self.group_of
         whole = self.pinned_whole(table) if together else []  # they lie where one of them is pinned to
         only = [rule.devices for rule in rules if rule.devices is not None] + [shard.devices for shard in whole]
+        equal = _equal_widths(table, rules)
         min_shards = max((rule.min_shards or 1 for rule in rules), default=1)
+        if table.dim > MAX_SHARD_DIM:
+            _check_wide(table, rules)
+            min_shards = equal_parts(table.dim, min_shards) if equal and table.pooled else min_shards
         most = 1 if together else min((rule.max_shards for rule in rules if rule.max_shards), default=MAX_DEVICES)
-        min_dim = _min_dim(table, rules, min_shards)
+        min_dim = _min_dim(table, rules, equal, min_shards)
         tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in rules))
         known = FORMS if table.pooled and Tier.DEVICE in tiers else CUT_FORMS
         forms = frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in rules))
@@ -203,7 +237,7 @@ class Constraints:
             forms=forms,
             tiers=tiers if forms.intersection(CUT_FORMS) else tiers.intersection({Tier.DEVICE}),
             cached=_cached_share(table, rules),
-            equal_widths=any(rule.equal_widths for rule in rules),
+            equal_widths=equal,
         )
         _check_limits(table, limits, together, num_devices)
         return limits
@@ -262,22 +296,55 @@ def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
     return shares.pop() if shares else None
 
 
-def _min_dim(table: Table, rules: Sequence[TableRule], min_shards: int) -> int:
+def _equal_widths(table: Table, rules: Sequence[TableRule]) -> bool:
+    """Return True if shards of a table must all be as wide.
+
+    A rule says so, or wants shards of a table wider than one may be that are too wide for any cut but an even one.
+    """
+    least = max((rule.min_dim or 0 for rule in rules), default=0)
+    return any(rule.equal_widths for rule in rules) or (table.dim > MAX_SHARD_DIM and 2 * least > MAX_SHARD_DIM)
+
+
+def _check_wide(table: Table, rules: Sequence[TableRule]) -> None:
+    """Raise UserError if rules keep a table that is wider than a shard may be from being cut in columns."""
+    parts, what = fewest_parts(table.dim), f"constraints: table {table.name!r} has {table.dim} columns, and shards have"
+    for rule in rules:
+        if rule.max_shards is not None and rule.max_shards < parts:
+            raise UserError(
+                f"{what} {MAX_SHARD_DIM} at most; a rule for {rule.tables!r} allows {rule.max_shards} shard(s), and it "
+                f"needs {parts}: raise max_shards (TorchRec: allow column_wise), or make the table narrower"
+            )
+        if rule.min_dim is not None and rule.min_dim > min(MAX_SHARD_DIM, table.dim // parts):
+            raise UserError(
+                f"{what} {MAX_SHARD_DIM} at most; a rule for {rule.tables!r} wants {rule.min_dim} at least: lower "
+                f"min_dim (TorchRec: min_partition) to {table.dim // parts // DIM_MULTIPLE * DIM_MULTIPLE}, or make "
+                "the table narrower"
+            )
+        if rule.forms is not None and not any(LAYOUTS[form].free for form in forms_named(rule.forms)):
+            raise UserError(
+                f"{what} {MAX_SHARD_DIM} at most; a rule for {rule.tables!r} allows {' and '.join(rule.forms)} only, "
+                "which have all columns: allow it columns, or make the table narrower"
+            )
+
+
+def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: int) -> int:
     """Compute the columns that a shard has at least: a multiple of 4, or all of a table that can't be split."""
     asked = (rule.min_dim for rule in rules if rule.min_dim)
-    least = max([_narrowest(table, rules, min_shards), *asked])
+    least = max([_narrowest(table, equal, min_shards), *asked])
     return min(padded(least), table.dim)
 
 
-def _narrowest(table: Table, rules: Sequence[TableRule], min_shards: int) -> int:
+def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
     """Compute the columns of the narrowest shard of a table split into `min_shards` or more; `min_dim` is left out.
 
     Of sequence tables, and where widths must be equal, those of one of as many equal shards as there may be: then no
-    wider shards are possible beside it.
+    wider shards are possible beside it. A sequence table wider than a shard may be can be halved if its parts can.
     """
-    if table.pooled and not any(rule.equal_widths for rule in rules):
+    if table.pooled and not equal:
         return DIM_MULTIPLE
     shards = max(min_shards, 2) if table.pooled else 2
+    if not table.pooled and table.dim > MAX_SHARD_DIM and equal_parts(table.dim) % 2:
+        return table.dim
     return table.dim if table.dim % (shards * DIM_MULTIPLE) else table.dim // shards
 
 
@@ -298,6 +365,7 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
         counts = [limits.counts_of(LAYOUTS[form]) for form in sorted(limits.forms)]
     if all(least > most for least, most in counts):
         why = ", being kept together with others" if together else ""
+        why += f"; shards have {MAX_SHARD_DIM} columns at most" if table.dim > MAX_SHARD_DIM else ""
         least, most = counts[0]
         raise UserError(
             f"constraints: table {table.name!r} ({table.dim} columns, {len(limits.devices)} device(s)) needs "

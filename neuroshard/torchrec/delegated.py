@@ -22,6 +22,10 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError, raised_by
 from neuroshard.plumbing.schema import padded
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, WHOLE
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.schema import MAX_SHARD_DIM, padded
+from neuroshard.torchrec.asked import Asked
+from neuroshard.torchrec.kernels import COPIED, DENSE, SPLIT, WHOLE, shards_of
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import (
     estimate,
@@ -97,13 +101,34 @@ def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
     )
     try:
         with without_copies_remarks():
-            return planner.plan(module, _only(parameters))
+            plan = planner.plan(module, _only(parameters))
     except PlannerError as error:
         raise InfeasibleError(f"{_whose(parameters)}: {str(error).splitlines()[0]}") from error
     except (RuntimeError, ValueError, AssertionError) as error:
         if not raised_by(error, "torchrec"):
             raise
         raise UserError(f"{_whose(parameters)}: {error}") from error
+    for parameter in parameters:
+        _check_width(parameter, plan)
+    return plan
+
+
+def _check_width(parameter: Parameter, plan: ShardingPlan) -> None:
+    """Raise UserError if TorchRec plans a table in a shard that is wider than kernels take."""
+    if parameter.config is None:
+        return
+    dim, sharding = int(parameter.config.embedding_dim), parameter.sharding_in(plan)
+    widest = max((shard.shard_sizes[1] for shard in shards_of(sharding)), default=dim)
+    if widest <= MAX_SHARD_DIM:
+        return
+    do = f"constrain it to sharding_types=[{SPLIT!r}] with min_partition={MAX_SHARD_DIM}, or make it narrower"
+    if parameter.unlike_kernels:
+        do = f"give it {padded(dim)} columns, so that it can be cut, or {MAX_SHARD_DIM} at most"
+    raise UserError(
+        f"table {parameter.qualified_name!r} of {dim} columns is left to TorchRec's planner, which makes it "
+        f"{sharding.sharding_type} with {widest} columns in a shard, and FBGEMM's kernels take {MAX_SHARD_DIM} at "
+        f"most; {do}"
+    )
 
 
 def _estimators(

@@ -38,7 +38,9 @@ class Served:
     def calls_of(self, parameter: Parameter) -> frozenset[Call]:
         """Find the kernel calls that a parameter may be placed for, of those that serve what is asked of it."""
         devices, rows = self.num_devices, int(parameter.config.num_embeddings)
-        known = ((call, LAYOUTS[call.form]) for call in self.calls.intersection(parameter.calls))
+        dim = int(parameter.config.embedding_dim)
+        named = ((call, LAYOUTS[call.form]) for call in self.calls.intersection(parameter.calls))
+        known = ((call, its) for call, its in named if its.takes(dim))
         fitting = (
             call for call, its in known if its.free or devices is None or (devices > 1 and its.fits(rows, devices))
         )

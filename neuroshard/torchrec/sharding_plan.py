@@ -18,6 +18,7 @@ from neuroshard.layouts import Layout, in_columns, in_copies, layout_of
 from neuroshard.layouts.layout import check_cover
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
+from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import SHARDING_TYPES, cache_params, home_of, kernel_of, shards_of
@@ -132,7 +133,9 @@ def parameters_in(sharding_plan: ShardingPlan) -> Iterator[tuple[str, str, Param
 
 
 def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
-    """Translate TorchRec's plan into ours; column shards of a table that lie on one device become one.
+    """Translate TorchRec's plan into ours; column shards of a table that lie on one device become as few as may be.
+
+    Where a shard is wider than kernels take, shards stay as they are, and the plan's `violations` name the table.
 
     Args:
         task: its tables bear the names of the plan's parameters, or "path.name" where that isn't unique; its topology
@@ -172,7 +175,7 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     rectangles = [_rectangle(index, table, shard) for shard in shards]
     check_cover(table, rectangles)
     layout = layout_of(table, rectangles)
-    if layout.free:
+    if layout.free and all(shard.dim <= MAX_SHARD_DIM for shard in rectangles):
         placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(rectangles, ranks, strict=True)))
     else:
         placed = sorted(_placed(table, shard, rank) for shard, rank in zip(rectangles, ranks, strict=True))

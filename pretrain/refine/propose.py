@@ -210,7 +210,8 @@ def _other_layouts(task: Task, number: int, models: CostModels) -> list[Layout]:
     calls = models.compute.calls if devices > 1 else ()
     known = [LAYOUTS[form] for form in FORMS if form in models.forms and Call(form, table.pooled, home.tier) in calls]
     small = table.size_bytes <= _MOST_COPY_BYTES
-    return [its for its in known if not its.free and its.fits(table.rows, devices) and (small or not its.dense)]
+    fitting = [its for its in known if its.takes(table.dim) and its.fits(table.rows, devices)]
+    return [its for its in fitting if not its.free and (small or not its.dense)]
 
 
 def _spread_out(

@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from neuroshard.layouts import LAYOUTS
+from neuroshard.layouts import LAYOUTS, in_columns
+from neuroshard.layouts.widths import fewest_parts
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray
 from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name, raised_by
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
+from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.choice import cheapest
 from neuroshard.stages.search.space.base import Base, check_buffers
@@ -121,7 +124,17 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: 
             if not raised_by(error, "torchrec"):
                 raise
             continue
-        yield Plan(task, from_sharding_plan(renamed, sharding_plan).placements)
+        yield _cut_to_width(Plan(task, from_sharding_plan(renamed, sharding_plan).placements))
+
+
+def _cut_to_width(plan: Plan) -> Plan:
+    """Cut columns of tables that are wider than a shard may be: TorchRec's planner merges those that share a device."""
+    wide = {table for table, its in enumerate(plan.by_table) if any(one.shard.dim > MAX_SHARD_DIM for one in its)}
+    if not wide:
+        return plan
+    held = [(one.shard.table, one.shard.dim, one.device) for one in plan.placements if one.shard.table in wide]
+    cut = (replace(one, home=plan.homes[one.shard.table]) for one in in_columns(plan.task, held))
+    return replace(plan, placements=(*(one for one in plan.placements if one.shard.table not in wide), *cut))
 
 
 def _planner(estimates: str, task: Task, simulator: Simulator, constraints: dict[str, Any], sort_by: str) -> Any:
@@ -181,6 +194,7 @@ def _constraints(task: Task, index: int, forms: Sequence[bool], factor: int, sha
     from neuroshard.torchrec.kernels import DENSE, KERNELS, cache_params
 
     table, limits = task.tables[index], task.limits[index]
+    factor = max(factor, fewest_parts(table.dim))
     width = table.dim // factor // DIM_MULTIPLE * DIM_MULTIPLE
     splits = factor > 1 and width >= limits.min_dim and limits.max_shards > 1
     tiers = limits.tiers if task.topology.host_bytes else {Tier.DEVICE}

@@ -14,6 +14,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.words.form import CALLS
 
 _MOST_NUMBERS = 1 << 21  # devices x collectives x variants of a plan that are costed in one call: some tens of MB
@@ -126,11 +127,15 @@ def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWor
 
 
 def _spread_tables(plan: Plan) -> dict[int, list[int]]:
-    """Group the plan's loads by table, where it has several shards: their numbers, in order of columns and rows."""
+    """Group the plan's loads by table, where it has several shards: their numbers, in order of columns and rows.
+
+    A table wider than a shard may be is left out: it can't be whole.
+    """
     placed = plan.by_device
     in_order = sorted(range(len(placed)), key=lambda number: placed[number])
     groups = grouped(in_order, lambda number: placed[number].shard.table)
-    return {table: numbers for table, numbers in groups.items() if len(numbers) > 1}
+    may_be_whole = [table.dim <= MAX_SHARD_DIM for table in plan.task.tables]
+    return {table: numbers for table, numbers in groups.items() if len(numbers) > 1 and may_be_whole[table]}
 
 
 class _Demand(NamedTuple):

@@ -17,6 +17,7 @@ from neuroshard.models import SumModel
 from neuroshard.models.composed import columns_model
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
@@ -149,8 +150,9 @@ def _least_score(vectors: Float32Array, model: SumModel) -> FloatArray:
 
 
 def fewest_shards(sizes: Sizes) -> IntArray:
-    """Cut every item into as few shards as its limits allow, as evenly as it goes, (S,)."""
-    return _evenly_cut(sizes, sizes.items.limits.min_shards)
+    """Cut every item into as few shards as its limits and kernels allow, as evenly as it goes, (S,)."""
+    parts = -(-sizes.full_width * DIM_MULTIPLE // MAX_SHARD_DIM)
+    return _evenly_cut(sizes, np.clip(parts, sizes.items.limits.min_shards, _most_shards(sizes)))
 
 
 def even_layout(catalog: Catalog, most: float) -> IntArray:

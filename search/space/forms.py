@@ -9,6 +9,7 @@ from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.models.bundle import ModelSet
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form, forms_named
 from neuroshard.words.placement import Placement
@@ -118,6 +119,8 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
         least, most = limits.counts_of(layout)
         limit = f"at least {least}" if layout.num_shards(devices) < least else f"at most {most}"
         why = f"it must have {limit} shards, and would have {layout.num_shards(devices)} on {devices} devices"
+    elif not layout.takes(table.dim):
+        why = f"it has {table.dim} columns, and shards have {MAX_SHARD_DIM} at most"
     elif not layout.fits(table.rows, devices):
         why = f"{table.rows} rows are too few for {devices} devices"
     return why

@@ -237,7 +237,7 @@ def homes_anew(plan: Plan, options: HomeOptions) -> Plan:
         devices.setdefault(placed.shard.table, []).append(placed.device)
     hosts = task.topology.host_bytes - np.array(plan.host_bytes)
     for device in range(task.topology.num_devices):
-        own = np.array([table for table, its in devices.items() if its == [device]], dtype=np.int64)
+        own = np.array([table for table, its in devices.items() if set(its) == {device}], dtype=np.int64)
         if not len(own):
             continue
         now = np.array([options.homes.index(homes[table]) for table in own.tolist()])

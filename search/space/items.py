@@ -202,7 +202,7 @@ class Items:
             )
         units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
         for placement in plan.placements:
-            units[placement.shard.table, placement.device] = placement.shard.dim // DIM_MULTIPLE
+            units[placement.shard.table, placement.device] += placement.shard.dim // DIM_MULTIPLE
         held = np.zeros(self.limits.allowed.shape, dtype=np.int64)
         by_first_table = grouped(range(len(self)), lambda number: self.items[number].tables[0][0])
         for table, numbers in by_first_table.items():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.layouts.widths import as_shards
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.compiled import kernel, leaf
@@ -110,13 +111,14 @@ def device_loads(items: Items, contents: IntArray) -> LoadSets:
 def _shard_loads(items: Items, item: IntArray, units: IntArray) -> LoadSets:
     """Compute the loads of n shards, so many units of 4 columns of each `item` (n,): a set for each.
 
-    Of an item that is several tables kept together, a shard holds all columns.
+    What is wider than a shard may be is several loads. Of an item that is several tables kept together, a shard holds
+    all columns.
     """
     table = np.array([table for item in items.items for table, _ in item.tables])
     whole = LoadSets(items.task.loads.take(table), np.array([len(item.tables) for item in items.items]))
     sets = whole.take(item)
     dims = np.where(sets.counts[sets.owners] > 1, sets.loads.dim, units[sets.owners] * DIM_MULTIPLE)
-    return LoadSets(sets.loads.columns(dims), sets.counts)
+    return as_shards(LoadSets(sets.loads.columns(dims), sets.counts))
 
 
 class Room(NamedTuple):

@@ -1,0 +1,106 @@
+"""Tables wider than a shard may be, in TorchRec: planned, read, delegated and trained."""
+
+import pytest
+import torch
+from torch.distributed._shard.metadata import ShardMetadata
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.types import EnumerableShardingSpec
+
+from neuroshard import Task, Topology, UserError
+from neuroshard.plans.plan import assemble
+from neuroshard.torchrec import from_sharding_plan, to_sharding_plan
+from neuroshard.torchrec.kernels import shards_of
+from tests.kit import training
+from tests.kit.plans import table, tables
+from tests.kit.torchrec_models import CPU, META, bags, planned, planner, sequences
+
+ROWS, SAMPLES = 20, 4
+H100 = {"models": "roofline:h100", "cap": 1 << 30}
+
+
+def _widths(sharding):
+    return [shard.shard_sizes[1] for shard in shards_of(sharding)]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("make", "dim", "fewest"), [(bags, 4096, 2), (bags, 4100, 3), (sequences, 4096, 2), (sequences, 4104, 3)]
+)
+def test_the_planner_cuts_wide_tables(make, dim, fewest, devices):
+    for device in ("cpu", "cuda"):
+        _, plan = planned(make("a", "b", dim=dim, rows=ROWS), devices=devices, device=device, **H100)
+        for sharding in plan.plan[""].values():
+            assert sharding.sharding_type == "column_wise"
+            assert len(_widths(sharding)) >= fewest
+            assert max(_widths(sharding)) <= 2048
+    if make is sequences:
+        assert len({width for its in plan.plan[""].values() for width in _widths(its)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"sharding_types": ["table_wise"]}, "column_wise"),
+        ({"sharding_types": ["table_wise", "row_wise"]}, "min_partition"),
+        ({"sharding_types": ["row_wise"]}, "row_wise"),
+        ({"sharding_types": ["data_parallel"]}, "data_parallel"),
+        ({"min_partition": 4096}, "min_partition"),
+    ],
+    ids=str,
+)
+def test_constraints_that_leave_a_wide_table_uncut_are_refused(said, why):
+    with pytest.raises(UserError, match=rf"'a'.* 4096 columns.*2048 at most.*{why}|'a' of 4096 columns.*{why}.*2048"):
+        planned(bags("a", dim=4096, rows=ROWS), constraints={"a": ParameterConstraints(**said)}, device="cuda", **H100)
+
+
+@pytest.mark.parametrize("dim", [2050, 4095])
+def test_wide_tables_that_only_copies_could_hold_are_refused(dim):
+    with pytest.raises(UserError, match=rf"'a' of {dim} columns.* {-(-dim // 4) * 4} columns"):
+        planned(bags("a", dim=dim, rows=ROWS), device="cuda", **H100)
+
+
+def test_sharding_plans_with_wide_shards_break_their_task():
+    task = Task((table("a", ROWS, 4096),), Topology(2, 1 << 30), 8)
+    cut = to_sharding_plan(assemble(task, [(0, 4096, 1)]))
+    assert cut.plan[""]["a"].ranks == [1, 1]
+    assert from_sharding_plan(task, cut).violations == ()
+    uncut = cut.plan[""]["a"]
+    uncut.sharding_type, uncut.ranks = "table_wise", [1]
+    uncut.sharding_spec = EnumerableShardingSpec([ShardMetadata([0, 0], [ROWS, 4096], "rank:1/cuda:1")])
+    (broken,) = from_sharding_plan(task, cut).violations
+    assert "4096 columns" in broken
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_several_shards_of_a_table_on_one_rank_train_as_the_whole_table_does(pooled, group):
+    shapes = {"a": (ROWS, 4096), "b": (ROWS, 4096)}
+    task = Task(tables("ab", ROWS, 4096, pooled=pooled), Topology(1, 1 << 30), SAMPLES)
+    plan = to_sharding_plan(assemble(task, [(0, 4096, 0), (1, 4096, 0)]), compute_device="cpu")
+    sharder = EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder
+    make = bags if pooled else sequences
+    whole = make("a", "b", rows=ROWS, dim=4096, device=CPU)
+    job = training.sharded(make("a", "b", rows=ROWS, dim=4096, device=META), plan, [sharder(training.sgd(0.5))])
+    weights = training.drawn_weights(shapes)
+    for model in (job, whole):
+        training.set_weights(model, weights)
+    lookups, held = {"f_a": ROWS, "f_b": ROWS}, training.tables_of(whole, shapes)
+    for step in range(2):
+        batch = training.drawn_lookups(lookups, SAMPLES, 0, step)
+        losses = []
+        for model in (job, whole):
+            output = model(batch)
+            outputs = [output[name] if pooled else output[name].values() for name in lookups]
+            losses.append(training.uneven_loss(outputs))
+        losses[0].backward()
+        torch.testing.assert_close(*losses)
+        training.descend(held, losses[1:], 0.5)
+    assert training.check_held(job, held) == 4
+
+
+def test_plans_with_wide_tables_are_kept_and_read(tmp_path):
+    model = bags("a", "b", dim=4100, rows=ROWS)
+    ours = planner(1, keep=tmp_path / "plan.json", **H100)
+    first = ours.plan(model)
+    assert planner(1, keep=tmp_path / "plan.json", **H100).plan(model) == first
