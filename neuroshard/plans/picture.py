@@ -87,7 +87,7 @@ def _draw_times(axes: "Axes", cost: Cost) -> None:
 def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
     """Yield a colour for each part: that of its place in a step, or another one if an earlier part has that."""
     left, more = dict(_COLORS), cycle(_MORE_COLORS)
-    return (left.pop(part.when, None) or next(more) for part in parts)
+    return (left.pop(part.when) if part.when in left else next(more) for part in parts)
 
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
