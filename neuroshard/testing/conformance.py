@@ -17,6 +17,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.targets.target import TARGETS, target_named
@@ -108,6 +109,15 @@ class SearcherConformance:
         error = _error_of(self.make(), task, Simulator(linear_models(2)))
         assert isinstance(error, InfeasibleError)
         assert "iB" in str(error)
+
+    def test_cuts_tables_that_are_wider_than_a_shard_may_be(self) -> None:
+        """Check that plans have no shard wider than kernels take, whatever the tables."""
+        for num_devices in (1, 3):
+            tables = (replace(table, dim=dim) for table, dim in zip(toy_tables(4), (2048, 2052, 4096, 16), strict=True))
+            task = Task(tuple(tables), Topology(num_devices, 1 << 32), 256)
+            plan = self.make().find(task, Simulator(linear_models(num_devices))).plan
+            assert plan.violations == ()
+            assert max(placed.shard.dim for placed in plan.placements) <= MAX_SHARD_DIM
 
     def test_keeps_constraints_or_refuses(self) -> None:
         """Check that plans break no constraint; a method that can't keep one says so."""
