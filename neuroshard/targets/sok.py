@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 
+import numpy as np
+
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Target
+from neuroshard.tasks.memory import LEAST_SLOTS, hash_slots
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Placement, Tier
 
@@ -21,7 +24,6 @@ _FORMAT = "neuroshard-sok-1"
 _TYPES = {2: "float16", 4: "float32"}
 _FLOAT_BYTES = 4
 _GIB = 1 << 30
-_LEAST_CAPACITY = 1024  # of a hash table: some of HKV's buckets of 128
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*")  # that TensorFlow takes
 
 
@@ -114,7 +116,7 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
             f"plan: table {table.name!r} has a cache of {readable_bytes(in_gpu)} on a device, and SOK counts whole GiB "
             "(max_hbm_for_vectors); give it a larger share with a rule (cached), or tier device or host"
         )
-    capacity = max(1 << (2 * rows - 1).bit_length(), _LEAST_CAPACITY)
+    capacity = int(hash_slots(np.array([rows]))[0])
     return _Hybrid(table.name, table.rows, table.dim, mode, capacity, in_gpu // _GIB)
 
 
@@ -165,7 +167,7 @@ _HYBRID = f'''
 def hybrid(dimension, mode, capacity, max_hbm_for_vectors, name=None):
     """A table with vectors in host memory; GPUs that hold nothing of it make no room for it."""
     if mode not in ("distributed", f"localized:{{hvd.rank()}}"):
-        capacity, max_hbm_for_vectors = {_LEAST_CAPACITY}, 0
+        capacity, max_hbm_for_vectors = {LEAST_SLOTS}, 0
     return sok.DynamicVariable(
         dimension=dimension,
         initializer="random",
@@ -191,4 +193,5 @@ TARGET = Target(
     splits="none",
     rows_over="all",
     remarks=_empty_gpus,
+    host_tables="hkv",
 )

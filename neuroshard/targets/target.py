@@ -94,6 +94,7 @@ class Target:
         tiers: of memory that it has.
         element_bytes: of weights that it stores.
         remarks: lines on what a plan, which it can express, asks of whoever trains with it.
+        host_tables: what keeps its tables in host memory, as `MemoryUse.host_tables` has it; None if any may.
         steps: what costs may count besides kernels and exchanges: what TorchRec adds to a step where that trains,
             nothing where another framework does, or whatever the models are asked for.
     """
@@ -108,6 +109,7 @@ class Target:
     tiers: frozenset[Tier] = frozenset(Tier)
     element_bytes: tuple[int, ...] = (2, 4)
     remarks: Callable[[Plan], tuple[str, ...]] = lambda _: ()
+    host_tables: str | None = None
     steps: Literal["torchrec", "other", "any"] = "other"
 
     def export(self, plan: Plan, name: str = "plan") -> Exported:
@@ -132,9 +134,17 @@ class Target:
             self._check_stored(table)
             if (why := self._refused(table, layout, placed, plan.task)) is not None:
                 raise UserError(f"plan: table {table.name!r} {why}; find another with search target={self.name}")
+        own = self._own_memory(plan.task)
+        if own is not plan.task and (broken := replace(plan, task=own).violations):
+            raise UserError(
+                f"plan: {broken[0]}, as {self.title} keeps tables in host memory; find another with search "
+                f"target={self.name}"
+            )
 
     def constrained(self, task: Task) -> Task:
         """Add rules to a task that keep its plans to what the target can express; none where that is everything.
+
+        Memory counts as the target takes it.
 
         Raises:
             UserError: the target can't serve a table of it, or its own rules ask for what the target can't express.
@@ -150,10 +160,11 @@ class Target:
         if not self.sequence_forms.issuperset(CUT_FORMS):
             forms = tuple(form for form in FORMS if form in self.sequence_forms)
             rules += [TableRule(escape(table.name), forms=forms) for table in task.tables if not table.pooled]
+        own = self._own_memory(task)
         if rules == [TableRule("*")]:
-            return task
+            return own
         try:
-            return task.with_rules(rules)
+            return own.with_rules(rules)
         except UserError as error:
             raise UserError(f"target={self.name}: {error}") from None
 
@@ -173,6 +184,12 @@ class Target:
     def cost_warnings(self, models: CostModels) -> tuple[str, ...]:
         """Say in a line what the target's steps take that costs by these models leave out."""
         return () if self.steps == "any" else models.left_out(self.title)
+
+    def _own_memory(self, task: Task) -> Task:
+        """Let a task whose tables may lie in host memory count what the target keeps them in; itself if it does."""
+        if self.host_tables in (None, task.memory.host_tables) or not task.topology.host_bytes:
+            return task
+        return replace(task, memory=replace(task.memory, host_tables=self.host_tables))
 
     def _rule(self, num_devices: int) -> TableRule:
         """Build the rule that holds for every table's columns, rows and copies."""

@@ -1,6 +1,6 @@
 """Bytes that a table takes of device and host memory: weights and, where asked for, optimizer state and buffers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, NamedTuple
 
@@ -21,6 +21,12 @@ _INDEX_BYTES = 8
 # Of a cache's own lists, by FBGEMM: of every row that there is room for, which row it is, and when it was used; of
 # every row of the table, which table's it is.
 _CACHED_ROW_BYTES, _KNOWN_ROW_BYTES = 16, 4
+
+# Of tables in host memory by NVIDIA's SOK, which keeps them in hash tables (HKV): a slot has a key, a score and a
+# digest on the device, and a vector there or on the host.
+_SLOT_BYTES = 8 + 8 + 1
+LEAST_SLOTS = 1024  # some of HKV's buckets of 128
+HOST_TABLES = ("fbgemm", "hkv")
 
 # Floats of optimizer state: for every element of the weights, and for every row of a shard.
 # The least comes first.
@@ -74,14 +80,18 @@ class MemoryUse:
             many batches in flight; null counts those.
         dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
             data-parallel tables, which the fused kernels do not update; null counts the state of `optimizer`.
+        host_tables: fbgemm | hkv: what keeps tables in host memory: FBGEMM with its caches, or the hash tables of
+            NVIDIA's SOK, whose keys and scores are in device memory. search target=sok sets it.
     """
 
     optimizer: str = "sgd"
     batches_in_flight: Annotated[int, Meta(ge=0, le=1000)] = 0
     pipeline: str | None = None
     dense_optimizer: str | None = None
+    host_tables: str = "fbgemm"
 
     def __post_init__(self) -> None:
+        check_name("host_tables", self.host_tables, HOST_TABLES)
         check_name("optimizer", self.optimizer, STATE_FLOATS)
         check_name("dense_optimizer", self.dense_optimizer or self.optimizer, STATE_FLOATS)
         if self.pipeline is not None and self.pipeline not in PIPELINES:
@@ -119,13 +129,14 @@ class MemoryUse:
     def host_bytes(self, loads: Loads) -> IntArray:
         """Compute (n,) bytes of host memory that n loads take: weights, and an optimizer's state of every element."""
         per_element, _ = STATE_FLOATS[self.optimizer]
-        return np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, _weights(loads, per_element))
+        held = loads if self.host_tables == "fbgemm" else replace(loads, rows=hash_slots(loads.rows).astype(np.float64))
+        return np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, _weights(held, per_element))
 
     def device_bytes(self, loads: Loads) -> IntArray:
         """Compute (n,) bytes of device memory that n loads take, with their share of the buffers.
 
         Of tables in host memory an optimizer's state of every row is on the device, as FBGEMM has it, and so are a
-        cache, as wide as the table, and its lists.
+        cache, as wide as the table, and its lists; of hash tables, the keys and scores of all slots.
 
         A batch's buffers are a load's indices and offsets, all of its table's for every column shard, and its outputs
         and their gradients; they lie in device memory. Blocks of rows have pooled embeddings of all samples, as column
@@ -160,8 +171,10 @@ class MemoryUse:
         _, per_row = STATE_FLOATS[self.optimizer]
         rows = _whole(loads.rows)
         room = np.minimum(_whole(np.ceil(loads.rows * loads.cached)), rows)
-        cache = room * (_whole(loads.dim) * _whole(loads.bytes_per_element) + _CACHED_ROW_BYTES)
-        listed = np.where(loads.tier == TIERS.index(Tier.CACHED), _KNOWN_ROW_BYTES * rows, 0)
+        listed = room * _CACHED_ROW_BYTES + np.where(loads.tier == TIERS.index(Tier.CACHED), _KNOWN_ROW_BYTES * rows, 0)
+        if self.host_tables == "hkv":
+            listed = _SLOT_BYTES * hash_slots(loads.rows)
+        cache = room * _whole(loads.dim) * _whole(loads.bytes_per_element)
         size: IntArray = cache + listed + per_row * _FLOAT_BYTES * rows
         return size
 
@@ -177,6 +190,17 @@ class MemoryUse:
 
 def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
     """Return (n,) bytes of all elements with their floats of state, for all or (n,); below 2^60 for every table."""
+def hash_slots(rows: FloatArray | IntArray) -> IntArray:
+    """Compute the slots of SOK's hash tables with these rows (n,) on a device: a power of two, at least twice as many.
+
+    That is the load of a half at which HKV drops no row.
+    """
+    slots: IntArray = 1 << np.ceil(np.log2(2.0 * np.maximum(rows, LEAST_SLOTS // 2))).astype(np.int64)
+    return slots
+
+
+def _weights(loads: Loads, state_floats: int) -> IntArray:
+    """Compute (n,) bytes of all elements, each with so many floats of state; below 2^60 for every possible table."""
     element_bytes = _whole(loads.bytes_per_element) + state_floats * _FLOAT_BYTES
     return _whole(loads.rows) * _whole(loads.dim) * element_bytes
 

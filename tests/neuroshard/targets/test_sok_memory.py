@@ -1,0 +1,100 @@
+"""Tables in host memory take what SOK's hash tables take: in searches for it, and where plans are checked."""
+
+import re
+
+import pytest
+
+from neuroshard import Constraints, Home, InfeasibleError, MemoryUse, TableRule, Task, Tier, Topology, UserError
+from neuroshard.cost.loads import Loads
+from neuroshard.plumbing.registry import build
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.targets.target import TARGETS, export_plan, target_named
+from tests.kit.plans import laid_out, read_back, table
+from tests.kit.searches import H100
+
+GIB, SLOT = 1 << 30, 17
+SOK = target_named("sok")
+CACHED = Constraints((TableRule("large", tiers=("cached", "host")),))
+
+
+def _task(rows, devices=2, memory=8 * GIB, dim=16, constraints=CACHED):
+    tables = table("large", rows, dim), *(table(f"t{number}", 1000, 16) for number in range(devices))
+    return Task(tables, Topology(devices, memory, host_memory_bytes=512 * GIB), 1024, constraints=constraints)
+
+
+def _gpu_bytes(plan, gpu):
+    """What an export makes SOK take of a GPU: static variables, slots and whole GiB of vectors."""
+    taken, gpus = 0, plan.task.topology.num_devices
+    for variable in export_plan(plan, "sok").content["variables"]:
+        share = gpus if variable["mode"] == "distributed" else 1
+        if share == 1 and variable["mode"] != f"localized:{gpu}":
+            continue
+        if variable["variable"] == "static":
+            taken += -(-variable["rows"] // share) * variable["dimension"] * 4
+        else:
+            taken += SLOT * variable["capacity"] + GIB * variable["max_hbm_for_vectors"]
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots"),
+    [(1, 1024), (512, 1024), (513, 2048), (1 << 20, 1 << 21), ((1 << 20) + 1, 1 << 22), (4 * 10**8, GIB)],
+)
+def test_slots_are_a_power_of_two_at_least_twice_the_rows(rows, slots):
+    use = MemoryUse(host_tables="hkv")
+    for home, vectors in ((Home(Tier.HOST), 0), (Home(Tier.CACHED, 1.0), rows * 16 * 4)):
+        loads = Loads.of([table("large", rows, 16)], 1024).at([home])
+        assert use.device_bytes(loads).tolist() == [SLOT * slots + vectors]
+        assert use.host_bytes(loads).tolist() == [slots * 16 * 4]
+    assert use.device_bytes(loads.on_device()).tolist() == MemoryUse().device_bytes(loads.on_device()).tolist()
+
+
+def test_what_keeps_tables_in_host_memory_is_known_by_name():
+    with pytest.raises(UserError, match="hkw"):
+        MemoryUse(host_tables="hkw")
+
+
+@pytest.mark.parametrize("name", ["neuroshard", "neuroshard_published", "dim_greedy", "random"])
+@pytest.mark.parametrize("rows", [10**8, 4 * 10**8])
+def test_searches_for_sok_keep_within_gpus_with_keys_and_scores(name, rows):
+    found = 0
+    for devices in (1, 2, 4):
+        task = SOK.constrained(_task(rows, devices))
+        try:
+            plan = build("searcher", name).find(task, H100).plan
+        except InfeasibleError:
+            continue
+        found += 1
+        assert plan.violations == ()
+        assert read_back(plan) == plan
+        if plan.homes[0].cached is None or rows * plan.homes[0].cached * 64 > GIB * devices:  # SOK's least
+            assert max(_gpu_bytes(plan, gpu) for gpu in range(devices)) <= 8 * GIB
+    assert found or rows > 10**8
+
+
+def test_a_table_whose_keys_no_gpu_has_room_for_is_refused_or_spread():
+    """17 GiB of keys and scores: four GPUs of 8 GiB have room for a quarter each, one has not."""
+    with pytest.raises(InfeasibleError):
+        NeuroShard().find(SOK.constrained(_task(4 * 10**8, 1)), H100)
+    plan = NeuroShard().find(SOK.constrained(_task(4 * 10**8, 4)), H100).plan
+    assert len(plan.by_table[0]) == 4
+    assert NeuroShard().find(_task(4 * 10**8, 1), H100).plan.violations == ()  # other systems
+
+
+def test_plans_that_were_found_for_others_are_checked():
+    task = _task(4 * 10**8)
+    plan = laid_out(task, 0, 1, 0)
+    assert plan.violations == ()
+    with pytest.raises(UserError, match=re.escape("device 0 needs 21.8 GiB")):
+        export_plan(plan, "sok")
+    for name in set(TARGETS) - {"sok"}:
+        target = target_named(name)
+        if task.limits[0].home.tier in target.tiers:
+            target.check(plan)
+    small = _task(10**6, constraints=Constraints((TableRule("large", tiers=("host",)),)))
+    assert export_plan(laid_out(small, 0, 1, 0), "sok").content["variables"][0]["capacity"] == 1 << 21
+
+
+def test_tasks_without_host_memory_are_as_they_were():
+    task = Task((table("t"),), Topology(1, GIB), 256)
+    assert SOK.constrained(task).memory == task.memory
