@@ -22,7 +22,17 @@ from torchrec.distributed.types import (
 
 from neuroshard.plumbing.errors import UserError, check_name, raised_by, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
+from neuroshard.plumbing.schema import (
+    MAX_DIM,
+    MAX_ROWS,
+    MAX_SHARD_DIM,
+    CacheShare,
+    Device,
+    Name,
+    NonNegative,
+    of_format,
+    parse,
+)
 from neuroshard.torchrec.kernels import COPIED, SHARDING_TYPES
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import PASSED_ON
@@ -131,7 +141,8 @@ class _Cache:
 class ReadParameter:
     """A parameter as it stands in a file.
 
-    Raises UserError if TorchRec has no such sharding type or kernel, or what isn't copied has no rank for each shard.
+    Raises UserError if TorchRec has no such sharding type or kernel, what isn't copied has no rank for each shard, or
+    a shard is wider than kernels take.
     """
 
     sharding_type: str
@@ -147,6 +158,10 @@ class ReadParameter:
         if self.sharding_type not in COPIED and not 0 < shards == ranks:
             raise UserError(
                 f"{shards} shard(s) on {ranks} rank(s); {self.sharding_type} needs a rank for each, 1 at least"
+            )
+        if (widest := max((shard.sizes[1] for shard in self.shards or ()), default=0)) > MAX_SHARD_DIM:
+            raise UserError(
+                f"a shard has {widest} columns, and FBGEMM's kernels take {MAX_SHARD_DIM} at most; plan the table anew"
             )
 
 

@@ -1,5 +1,7 @@
 """Tables wider than a shard may be, in TorchRec: planned, read, delegated and trained."""
 
+import re
+
 import pytest
 import torch
 from torch.distributed._shard.metadata import ShardMetadata
@@ -10,7 +12,7 @@ from torchrec.distributed.types import EnumerableShardingSpec
 
 from neuroshard import Task, Topology, UserError
 from neuroshard.plans.plan import assemble
-from neuroshard.torchrec import from_sharding_plan, to_sharding_plan
+from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.kernels import shards_of
 from tests.kit import training
 from tests.kit.plans import table, tables
@@ -71,6 +73,15 @@ def test_sharding_plans_with_wide_shards_break_their_task():
     uncut.sharding_spec = EnumerableShardingSpec([ShardMetadata([0, 0], [ROWS, 4096], "rank:1/cuda:1")])
     (broken,) = from_sharding_plan(task, cut).violations
     assert "4096 columns" in broken
+
+
+def test_files_with_wide_shards_are_refused(tmp_path):
+    path, task = tmp_path / "sharding.json", Task((table("a", ROWS, 4096),), Topology(2, 1 << 30), 8)
+    save_sharding_plan(to_sharding_plan(assemble(task, [(0, 4096, 1)])), path)
+    assert _widths(load_sharding_plan(path).plan[""]["a"]) == [2048, 2048]
+    path.write_text(re.sub(r"\b2048\b", "4096", path.read_text()))
+    with pytest.raises(UserError, match="4096 columns"):
+        load_sharding_plan(path)
 
 
 @pytest.mark.parametrize("pooled", [True, False])
