@@ -188,8 +188,6 @@ class MemoryUse:
         return outputs + held.loaded * _INDEX_BYTES * ceil(own_samples * inputs)
 
 
-def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
-    """Return (n,) bytes of all elements with their floats of state, for all or (n,); below 2^60 for every table."""
 def hash_slots(rows: FloatArray | IntArray) -> IntArray:
     """Compute the slots of SOK's hash tables with these rows (n,) on a device: a power of two, at least twice as many.
 
@@ -199,8 +197,8 @@ def hash_slots(rows: FloatArray | IntArray) -> IntArray:
     return slots
 
 
-def _weights(loads: Loads, state_floats: int) -> IntArray:
-    """Compute (n,) bytes of all elements, each with so many floats of state; below 2^60 for every possible table."""
+def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
+    """Return (n,) bytes of all elements with their floats of state, for all or (n,); below 2^60 for every table."""
     element_bytes = _whole(loads.bytes_per_element) + state_floats * _FLOAT_BYTES
     return _whole(loads.rows) * _whole(loads.dim) * element_bytes
 

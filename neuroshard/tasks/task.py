@@ -144,8 +144,7 @@ class Task:
         return {
             "topology": as_fields(self.topology, ("host_memory_bytes", "devices_per_domain")),
             "batch_size": self.batch_size,
-            "memory": as_fields(self.memory, ("pipeline", "dense_optimizer")),
-            "memory": as_fields(self.memory, ("pipeline", "host_tables")),
+            "memory": as_fields(self.memory, ("pipeline", "dense_optimizer", "host_tables")),
             "constraints": self.constraints.to_json(),
             "tables": [table.to_json() for table in self.tables],
         }

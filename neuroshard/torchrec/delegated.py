@@ -19,13 +19,9 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError, raised_by
-from neuroshard.plumbing.schema import padded
-from neuroshard.torchrec.asked import Asked
-from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, WHOLE
-from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, padded
 from neuroshard.torchrec.asked import Asked
-from neuroshard.torchrec.kernels import COPIED, DENSE, SPLIT, WHOLE, shards_of
+from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, SPLIT, WHOLE, shards_of
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import (
     estimate,

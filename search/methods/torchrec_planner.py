@@ -11,8 +11,6 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray
 from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name, raised_by
-from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
-from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.choice import cheapest
