@@ -30,7 +30,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.placement import Home, Placement, Shard, Tier, by_table
+from neuroshard.words.placement import TIERS, Home, Placement, Shard, Tier, by_table
 from neuroshard.words.topology import Topology
 
 _FORMAT = "neuroshard-plan-2"
@@ -138,7 +138,7 @@ class Plan:
         """(D, F) bytes of the shards of each form on each device, with what the task counts besides weights."""
         sets = self.device_loads
         total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
-        np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.device_bytes(sets.loads))
+        np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.bytes_beside(sets))
         return total
 
     @cached_property
@@ -187,7 +187,8 @@ class Plan:
         rooms = zip(self.device_bytes, task.shard_memory, task.topology.device_memory, strict=True)
         for device, (used, free, there) in enumerate(rooms):
             if used > free:  # of its memory, buffers of its own samples take what isn't free
-                yield f"device {device} needs {readable_bytes(used + there - free)}, it has {readable_bytes(there)}"
+                needed = f"device {device} needs {readable_bytes(used + there - free)}, it has {readable_bytes(there)}"
+                yield needed + self._of_wide_caches(device)
         for host, used in enumerate(self.host_bytes):
             if used > (free := task.topology.host_bytes):
                 needed = f"{readable_bytes(used)} of its memory for tables"
@@ -221,6 +222,18 @@ class Plan:
         return (
             f"host memory: {len(fallen)} of {len(self.task.tables)} tables are not in device memory ({where}; such as "
             f"{next(iter(fallen))!r}), and a step waits for their rows; give more devices or memory, or tiers in rules",
+        )
+
+    def _of_wide_caches(self, device: int) -> str:
+        """Return as text the bytes that a device needs because of unequal widths in its caches; empty if none."""
+        here, memory = self.device_loads.take(np.array([device])), self.task.memory
+        more = int((memory.bytes_beside(here) - memory.device_bytes(here.loads)).sum())
+        if not more:
+            return ""
+        widest = int(memory.cache_widths(here)[here.loads.tier == TIERS.index(Tier.CACHED)].max())
+        return (
+            f" ({readable_bytes(more)} of this because one cache serves narrow and wide tables, with rows of {widest} "
+            "columns for all; put cached tables of unequal widths on different devices, or cache fewer rows)"
         )
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.cost.loads import Loads
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.layouts import are
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
@@ -132,11 +132,53 @@ class MemoryUse:
         held = loads if self.host_tables == "fbgemm" else replace(loads, rows=hash_slots(loads.rows).astype(np.float64))
         return np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, _weights(held, per_element))
 
-    def device_bytes(self, loads: Loads) -> IntArray:
+    @property
+    def shares_caches(self) -> bool:
+        """Whether cached tables of unequal widths share one cache.
+
+        TorchRec gives every width a cache of its own only if it prefetches, which the pipeline `prefetch` does. SOK
+        gives every table one.
+        """
+        return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
+
+    def bytes_beside(self, sets: LoadSets) -> IntArray:
+        """Compute (n,) bytes of device memory of each load beside the other loads of its set: all loads of a device.
+
+        Raises:
+            UserError: a set takes more than 2^60 bytes.
+        """
+        if not (sets.loads.tier == TIERS.index(Tier.CACHED)).any():
+            return self.device_bytes(sets.loads)
+        size = self.device_bytes(sets.loads, self.cache_widths(sets))
+        if (sets.totals(size.astype(np.float64)) > MAX_BYTES).any():
+            raise UserError("memory: the caches of a device take more than 2^60 bytes; cache fewer tables on a device")
+        return size
+
+    def cache_widths(self, sets: LoadSets) -> FloatArray:
+        """Compute (n,) columns of the cache row of each load; the load's own columns if the load is not cached.
+
+        FBGEMM has one cache for all cached tables of a kernel call, and every row of this cache is as wide as the
+        widest of them (`max_D_cache`). A kernel call here has all tables of a sharding type, data type and pooling;
+        sequence tables also have one width. TorchRec may make several calls of these, for several modules, or for
+        whole tables and column shards. So the result is exact or too wide, and never too narrow.
+        """
+        loads = sets.loads
+        cached = loads.tier == TIERS.index(Tier.CACHED)
+        if not self.shares_caches:
+            return loads.dim
+        kernels, kernel = np.unique(loads.kernel, return_inverse=True)
+        call = sets.owners * len(kernels) + kernel.reshape(-1)
+        widest = np.zeros(len(sets) * len(kernels))
+        np.maximum.at(widest, call[cached], loads.dim[cached])
+        return np.where(cached, widest[call], loads.dim)
+
+    def device_bytes(self, loads: Loads, cache_widths: FloatArray | None = None) -> IntArray:
         """Compute (n,) bytes of device memory that n loads take, with their share of the buffers.
 
         Of tables in host memory an optimizer's state of every row is on the device, as FBGEMM has it, and so are a
-        cache, as wide as the table, and its lists; of hash tables, the keys and scores of all slots.
+        cache and its lists, or of hash tables the keys and scores of all slots. A cache's rows have `cache_widths` (n,)
+        columns; None stands for the columns of the load, as if no wider cached table were on its device (`bytes_beside`
+        counts these too).
 
         A batch's buffers are a load's indices and offsets, all of its table's for every column shard, and its outputs
         and their gradients; they lie in device memory. Blocks of rows have pooled embeddings of all samples, as column
@@ -154,7 +196,8 @@ class MemoryUse:
         dense = are(loads, lambda layout: layout.dense)
         gradient = np.where(dense, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
         on_device = loads.tier == TIERS.index(Tier.DEVICE)
-        size: IntArray = np.where(on_device, self.state_bytes(loads), self._cache_bytes(loads))
+        widths = loads.dim if cache_widths is None else cache_widths
+        size: IntArray = np.where(on_device, self.state_bytes(loads), self._cache_bytes(loads, widths))
         cached = loads.tier == TIERS.index(Tier.CACHED)
         size = size + _times(indices, held.permuted + held.prefetched * cached) + _times(outputs, held.outputs)
         size = size + gradient * min(held.outputs, 1)
@@ -166,15 +209,18 @@ class MemoryUse:
             )
         return size
 
-    def _cache_bytes(self, loads: Loads) -> IntArray:
-        """Compute (n,) bytes on the device of tables in host memory: the cache, its lists, and every row's state."""
+    def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
+        """Compute (n,) bytes on the device of tables in host memory: the cache, its lists, and every row's state.
+
+        The cache's rows have `widths` (n,) columns.
+        """
         _, per_row = STATE_FLOATS[self.optimizer]
         rows = _whole(loads.rows)
         room = np.minimum(_whole(np.ceil(loads.rows * loads.cached)), rows)
         listed = room * _CACHED_ROW_BYTES + np.where(loads.tier == TIERS.index(Tier.CACHED), _KNOWN_ROW_BYTES * rows, 0)
         if self.host_tables == "hkv":
             listed = _SLOT_BYTES * hash_slots(loads.rows)
-        cache = room * _whole(loads.dim) * _whole(loads.bytes_per_element)
+        cache = room * _whole(widths) * _whole(loads.bytes_per_element)
         size: IntArray = cache + listed + per_row * _FLOAT_BYTES * rows
         return size
 

@@ -76,13 +76,13 @@ class Base:
         devices = task.topology.num_devices
         places = np.array([placed.device for placed in others], dtype=np.int64)
         loads = placed_loads(task.tables, others, task.batch_size, devices)
-        size_bytes, given = np.zeros(devices, dtype=np.int64), np.zeros((devices, len(Collective)))
-        np.add.at(size_bytes, places, task.memory.device_bytes(loads))
+        given = np.zeros((devices, len(Collective)))
         np.add.at(given, places, given_bytes(loads, devices))
+        grouped = LoadSets.grouped(loads, places, devices)
+        size_bytes = _set_bytes(task, grouped)
         _check_devices(task, size_bytes)
         _check_hosts(task, task.memory.host_bytes(loads), places)
         left = np.setdiff1d(np.arange(len(task.tables)), [placed.shard.table for placed in others])
-        grouped = LoadSets.grouped(loads, places, devices)
         return cls(task, left, size_bytes, model.device_ms(grouped), given, tuple(others), grouped)
 
     @classmethod
@@ -143,9 +143,16 @@ class Base:
 
 def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
     """Count the bytes of device memory that placements of some of the task's tables take, (D,)."""
-    loads = placed_loads(task.tables, placements, task.batch_size, task.topology.num_devices)
-    total = np.zeros(task.topology.num_devices, dtype=np.int64)
-    np.add.at(total, [placed.device for placed in placements], task.memory.device_bytes(loads))
+    devices = task.topology.num_devices
+    loads = placed_loads(task.tables, placements, task.batch_size, devices)
+    places = np.array([placed.device for placed in placements], dtype=np.int64)
+    return _set_bytes(task, LoadSets.grouped(loads, places, devices))
+
+
+def _set_bytes(task: Task, sets: LoadSets) -> IntArray:
+    """Count the bytes of device memory that each set of loads takes, (B,)."""
+    total = np.zeros(len(sets), dtype=np.int64)
+    np.add.at(total, sets.owners, task.memory.bytes_beside(sets))
     return total
 
 
