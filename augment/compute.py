@@ -6,6 +6,7 @@ Beyond that method, combinations may lie in blocks of rows, or be copies, as the
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
+from math import ceil
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -64,7 +65,8 @@ class ComputeAugmentation:
         tiers: memory that holds a combination: device, cached (host memory behind a cache) or host; GPUs only. Every
             combination in columns or rows lies in one of these memories, all of it; one listed twice comes twice as
             often. In host memory hot rows lie anywhere.
-        cached: share of the rows that a combination in tier cached has room for; one of these.
+        cached: share of the rows that a combination in tier cached has room for; one of these. The cache takes at most
+            max_bytes, with rows as wide as the widest table.
     """
 
     max_dim: ShardDim = 128
@@ -148,7 +150,16 @@ class ComputeAugmentation:
         if tier is Tier.DEVICE:
             return sample
         home = Home(tier, one_of(self.cached, rng) if tier is Tier.CACHED else None)
-        return replace(sample, home=home, hot_first=0.0)
+        return self._within_cache(replace(sample, home=home, hot_first=0.0))
+
+    def _within_cache(self, sample: ComputeSample) -> ComputeSample:
+        """Cut wide tables until a cache with rows as wide as the widest of them takes at most `max_bytes`."""
+        held, element_bytes = sample.held, sample.tables[0].bytes_per_element
+        rows = sum(ceil(table.rows * sample.home.cached_share) for table in held)
+        most = max(self.max_bytes // max(rows * element_bytes, 1) // DIM_MULTIPLE, 1) * DIM_MULTIPLE
+        if max(table.dim for table in held) <= most:
+            return sample
+        return replace(sample, tables=tuple(table.with_dim(min(table.dim, most)) for table in sample.tables))
 
     def _in_blocks(
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator

@@ -1,7 +1,8 @@
 """What every search method is, and what decides between its best plans by measuring them; both are had by name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Protocol, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from omegaconf import OmegaConf
 
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.caches import separated
 from neuroshard.plans.hosts import assigned_to_hosts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.configs import choices
@@ -100,7 +102,7 @@ class Searcher(ABC):
 
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
-    """Let a searcher's `find` try again where it finds nothing, by `tried_within_hosts`."""
+    """Let a searcher's `find` try again if it finds nothing, by `tried_within_hosts`."""
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
@@ -111,22 +113,29 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
 
 
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
-    """Find a plan of a task, or else of the task with tables in host memory assigned to hosts beforehand.
+    """Find a plan of a task; if there is none, of the task with rules for tables in host memory.
 
-    Tables that lie `in_rows`, by name, are on all hosts alike. If nothing is found either way, the first error counts:
-    the second is of the hosts that were chosen.
+    The rules assign tables to hosts, and keep cached tables of unequal widths apart. Tables that lie `in_rows`, by
+    name, are on all hosts alike, and get no rules. If nothing is found either way, the first error counts: the others
+    are of the rules that were chosen.
     """
     try:
         return find(task)
     except InfeasibleError as error:
-        assigned = assigned_to_hosts(task, in_rows)
-        if assigned is None:
-            raise
-        try:
-            found = find(assigned)
-        except InfeasibleError:
-            raise error from None
-    return found.of(task)
+        for other in _with_rules_for_hosts(task, in_rows):
+            with suppress(InfeasibleError):
+                return find(other).of(task)
+        raise error from None
+
+
+def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
+    """Yield the task with further rules for its tables in host memory, the likeliest first."""
+    assigned = assigned_to_hosts(task, in_rows)
+    if assigned is not None:
+        yield assigned
+    yield from separated(task, in_rows)
+    if assigned is not None:
+        yield from separated(assigned, in_rows)
 
 
 def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:

@@ -77,7 +77,8 @@ class MemoryUse:
         batches_in_flight: batches whose inputs and outputs are in memory at once; more in a pipeline that prefetches. 0
             counts no buffers, as the papers do; 1 is plain training.
         pipeline: none | sparse_dist | prefetch | semi_sync: the training pipeline whose buffers count, instead of so
-            many batches in flight; null counts those.
+            many batches in flight; null counts those. With prefetch, each width of cached tables has a cache of its
+            own, as in TorchRec.
         dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
             data-parallel tables, which the fused kernels do not update; null counts the state of `optimizer`.
         host_tables: fbgemm | hkv: what keeps tables in host memory: FBGEMM with its caches, or the hash tables of

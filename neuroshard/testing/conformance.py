@@ -24,6 +24,7 @@ from neuroshard.targets.target import TARGETS, target_named
 from neuroshard.tasks.task import Task
 from neuroshard.testing.toys import (
     OpaqueCompute,
+    cached_task,
     constrained_task,
     linear_models,
     random_models,
@@ -140,6 +141,16 @@ class SearcherConformance:
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(4):
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
+
+    def test_caches_as_wide_as_their_widest_table_fit(self) -> None:
+        """Check that cached tables of unequal widths are placed within memory and calls repeat, or are refused."""
+        simulator = Simulator(CostModels.load("roofline:h100"))
+        for seed in self._seeds(6):
+            task = cached_task(seed)
+            found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
+            if isinstance(found, Plan):
+                _check_kept(found, task)
+                assert found == again
 
     def test_plans_for_a_target_are_in_its_words(self) -> None:
         """Check that plans keep a target's rules and repeat, and that the target has words for them."""

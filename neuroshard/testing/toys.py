@@ -93,6 +93,19 @@ def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
     return Task(tables, Topology(num_devices, memory, total // 100), _BATCH_SIZE, use, constraints)
 
 
+def cached_task(seed: int = 0, num_tables: int = 10) -> Task:
+    """Make a task of 2 to 4 devices with hardly enough memory for its cached tables, which have unequal widths."""
+    rng, num_devices, tables = np.random.default_rng(seed), 2 + seed % 3, toy_tables(num_tables, seed)
+    tiers = rng.choice(["cached", "device", "host"], num_tables, p=[0.8, 0.1, 0.1])
+    rules = tuple(TableRule(table.name, tiers=(str(tier),)) for table, tier in zip(tables, tiers, strict=True))
+    roomy = Topology(num_devices, 1 << 30, host_memory_bytes=1 << 30)
+    use = MemoryUse(("sgd", "rowwise_adagrad", "adam")[seed % 3], batches_in_flight=seed % 2)
+    task = Task(tables, roomy, _BATCH_SIZE, use, Constraints(rules))
+    alone = use.device_bytes(task.loads)
+    memory = max(int(alone.sum() * rng.uniform(1.0, 2.0)) // num_devices, int(alone.max()))
+    return replace(task, topology=replace(roomy, memory_bytes=memory))
+
+
 @dataclass(frozen=True)
 class LinearCompute(SumModel):
     """A fixed cost for every table plus one for every column read: splitting costs `per_table_ms`."""

@@ -108,6 +108,20 @@ class TaskStorageEstimator(ShardEstimator):
         """Fill in `storage` of all shards."""
         loads, memory = _loads(self._task, sharding_options), self._task.memory
         shards = [shard for option in sharding_options for shard in option.shards]
-        sizes = zip(memory.device_bytes(loads).tolist(), memory.host_bytes(loads).tolist(), strict=True)
+        sizes = zip(self._device_bytes(loads), memory.host_bytes(loads).tolist(), strict=True)
         for shard, (device, host) in zip(shards, sizes, strict=True):
             shard.storage = Storage(hbm=device, ddr=host)
+
+    def _device_bytes(self, loads: Loads) -> list[int]:
+        """List the bytes of device memory of n loads, each with a cache as wide as the load."""
+        sizes: list[int] = self._task.memory.device_bytes(loads).tolist()
+        return sizes
+
+
+class WidestCacheStorageEstimator(TaskStorageEstimator):
+    """Storage with every cache as wide as the widest cached table that may share it: a plan never takes more."""
+
+    def _device_bytes(self, loads: Loads) -> list[int]:
+        """List the bytes of device memory of n loads, as if all of them were on one device."""
+        sizes: list[int] = self._task.memory.bytes_beside(LoadSets(loads, np.array([len(loads)]))).tolist()
+        return sizes

@@ -16,6 +16,7 @@ from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.methods.improved import ImprovedSearch, Start
 from neuroshard.stages.search.space.base import Base, placed_bytes
 from neuroshard.stages.search.space.bound import lower_bound_ms
+from neuroshard.stages.search.space.cache_widths import has_bounds
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.exact import ways_that_fit
 from neuroshard.stages.search.space.form_estimates import FormEstimates, SharedWork
@@ -352,7 +353,8 @@ class FormChoices:
             check_total(sizes)
         except InfeasibleError as short:
             return short
-        if proven and not has_other_forms(self.task, self.allowed) and not has_other_homes(self.task):
+        other_ways = has_other_forms(self.task, self.allowed) or has_other_homes(self.task) or has_bounds(sizes.items)
+        if proven and not other_ways:
             return shortage(sizes, NO_PLAN)
         return error if (self.first == COLUMNS).all() else shortage(sizes, NONE_FOUND)
 

@@ -33,14 +33,9 @@ from neuroshard.stages.search.space.forms import (
     known_calls,
     searched_forms,
 )
-from neuroshard.stages.search.space.homes import (
-    HomeOptions,
-    caches_grown,
-    homed,
-    homes_anew,
-    is_ample,
-    settled,
-)
+from neuroshard.stages.search.space.home_changes import caches_grown, homes_anew
+from neuroshard.stages.search.space.home_choices import homed_tasks
+from neuroshard.stages.search.space.homes import HomeOptions, is_ample, settled
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 from neuroshard.words.placement import Tier
@@ -169,23 +164,23 @@ class NeuroShard(Searcher):
         if is_ample(task):
             with suppress(InfeasibleError):
                 return self._in_forms([task], task, simulator)
-        options = HomeOptions.of(task, simulator.compute_for(task))
-        roomier, choices = options, options.choices(task)
-        if not choices:
+        compute = simulator.compute_for(task)
+        options = roomier = HomeOptions.of(task, compute)
+        tasks = homed_tasks(task, options, compute)
+        if not tasks:
             roomier = options.with_copies(task, self._allowed(task, simulator))
-            choices = roomier.choices(task)
-        homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in choices]
-        others = [homed(task, its) for its in homes if its != task.homes]
+            tasks = homed_tasks(task, roomier, compute)
         try:
-            found = self._in_forms([task, *others], task, simulator)
+            found = self._in_forms([task, *(one for one in tasks if one is not task)], task, simulator)
         except InfeasibleError as error:
-            raise error if homes else roomier.shortage(task) from None
+            raise error if tasks or roomier.choices(task) else roomier.shortage(task) from None
         return self._improved(found, options, simulator)
 
     def _improved(self, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
         """Choose memories anew on every device, and search again for what lies in columns, as long as that helps."""
+        compute = simulator.compute_for(found.plan.task)
         for _ in range(_ROUNDS):
-            plan = caches_grown(homes_anew(found.plan, options), options, simulator)
+            plan = caches_grown(homes_anew(found.plan, options, compute), options, simulator)
             others, start = [replace(found, plan=plan, fewer=None)], settled(plan)
             with suppress(InfeasibleError):
                 base = Base.of_plan(start, simulator.compute_for(start.task))

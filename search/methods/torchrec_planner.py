@@ -72,6 +72,7 @@ class TorchRecSearch(Searcher):
             InfeasibleError: TorchRec finds no plan, or none that keeps them.
         """
         import neuroshard.torchrec  # noqa: F401  # says what to install
+        from neuroshard.torchrec.estimators import TaskStorageEstimator, WidestCacheStorageEstimator
 
         for table in task.tables:
             if not table.pooled:
@@ -83,17 +84,25 @@ class TorchRecSearch(Searcher):
         check_some_form(task, allowed, calls, self.forms)
         if all(LAYOUTS[call.form].free for call in calls) and not task.topology.host_bytes:
             check_total(Sizes.of(Items.of(Base.empty(task))))
-        plans = list(_plans(self, task, simulator, allowed))
+        plans = list(_plans(self, task, simulator, allowed, TaskStorageEstimator))
         if not plans:
             raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")
         kept = [plan for plan in plans if not plan.violations]
+        if not kept and task.topology.host_bytes and task.memory.shares_caches:
+            others = _plans(self, task, simulator, allowed, WidestCacheStorageEstimator)
+            kept = [plan for plan in others if not plan.violations]
         if not kept:
             raise InfeasibleError(f"torchrec: its plans break the task's constraints: {plans[0].violations[0]}")
         return Found(kept[cheapest(simulator.costs(task, kept))])
 
 
-def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: BoolArray) -> Iterator[Plan]:
-    """Yield the plan, in forms `allowed` (T, F), that each setting finds; settings that find nothing are left out."""
+def _plans(
+    settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: BoolArray, storage: Any
+) -> Iterator[Plan]:
+    """Yield the plan, in forms `allowed` (T, F), that each setting finds; settings that find nothing are left out.
+
+    The class `storage`, of `neuroshard.torchrec.estimators`, counts the bytes of every shard.
+    """
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner.types import PlannerError
 
@@ -111,7 +120,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: 
     for factor, sort_by, share in product(settings.split_factors, settings.sort_by, shares):
         limits = [_constraints(task, index, forms, factor, share) for index, forms in enumerate(allowed.tolist())]
         constraints = {table.name: limit for table, limit in zip(tables, limits, strict=True)}
-        planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by)
+        planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by, storage)
         module = StandIn(tables, ()).pooled
         try:
             with without_copies_remarks():
@@ -135,14 +144,14 @@ def _cut_to_width(plan: Plan) -> Plan:
     return replace(plan, placements=(*(one for one in plan.placements if one.shard.table not in wide), *cut))
 
 
-def _planner(estimates: str, task: Task, simulator: Simulator, constraints: dict[str, Any], sort_by: str) -> Any:
+def _planner(
+    estimates: str, task: Task, simulator: Simulator, constraints: dict[str, Any], sort_by: str, storage: Any
+) -> Any:
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
     from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import CustomTopologyData, Topology
-
-    from neuroshard.torchrec.estimators import TaskStorageEstimator
 
     devices = task.topology.num_devices
     memory = task.shard_memory
@@ -156,7 +165,7 @@ def _planner(estimates: str, task: Task, simulator: Simulator, constraints: dict
     topology = Topology(devices, "cuda", created_by_factory=True, **pods, **sizes)
     batch_size = max(task.batch_size // devices, 1)
     estimator, perf_model = _cost_model(estimates, task, simulator, topology)
-    estimators = [estimator, TaskStorageEstimator(task)]
+    estimators = [estimator, storage(task)]
     return EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,

@@ -26,6 +26,7 @@ from neuroshard.stages.search.space.forms import COLUMNS, Choices, Forms, known_
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, FORMS, Call
+from neuroshard.words.placement import TIERS, Tier
 
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _TOGETHER = 256  # estimates made at once in a thread, at most
@@ -88,7 +89,7 @@ class Everywhere:
         head: from sums of vectors to the cost of the call.
         vectors: (T, H) of the compute model.
         given: (T, C) bytes that a device puts into every collective.
-        size_bytes: (T,) on a device.
+        size_bytes: (T,) on a device, with caches as wide as each table.
         loads: (t,) on a device, of the `tables` (t,) that may lie so.
     """
 
@@ -115,6 +116,14 @@ class Everywhere:
         everywhere.given[tables] = given_bytes(loads, task.topology.num_devices)
         everywhere.size_bytes[tables] = task.memory.device_bytes(loads)
         return everywhere
+
+    def widened_bytes(self, task: Task, forms: IntArray) -> int:
+        """Compute the bytes of a device that a choice of forms (T,) adds by caches wider than some of their tables."""
+        if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.CACHED):
+            return 0
+        its = self.loads.take(np.flatnonzero(forms[self.tables] == self.form))
+        together = LoadSets(its, np.array([len(its)]))
+        return int((task.memory.bytes_beside(together) - task.memory.device_bytes(its)).sum())
 
 
 def dearest(task: Task, tables: IntArray, layout: Layout) -> Loads:
@@ -186,6 +195,7 @@ class FormEstimates:
         """Compute what tables in rows and copies take and cost by a choice of forms (T,), the same on every device."""
         shared, devices = self.everywhere(Forms(forms[None])), self.task.topology.num_devices
         size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)
+        size_bytes += sum(group.widened_bytes(self.task, forms) for group in self.others)
         compute_ms, given = np.full(devices, shared.compute_ms[0]), np.repeat(shared.given, devices, axis=0)
         return Base(self.task, np.flatnonzero(forms == COLUMNS), size_bytes, compute_ms, given)
 

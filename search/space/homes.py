@@ -1,4 +1,4 @@
-"""The memories that tables may lie in: what each takes and costs, the cheapest choice, and changes of plans."""
+"""The memories that tables may lie in: what each takes and costs, the cheapest choice, and plans in other memories."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -8,21 +8,20 @@ import numpy as np
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.layouts import COPIES, LAYOUTS, Layout
 from neuroshard.models import ComputeModel
-from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.space.base import device_memory, placed_bytes
+from neuroshard.stages.search.space.kept_caches import pinned_in_caches, within_bounds
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, CUT_FORMS, FORMS
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
-_FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take
+FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take
 _PRICES = 40  # of host memory that are tried
-_MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +61,27 @@ class HomeOptions:
         for table in np.flatnonzero(allowed[:, FORMS.index(COPIES.form)]).tolist():
             size[table, 0] = min(size[table, 0], _everywhere_bytes(task, COPIES, table))
         return replace(self, device_bytes=size)
+
+    def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "HomeOptions":
+        """Return the options with caches that have rows of `widths` (T,) columns, of tables in `parts` (T,) shards.
+
+        A table in 0 parts must not be cached. A table in several has the cost of all of its shards.
+        """
+        cost_ms, device_bytes, host_bytes = self.cost_ms.copy(), self.device_bytes.copy(), self.host_bytes.copy()
+        cut = np.flatnonzero(parts > 1)
+        loads = Loads.of(task.tables, task.batch_size)
+        shards = loads.columns(loads.dim / np.maximum(parts, 1))
+        for option, home in enumerate(self.homes):
+            if home.tier is not Tier.CACHED:
+                continue
+            its = shards.at([home] * len(loads))
+            device_bytes[:, option] = parts * task.memory.device_bytes(its, np.maximum(widths, its.dim))
+            known = cut[np.isfinite(cost_ms[cut, option])]
+            if len(known):
+                cost_ms[known, option] = parts[known] * model.predict(LoadSets.alone(its.take(known)))
+                host_bytes[known, option] = parts[known] * task.memory.host_bytes(its.take(known))
+            cost_ms[parts == 0, option] = np.inf
+        return HomeOptions(self.homes, cost_ms, device_bytes, host_bytes)
 
     def of_tables(self, tables: IntArray) -> "HomeOptions":
         """Return the options of some tables (t,) alone."""
@@ -106,7 +126,7 @@ class HomeOptions:
     def choices(self, task: Task) -> list[IntArray]:
         """List the cheapest choices (T,) within several shares of device memory, each once, the roomiest first."""
         total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
-        chosen = (self.cheapest(total * share, hosts) for share in _FILLED)
+        chosen = (self.cheapest(total * share, hosts) for share in FILLED)
         return list({some.tobytes(): some for some in chosen if some is not None}.values())
 
     def shortage(self, task: Task) -> InfeasibleError:
@@ -208,7 +228,7 @@ def has_other_homes(task: Task) -> bool:
 def is_ample(task: Task) -> bool:
     """Tell whether all tables lie on devices with so much memory that no choice puts any elsewhere."""
     taken = int(task.memory.device_bytes(task.loads).sum())
-    return not task.loads.tier.any() and taken <= _FILLED[-1] * int(device_memory(task).sum())
+    return not task.loads.tier.any() and taken <= FILLED[-1] * int(device_memory(task).sum())
 
 
 def homed(task: Task, homes: tuple[Home, ...]) -> Task:
@@ -219,58 +239,16 @@ def homed(task: Task, homes: tuple[Home, ...]) -> Task:
 
 
 def settled(plan: Plan) -> Plan:
-    """Restate the plan as one of a task that gives every table the memory which it has in the plan."""
-    return plan if plan.homes == plan.task.homes else replace(plan, task=homed(plan.task, plan.homes))
+    """Restate the plan as one of a task that gives every table the memory which it has in the plan.
+
+    If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
+    whose caches are as wide as theirs: then the bounds are the plan's own bytes.
+    """
+    kept = plan if plan.homes == plan.task.homes else replace(plan, task=homed(plan.task, plan.homes))
+    return kept if within_bounds(kept) else pinned_in_caches(kept)
 
 
 def rehomed(plan: Plan, task: Task, homes: tuple[Home, ...]) -> Plan:
     """Restate the plan's shards as a plan of `task`, of the same tables, with each table in a memory (T,)."""
     placements = (replace(placed, home=homes[placed.shard.table]) for placed in plan.placements)
     return Plan(task, tuple(placements))
-
-
-def homes_anew(plan: Plan, options: HomeOptions) -> Plan:
-    """Choose memories anew for tables that lie on one device alone, within theirs and what is left, at least cost."""
-    task, homes, free = plan.task, list(plan.homes), device_memory(plan.task) - np.array(plan.device_bytes)
-    devices: dict[int, list[int]] = {}
-    for placed in plan.placements:
-        devices.setdefault(placed.shard.table, []).append(placed.device)
-    hosts = task.topology.host_bytes - np.array(plan.host_bytes)
-    for device in range(task.topology.num_devices):
-        own = np.array([table for table, its in devices.items() if set(its) == {device}], dtype=np.int64)
-        if not len(own):
-            continue
-        now = np.array([options.homes.index(homes[table]) for table in own.tolist()])
-        its, rows = options.of_tables(own), np.arange(len(own))
-        host = device // task.topology.host_size
-        on_host = int(its.host_bytes[rows, now].sum())
-        room = int(free[device]) + int(its.device_bytes[rows, now].sum())
-        chosen = its.cheapest(room, int(hosts[host]) + on_host)
-        if chosen is None or its.cost_ms[rows, chosen].sum() >= its.cost_ms[rows, now].sum():
-            continue
-        hosts[host] -= int(its.host_bytes[rows, chosen].sum()) - on_host
-        for table, option in zip(own.tolist(), chosen.tolist(), strict=True):
-            homes[table] = options.homes[option]
-    return rehomed(plan, task, tuple(homes))
-
-
-def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan:
-    """Grow the caches of tables that lie on several devices, or let these leave the hosts, if all have room.
-
-    The dearest first, each as far as it goes.
-    """
-    now = np.array([options.homes.index(home) for home in plan.homes])
-    cost_ms = options.cost_ms[np.arange(len(now)), now]
-    spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if len(plan.by_table[t]) > 1 and now[t] > 0]
-    best_ms = simulator.cost(plan.task, plan).total_ms
-    for table in spread[:_MOST_GROWN]:
-        for option in np.argsort(options.cost_ms[table], kind="stable").tolist():
-            if options.cost_ms[table, option] >= options.cost_ms[table, now[table]]:
-                break
-            homes = list(plan.homes)
-            homes[table] = options.homes[option]
-            larger = rehomed(plan, plan.task, tuple(homes))
-            if larger.fits and (ms := simulator.cost(plan.task, larger).total_ms) < best_ms:
-                plan, best_ms = larger, ms
-                break
-    return plan

@@ -14,6 +14,7 @@ from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, readable_bytes, readable_bytes_up
 from neuroshard.stages.search.space.base import check_buffers
+from neuroshard.stages.search.space.cache_widths import has_bounds
 from neuroshard.stages.search.space.exact import pack_exactly
 from neuroshard.stages.search.space.forms import has_other_forms
 from neuroshard.stages.search.space.homes import has_other_homes
@@ -115,7 +116,8 @@ def check_total(sizes: Sizes) -> None:
     narrowest, least, room = narrowest_shards(sizes)
     if total > memory.sum():
         raise InfeasibleError(
-            f"the tables take {readable_bytes(total)}, {described(memory)} hold {readable_bytes(memory.sum())}; "
+            f"the tables take {readable_bytes(total)}{_of_bounds(items)}, {described(memory)} hold "
+            f"{readable_bytes(memory.sum())}; "
             f"{_advice(sizes, memory)}, or use more devices"
         )
     if (tight := np.flatnonzero(least > room)).size:
@@ -123,9 +125,14 @@ def check_total(sizes: Sizes) -> None:
         whole = narrowest[item] == sizes.full_width[item] > 1
         how = "unsplit" if whole else f"even at {narrowest[item] * DIM_MULTIPLE} columns"
         raise InfeasibleError(
-            f"table {items.name(item)} takes {readable_bytes(least[item])} {how}, "
+            f"table {items.name(item)} takes {readable_bytes(least[item])} {how}{_of_bounds(items)}, "
             f"a device that may hold it has {readable_bytes(room[item])}; {_advice(sizes, memory)}"
         )
+
+
+def _of_bounds(items: Items) -> str:
+    """Return as text why tables may take more than their caches alone; empty if they don't."""
+    return " with all caches as wide as the widest cached table" if has_bounds(items) else ""
 
 
 def _advice(sizes: Sizes, memory: IntArray) -> str:
@@ -149,12 +156,13 @@ def packed(sizes: Sizes) -> IntArray:
         held = _pack_in_other_orders(sizes, memory)
     if held is not None:
         return held
-    raise shortage(sizes, _outcome(sizes.items.task) if proven else NONE_FOUND)
+    raise shortage(sizes, _outcome(sizes.items) if proven else NONE_FOUND)
 
 
-def _outcome(task: Task) -> str:
+def _outcome(items: Items) -> str:
     """Tell what a proof that columns don't fit says of a task."""
-    if has_other_homes(task):
+    task = items.task
+    if has_other_homes(task) or has_bounds(items):
         return NONE_FOUND
     return NO_COLUMNS if has_other_forms(task, np.zeros((len(task.tables), len(FORMS)), dtype=np.bool_)) else NO_PLAN
 

@@ -10,6 +10,7 @@ from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.layouts.widths import as_shards
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.stages.search.space.cache_widths import charged_widths
 from neuroshard.stages.search.space.compiled import kernel, leaf
 from neuroshard.stages.search.space.items import Items, Limits, may_lie
 
@@ -27,7 +28,7 @@ class Sizes:
         items: what is placed.
         first: (I,) first entry of each item.
         full_width: (I,) units of the whole items.
-        size_bytes: (N,) bytes on a device.
+        size_bytes: (N,) bytes on a device; of cached tables a bound, where a wider one may come to it (`cache_widths`).
         state_bytes: (N,) bytes that move with the shard: without buffers.
         given: (N,) units of 4 columns that a sample gets of the shard: its width, for each of the table's outputs; in
             1/1024, so that sums are exact in any order.
@@ -47,7 +48,8 @@ class Sizes:
         first = np.concatenate([[0], (full_width + 1).cumsum()[:-1]])
         entry, shards = entry_loads(items, first)
         size_bytes, state_bytes = np.zeros((2, int(full_width.sum()) + len(items)), dtype=np.int64)
-        np.add.at(size_bytes, entry, items.task.memory.device_bytes(shards))
+        widths = charged_widths(items, shards, np.searchsorted(first, entry, side="right") - 1)
+        np.add.at(size_bytes, entry, items.task.memory.device_bytes(shards, widths))
         np.add.at(state_bytes, entry, items.task.memory.state_bytes(shards))
         given = np.zeros(len(size_bytes))
         np.add.at(given, entry, _rounded(shards.outputs / shards.samples * shards.dim / DIM_MULTIPLE))

@@ -1,5 +1,6 @@
 from collections import Counter
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,19 @@ def test_tables_are_read_by_as_many_features_as_are_listed():
     several = tuple(replace(table, features=3) for table in TABLES)
     (one, _), (other, _) = (plain.draw(split_tables(t, 0), 256, np.random.default_rng(1)) for t in (TABLES, several))
     assert one == other
+
+
+@given(
+    st.integers(0, 10_000),
+    st.integers(40_000, 1_000_000),
+    st.sampled_from([0.3, 1.0]),
+    st.sampled_from(["columns", "rows"]),
+)
+def test_caches_keep_the_cap_with_rows_as_wide_as_the_widest_table(seed, max_bytes, share, form):
+    augmentation = ComputeAugmentation(128, 1, 15, max_bytes, forms=(form,), tiers=("cached",), cached=(share,))
+    sample = _of_seed(augmentation, seed)
+    widest = max(table.dim * table.bytes_per_element for table in sample.held)
+    assert sum(ceil(table.rows * share) for table in sample.held) * widest <= max_bytes
 
 
 def test_combinations_lie_in_the_memories_that_are_listed():

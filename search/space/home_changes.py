@@ -1,0 +1,138 @@
+"""Changes of the memories that a plan's tables lie in, wherever its shards are."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from neuroshard.cost.loads import LoadSets
+from neuroshard.models import ComputeModel
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.stages.search.space.base import device_memory
+from neuroshard.stages.search.space.homes import HomeOptions, rehomed
+from neuroshard.tasks.task import Task
+from neuroshard.words.placement import Placement
+
+_MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
+
+
+def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
+    """Choose memories anew for tables that lie on one device alone, within theirs and what is left, at least cost."""
+    task, homes = plan.task, list(plan.homes)
+    devices: dict[int, list[int]] = {}
+    for placed in plan.placements:
+        devices.setdefault(placed.shard.table, []).append(placed.device)
+    hosts = task.topology.host_bytes - np.array(plan.host_bytes)
+    for device in range(task.topology.num_devices):
+        own = np.array([table for table, its in devices.items() if set(its) == {device}], dtype=np.int64)
+        if not len(own):
+            continue
+        now = np.array([options.homes.index(homes[table]) for table in own.tolist()])
+        its, rows = options.of_tables(own), np.arange(len(own))
+        host = device // task.topology.host_size
+        on_host = int(its.host_bytes[rows, now].sum())
+        chosen = _chosen_anew(_Own(plan, device, own, now, its, model), int(hosts[host]) + on_host)
+        if chosen is None:
+            continue
+        hosts[host] -= int(its.host_bytes[rows, chosen].sum()) - on_host
+        for table, option in zip(own.tolist(), chosen.tolist(), strict=True):
+            homes[table] = options.homes[option]
+    return rehomed(plan, task, tuple(homes))
+
+
+class _Own(NamedTuple):
+    """What lies on one device alone, and may lie in other memories.
+
+    Attributes:
+        plan: the plan that has the device.
+        device: its number.
+        tables: (t,) indices of the tables.
+        now: (t,) the option that each of them has now.
+        options: of these tables.
+        model: tells what options cost.
+    """
+
+    plan: Plan
+    device: int
+    tables: IntArray
+    now: IntArray
+    options: HomeOptions
+    model: ComputeModel
+
+    @property
+    def others_bytes(self) -> int:
+        """Bytes of the device's memory that all its other shards take by themselves."""
+        here = self.plan.device_loads.take(np.array([self.device])).loads
+        of_others = ~np.isin([placed.shard.table for placed in self._placed], self.tables)
+        its = LoadSets(here.take(np.flatnonzero(of_others)), np.array([int(of_others.sum())]))
+        return int(self.plan.task.memory.bytes_beside(its).sum())
+
+    @property
+    def _placed(self) -> list[Placement]:
+        return [placed for placed in self.plan.by_device if placed.device == self.device]
+
+    def device_bytes(self, chosen: IntArray) -> int:
+        """Compute the bytes of the device with memories chosen for its own tables, (t,)."""
+        homes = list(self.plan.homes)
+        for table, option in zip(self.tables.tolist(), chosen.tolist(), strict=True):
+            homes[table] = self.options.homes[option]
+        here = self.plan.device_loads.take(np.array([self.device]))
+        there = LoadSets(here.loads.at([homes[placed.shard.table] for placed in self._placed]), here.counts)
+        return int(self.plan.task.memory.bytes_beside(there).sum())
+
+    def narrow(self) -> Iterator[HomeOptions]:
+        """Yield the options with caches of each width that only tables up to that width may have."""
+        task = self.plan.task
+        tables = tuple(task.tables[table] for table in self.tables.tolist())
+        dims = np.array([table.dim for table in tables])
+        alone = Task(tables, task.topology, task.batch_size, task.memory)
+        for width in np.unique(dims)[::-1].tolist() if task.memory.shares_caches else ():
+            parts = (dims <= width).astype(np.int64)
+            yield self.options.charged(alone, np.full(len(dims), float(width)), parts, self.model)
+
+
+def _chosen_anew(own: _Own, host_bytes: int) -> IntArray | None:
+    """Choose memories (t,) for tables on one device that cost less than they do now; None if none do.
+
+    First as if no table widened the caches of others; if the device lacks memory for this, with caches of one width.
+    """
+    rows, memory = np.arange(len(own.tables)), int(device_memory(own.plan.task)[own.device])
+    room = memory - own.others_bytes
+
+    def cheaper(options: HomeOptions) -> IntArray | None:
+        """Choose memories among some options that cost less than now and fit."""
+        chosen = options.cheapest(room, host_bytes)
+        if chosen is None or options.cost_ms[rows, chosen].sum() >= own.options.cost_ms[rows, own.now].sum():
+            return None
+        return chosen
+
+    chosen = cheaper(own.options)
+    if chosen is None or own.device_bytes(chosen) <= memory:
+        return chosen
+    narrow = [its for options in own.narrow() if (its := cheaper(options)) is not None]
+    fitting = [its for its in narrow if own.device_bytes(its) <= memory]
+    return min(fitting, key=lambda its: float(own.options.cost_ms[rows, its].sum()), default=None)
+
+
+def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan:
+    """Grow the caches of tables that lie on several devices, or let these leave the hosts, if all have room.
+
+    The dearest first, each as far as it goes.
+    """
+    now = np.array([options.homes.index(home) for home in plan.homes])
+    cost_ms = options.cost_ms[np.arange(len(now)), now]
+    spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if len(plan.by_table[t]) > 1 and now[t] > 0]
+    best_ms = simulator.cost(plan.task, plan).total_ms
+    for table in spread[:_MOST_GROWN]:
+        for option in np.argsort(options.cost_ms[table], kind="stable").tolist():
+            if options.cost_ms[table, option] >= options.cost_ms[table, now[table]]:
+                break
+            homes = list(plan.homes)
+            homes[table] = options.homes[option]
+            larger = rehomed(plan, plan.task, tuple(homes))
+            if larger.fits and (ms := simulator.cost(plan.task, larger).total_ms) < best_ms:
+                plan, best_ms = larger, ms
+                break
+    return plan

@@ -1,0 +1,125 @@
+"""Choices of a memory for every table, with rules that keep narrow and wide cached tables apart where widths differ."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from neuroshard.models import ComputeModel
+from neuroshard.plans.caches import cut_to, of_mixed_widths, on_own_devices, parts_within, shared_caches, width_classes
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.stages.search.space.base import device_memory
+from neuroshard.stages.search.space.homes import FILLED, HomeOptions, homed
+from neuroshard.tasks.task import Task
+from neuroshard.words.placement import DEFAULT_CACHED, Home, Tier
+
+_MOST_WAYS = 3  # to keep caches narrow, of which choices are made
+_OTHERS_AT = 1  # place in `FILLED` of the share at which all of these have a choice
+
+
+def homed_tasks(task: Task, options: HomeOptions, model: ComputeModel) -> list[Task]:
+    """List the task with each table's memory fixed, by the cheapest choices within several shares of device memory.
+
+    If cached tables may differ in width, tasks have rules for these too. The task itself stands for the choice in
+    which every table lies where it lies anyway. Empty if no choice fits.
+    """
+    every = _all_cached(task)
+    mixed = of_mixed_widths(every, shared_caches(every))
+    if not len(mixed):
+        each = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in options.choices(task)]
+        return [task if its == task.homes else homed(task, its) for its in each]
+    tasks = list[Task]()
+    ways = _ways(every, mixed)
+    charged = [_Charged(way, options.charged(every, way.widths, way.parts, model)) for way in ways]
+    for choice in _choices(task, charged):
+        homes = tuple(options.homes[option] for option in choice.chosen.tolist())
+        other = choice.charged.way.ruled(task if homes == task.homes else homed(task, homes))
+        if other is not None and other not in tasks:
+            tasks.append(other)
+    return tasks
+
+
+class _Way(NamedTuple):
+    """A way to keep caches narrow.
+
+    Attributes:
+        widths: (T,) columns of the cache row that each table is charged for if it is cached.
+        parts: (T,) shards that each table is cut into if it is cached; 0 if it must not be cached.
+        edges: widest widths of the classes that get devices of their own; a single width for tables cut to it.
+    """
+
+    widths: FloatArray
+    parts: IntArray
+    edges: tuple[int, ...]
+
+    def ruled(self, task: Task) -> Task | None:
+        """Add the rules for the cached tables of a task with fixed memories; None if they contradict others."""
+        tables = of_mixed_widths(task, shared_caches(task))
+        if len(self.edges) > 1:
+            return on_own_devices(task, tables, self.edges) if len(tables) else task
+        wide = task.loads.table_dim[tables] > self.edges[0]
+        return cut_to(task, tables, self.edges[0]) if wide.any() else task
+
+
+def _ways(every: Task, mixed: IntArray) -> Iterator[_Way]:
+    """Yield ways for a task with all tables cached that may be, of which some (n,) have unequal widths."""
+    dims, ones = every.loads.table_dim, np.ones(len(every.tables), dtype=np.int64)
+    classes, widest = width_classes(every, mixed), int(dims[mixed].max())
+    for width in sorted({widest, *classes[-1]}, reverse=True):
+        widths, parts = dims.copy(), ones.copy()
+        widths[mixed] = width
+        parts[mixed] = [parts_within(every, table, width) for table in mixed.tolist()]
+        yield _Way(widths, parts, (width,))
+    for edges in classes:
+        if len(edges) <= every.topology.num_devices:
+            widths = dims.copy()
+            widths[mixed] = np.array(edges)[np.searchsorted(edges, dims[mixed])]
+            yield _Way(widths, ones, edges)
+
+
+class _Charged(NamedTuple):
+    """A way to keep caches narrow, and the options of memories with caches as wide as in it."""
+
+    way: _Way
+    options: HomeOptions
+
+    def cheapest(self, device_bytes: float, host_bytes: int) -> "_Choice | None":
+        """Choose each table's memory within bytes of both tiers; None if no choice is."""
+        chosen = self.options.cheapest(device_bytes, host_bytes)
+        if chosen is None:
+            return None
+        return _Choice(float(self.options.cost_ms[np.arange(len(chosen)), chosen].sum()), self, chosen)
+
+
+class _Choice(NamedTuple):
+    """A memory for each table, (T,) options, with its cost in ms and the way to keep its caches narrow."""
+
+    cost_ms: float
+    charged: _Charged
+    chosen: IntArray
+
+
+def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
+    """Yield the cheapest choice at each share of device memory, then at one share those of the next best ways."""
+    total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
+
+    def ranked(some: list[_Charged], share: float) -> list[_Choice]:
+        """List the choices of some ways within a share of device memory, the cheapest first; of equals the first."""
+        choices = [one.cheapest(total * share, hosts) for one in some]
+        return sorted((one for one in choices if one is not None), key=lambda one: one.cost_ms)
+
+    likely = [one.charged for one in ranked(each, FILLED[0])[:_MOST_WAYS]]
+    by_share = [ranked(likely, share) for share in FILLED]
+    yield from (choices[0] for choices in by_share if choices)
+    yield from by_share[_OTHERS_AT][1:]
+
+
+def _all_cached(task: Task) -> Task:
+    """Put every table behind a cache that may be; tables that lie elsewhere in any case stay where they are."""
+    if not any(Tier.CACHED in its.tiers for its in task.limits):
+        return task
+    homes = (
+        Home(Tier.CACHED, its.cached or DEFAULT_CACHED) if Tier.CACHED in its.tiers else home
+        for its, home in zip(task.limits, task.homes, strict=True)
+    )
+    return homed(task, tuple(homes))

@@ -1,0 +1,181 @@
+"""Searches keep narrow and wide cached tables apart, because a cache's rows are as wide as its widest table."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuroshard import Constraints, InfeasibleError, MemoryUse, TableRule, Task, Topology
+from neuroshard.plans.caches import cut_to, on_own_devices, shared_caches, width_classes
+from neuroshard.plumbing.configs import choices
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.space.homes import settled
+from neuroshard.testing.toys import cached_task
+from neuroshard.words.placement import Tier
+from tests.kit.plans import laid_out, tables
+from tests.kit.searches import H100, found, items_of, ms_of, sizes_of
+from tests.kit.tasks import hot_table, plain_tables
+from tests.search.methods.test_searchers import _searcher
+
+MIB = 1 << 20
+QUICKLY = NeuroShard(improvement=Improvement(shakes=3))
+WHOLE = {"max_shards": 1, "forms": ("columns",)}
+# Of their own: `narrow` 10 MiB of cache, `wide` 8 MiB; in one cache `narrow` would take 160.
+SHAPES = [16, 256], [1_000_000, 40_000]
+
+
+def _task(memory_mib, devices=2, shapes=SHAPES, pipeline=None, **rule):
+    topology = Topology(devices, int(memory_mib * MIB), host_memory_bytes=1 << 40)
+    rules = (TableRule("*", **{"tiers": ("cached",), "cached": 0.2} | rule),)
+    return Task(plain_tables(*shapes), topology, 4096, MemoryUse("sgd", 0, pipeline), Constraints(rules))
+
+
+def _hot(memory_mib, pipeline=None, tiers=("cached", "host")):
+    """Two tables, both in host memory, of which a few rows are looked up most: caches pay."""
+    shapes = zip("ab", *reversed(SHAPES), strict=True)
+    topology = Topology(1, int(memory_mib * MIB), host_memory_bytes=1 << 40)
+    hot, rules = tuple(hot_table(*shape, 20.0, 4096) for shape in shapes), (TableRule("*", tiers=tiers),)
+    return Task(hot, topology, 4096, MemoryUse("sgd", 0, pipeline), Constraints(rules))
+
+
+KNOWS_NO_CACHES = ("autoshard", "dreamshard", "with_other_models", "without_augmentation", "replan")
+EVERY = [name for name in choices("searcher") if name not in KNOWS_NO_CACHES]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_searcher_puts_two_widths_on_two_devices_if_nothing_else_fits(name):
+    task = _task(30, **WHOLE)
+    assert not laid_out(task, 0, 0).fits
+    plan = found(_searcher(name), task)
+    assert {placed.device for placed in plan.placements} == {0, 1}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_searcher_refuses_a_cache_that_one_device_has_no_room_for(name):
+    with pytest.raises(InfeasibleError, match=r"wide as the widest|break the task's constraints"):
+        _searcher(name).find(_task(60, 1, **WHOLE), H100)
+    found(_searcher(name), _task(60, 1, pipeline="prefetch", **WHOLE))
+
+
+def test_wide_tables_are_cut_if_that_alone_fits():
+    task = _task(70, 4, ([16, 64], [1_000_000, 2_000_000]), forms=("columns",))
+    everywhere = task.with_rules((TableRule("t0", min_shards=4),))
+    fours, halves = dict.fromkeys(range(4), 16), {0: 32, 1: 32}
+    assert laid_out(everywhere, dict.fromkeys(range(4), 4), fours).violations == ()
+    assert not laid_out(everywhere, dict.fromkeys(range(4), 4), halves).fits
+    for searcher in (Greedy("size"), QUICKLY):
+        assert {placed.shard.dim for placed in found(searcher, everywhere).by_table[1]} == {16}
+
+
+def test_three_widths_have_three_sets_of_devices():
+    task = _task(60, 6, ([8, 32, 128] * 2, [2_000_000, 800_000, 200_000] * 2), **WHOLE)
+    plan = found(QUICKLY, task)
+    held = [{placed.shard.dim for placed in plan.placements if placed.device == device} for device in range(6)]
+    assert all(len(widths) == 1 for widths in held if widths)
+
+
+def test_without_rules_smaller_caches_are_found_on_one_device():
+    task = _hot(60)
+    plan = found(QUICKLY, task)
+    assert Tier.CACHED in {home.tier for home in plan.homes}
+    on_host = replace(task, constraints=Constraints((TableRule("*", tiers=("host",)),)))
+    assert ms_of(plan) < ms_of(found(QUICKLY, on_host))
+
+
+def test_caches_of_unequal_widths_are_larger_if_prefetching_gives_each_width_its_own():
+    apart, shared = (found(QUICKLY, _hot(100, pipeline, ("cached",))) for pipeline in ("prefetch", "semi_sync"))
+    assert ms_of(apart) < ms_of(shared)
+    assert not replace(apart, task=shared.task).fits
+
+
+def test_the_default_search_is_no_worse_than_two_devices_for_two_widths():
+    task = _task(200, 2)
+    assert ms_of(found(QUICKLY, task)) <= ms_of(laid_out(task, 0, 1)) * 1.001
+
+
+def test_running_jobs_stay_within_their_caches():
+    task = _task(30, **WHOLE)
+    start = laid_out(task, 1, 0)
+    kept = found(Replan(start, improvement=Improvement(shakes=3)), task)
+    assert kept.violations == ()
+    larger = replace(task, tables=tuple(replace(table, pooling_factor=9.0) for table in task.tables))
+    found(Replan(start, improvement=Improvement(shakes=3)), larger)
+
+
+@given(st.integers(0, 1000), st.integers(0, 1 << 20))
+@settings(max_examples=60, deadline=None)
+def test_bytes_that_searches_add_up_are_never_too_few(seed, placing):
+    """Of whole or halved cached tables, on random devices."""
+    task, rng = cached_task(seed), np.random.default_rng(placing)
+    sizes = sizes_of(task)
+    held = np.zeros((sizes.num_items, task.topology.num_devices), dtype=np.int64)
+    for item, width in enumerate(sizes.full_width.tolist()):
+        first, second = rng.choice(task.topology.num_devices, 2, replace=False)
+        part = int(rng.integers(0, width)) if rng.random() < 0.5 else 0
+        held[item, [first, second]] = width - part, part
+    plan = sizes.items.plan(held)
+    assert (sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0) >= plan.device_bytes).all()
+
+
+@given(st.integers(0, 1000), st.integers(2, 4))
+@settings(max_examples=40, deadline=None)
+def test_classes_of_widths_take_the_fewest_bytes(seed, count):
+    rng = np.random.default_rng(seed)
+    dims = rng.choice([4, 8, 16, 32, 64, 128], 8)
+    task = _task(1 << 20, 4, (dims, rng.integers(1, 100_000, 8)))
+    cached = shared_caches(task)
+    ways = width_classes(task, cached)
+    assert [len(edges) for edges in ways] == list(range(2, min(4, len(set(dims.tolist()))) + 1))
+    rooms = np.ceil(task.loads.rows * 0.2)
+
+    def columns(edges):
+        """Count the elements of all caches."""
+        return (rooms * np.array(edges)[np.searchsorted(edges, dims)]).sum()
+
+    widths = sorted(set(dims.tolist()))
+    for edges in (edges for edges in ways if len(edges) == 2):
+        assert columns(edges) == min(columns((width, widths[-1])) for width in widths[:-1])
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_a_settled_plan_fits_its_own_bounds(seed):
+    """Whatever devices its cached tables share: as bounds, bytes are those of the plan."""
+    task, rng = cached_task(seed), np.random.default_rng(seed)
+    devices = task.topology.num_devices
+    free = laid_out(task, *rng.integers(devices, size=len(task.tables)).tolist())
+    received = task.topology.device_memory[0] - task.shard_memory[0]
+    memory = tuple(max(size + received, 1) for size in free.device_bytes)
+    plan = settled(replace(free, task=replace(task, topology=replace(task.topology, memory_bytes=memory))))
+    assert plan.violations == ()
+    sizes = sizes_of(plan.task)
+    held = items_of(plan.task).held(plan)
+    assert (sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0) <= plan.device_bytes).all()
+
+
+def test_rules_that_contradict_others_are_left_out():
+    narrow, wide = tables("ab", 1000, 16), tables("cd", 1000, 64)
+    cached = TableRule("*", tiers=("cached",))
+    topology = Topology(2, 1 << 20, host_memory_bytes=1 << 30)
+    bound = Constraints((cached, TableRule("a", devices=(0,)), TableRule("c", devices=(0,))))
+    task = Task((*narrow, *wide), topology, 64, constraints=bound)
+    assert on_own_devices(task, shared_caches(task), (16, 64)) is None
+    whole = replace(task, constraints=Constraints((replace(cached, max_shards=1),)))
+    assert cut_to(whole, shared_caches(whole), 16) is None
+    kept = replace(task, constraints=Constraints((cached,), together=(("a", "c"),)))
+    apart = on_own_devices(kept, shared_caches(kept), (16, 64))
+    assert [len(its.devices) for its in apart.limits] == [1] * 4
+    assert len({apart.limits[table].devices for table in (0, 2, 3)}) == 1
+
+
+def test_tables_of_one_width_are_planned_as_without_bounds():
+    task = _task(100, 2, ([64] * 4, 100_000))
+    sizes = sizes_of(task)
+    alone = task.memory.device_bytes(task.loads)
+    assert sizes.size_bytes[sizes.whole].tolist() == alone.tolist()
+    assert (np.diff(sizes.size_bytes[sizes.first[0] : sizes.first[1]])[1:] > 0).all()
