@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape
 
-from neuroshard.cost.loads import Loads
+import numpy as np
+
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.layouts import Layout, in_columns, layout_of
 from neuroshard.plans.moves import known_as
 from neuroshard.plans.plan import Plan
@@ -62,10 +64,17 @@ class Carried:
 
     @property
     def fitting(self) -> "Carried":
-        """What stays with as many column shards on each device as its memory has room for, the largest first."""
+        """What stays with as many column shards on each device as its memory has room for, the largest first.
+
+        Caches are counted as wide as if all column shards stayed.
+        """
         tables = [self.task.tables[table].with_dim(dim) for table, dim, _ in self.columns]
         homes = [self.homes.get(table, ON_DEVICE) for table, _, _ in self.columns]
-        sizes = self.task.memory.device_bytes(Loads.of(tables, self.task.batch_size).at(homes)).tolist()
+        devices = np.array([device for _, _, device in self.columns], dtype=np.int64)
+        loads = Loads.of(tables, self.task.batch_size).at(homes)
+        together, size_bytes = LoadSets.grouped(loads, devices, self.task.topology.num_devices), np.zeros_like(devices)
+        size_bytes[np.argsort(devices, kind="stable")] = self.task.memory.bytes_beside(together)
+        sizes = size_bytes.tolist()
         left, kept = list(self.task.shard_memory), set[int]()
         for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
             device = self.columns[number][2]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
+from itertools import compress, islice, zip_longest
 from operator import itemgetter
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from neuroshard.cost.cost import Cost
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.caches import shared_caches
 from neuroshard.plans.moves import layout_key
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, IntArray
@@ -210,6 +211,8 @@ class ImprovedSearch(Searcher):
         costs = catalog.costs(plans)
         every = [*plans, self._best_end(plans, costs, catalog).held]
         costs += catalog.costs(every[-1:])
+        fits = _fitting(every, catalog)
+        every, costs = list(compress(every, fits)), list(compress(costs, fits))
         if self.choice is None:
             return Found(catalog.items.plan(every[cheapest(costs)]))
         chosen, declined = self.choice.among(costs, catalog.items.task, catalog.simulator)
@@ -274,6 +277,17 @@ def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
     if not plans:
         raise InfeasibleError("no plan to start from was found; give the devices more memory")
     return plans
+
+
+def _fitting(plans: Sequence[IntArray], catalog: Catalog) -> list[bool]:
+    """Return for each plan (I, D) if devices have room for it; all True if none has, so that an error names one.
+
+    Bytes of single shards tell that, except those of cached tables, whose bytes depend on the shards beside them.
+    """
+    if not len(shared_caches(catalog.items.task)):
+        return [True] * len(plans)
+    fits = [catalog.items.plan(held).fits for held in plans]
+    return fits if any(fits) else [True] * len(plans)
 
 
 def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator, count: int) -> tuple[Plan, ...]:

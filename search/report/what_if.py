@@ -16,6 +16,7 @@ from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.words.form import CALLS
+from neuroshard.words.placement import Placement, Shard, Tier
 
 _MOST_NUMBERS = 1 << 21  # devices x collectives x variants of a plan that are costed in one call: some tens of MB
 _MOST_DEVICES = 16  # that a table in rows or copies is tried on
@@ -166,12 +167,14 @@ class _SpreadShards:
     """The n shards of all tables that lie on several devices.
 
     Attributes:
+        number: (n,) of the shard's placement in the plan, as `Plan.by_device` orders them.
         own: (number of tables,) which shards are each table's.
         device: (n,) of the shard.
         shard, whole: (n,) what it asks of the device, and what its table does, whole.
         uses, call: (G,) the number of the plan's loads that each kernel takes, and which of `CALLS` it is.
     """
 
+    number: IntArray
     own: tuple[IntArray, ...]
     device: IntArray
     shard: _Demand
@@ -193,6 +196,7 @@ class _SpreadShards:
         every = plan.device_loads.loads.kernel
         kernels = np.unique([*every, *whole.kernel])
         return cls(
+            numbers,
             tuple(np.split(np.arange(len(placed)), ends)[:-1]),
             np.array([one.device for one in placed], dtype=np.int64),
             _Demand.of(plan, loads, without_ms, kernels, simulator),
@@ -236,4 +240,19 @@ def _costs(
         traffic = Traffic(asked[..., :-1], np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
         does = called._replace(kernels=(uses > 0) @ np.eye(len(CALLS))[shards.call], counts=counts)
         total_ms = simulator.step(does, traffic, compute).device_ms.max(axis=1)
-        yield np.where((asked[..., -1] <= plan.task.shard_memory).all(axis=1), total_ms, np.inf)
+        fits = (asked[..., -1] <= plan.task.shard_memory).all(axis=1)
+        if plan.task.memory.shares_caches and any(home.tier is Tier.CACHED for home in plan.homes):
+            fits = np.array(
+                [_with_whole(plan, shards.number[own], int(shards.device[there])).fits for own, there in some]
+            )
+        yield np.where(fits, total_ms, np.inf)
+
+
+def _with_whole(plan: Plan, numbers: IntArray, device: int) -> Plan:
+    """Make the plan with a table, by the numbers of its shards, whole on a device."""
+    gone = set(numbers.tolist())
+    kept = (placed for number, placed in enumerate(plan.by_device) if number not in gone)
+    first = plan.by_device[int(numbers[0])]
+    table = plan.task.tables[first.shard.table]
+    whole = Placement(Shard(first.shard.table, 0, table.dim, 0, table.rows), device, first.home)
+    return Plan(plan.task, (*kept, whole))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from neuroshard import Constraints, Home, MemoryUse, Plan, TableRule, Task, Tier, Topology, UserError
 from neuroshard.cost.loads import LoadSets
+from neuroshard.plans.carry_over import Carried
 from neuroshard.stages.search.space.homes import homed
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import laid_out, table, whole
@@ -138,6 +139,15 @@ def test_tables_of_one_width_take_what_each_takes_alone(drawn):
     plan = _plan_of(drawn, MemoryUse("adagrad", 1))
     alone = plan.task.memory.device_bytes(plan.device_loads.loads)
     assert plan.device_bytes == tuple(plan.device_loads.totals(alone).astype(int).tolist())
+
+
+def test_of_shards_that_stay_no_device_keeps_a_cache_that_it_has_no_room_for():
+    task = _thin_and_wide()
+    carried = Carried(task, ((0, 16, 0), (1, 512, 0)), (), dict.fromkeys(range(2), CACHED))
+    assert carried.fitting.columns == ((1, 512, 0),)
+    roomy = _thin_and_wide(2)
+    apart = Carried(roomy, ((0, 16, 0), (1, 512, 1)), (), dict.fromkeys(range(2), CACHED))
+    assert apart.fitting == apart
 
 
 def test_a_plan_file_with_too_wide_a_cache_says_what_it_breaks(tmp_path):

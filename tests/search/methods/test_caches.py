@@ -1,6 +1,7 @@
 """Searches keep narrow and wide cached tables apart, because a cache's rows are as wide as its widest table."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.report.what_if import split_worths
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.testing.toys import cached_task
 from neuroshard.words.placement import Tier
 from tests.kit.plans import laid_out, tables
 from tests.kit.searches import H100, found, items_of, ms_of, sizes_of
 from tests.kit.tasks import hot_table, plain_tables
-from tests.search.methods.test_searchers import _searcher
+from tests.search.methods.test_searchers import PEERS, _searcher
 
 MIB = 1 << 20
 QUICKLY = NeuroShard(improvement=Improvement(shakes=3))
@@ -47,12 +49,16 @@ KNOWS_NO_CACHES = ("autoshard", "dreamshard", "with_other_models", "without_augm
 EVERY = [name for name in choices("searcher") if name not in KNOWS_NO_CACHES]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [name for name in EVERY if name not in PEERS]
+)  # TorchRec's planner knows no such rules
 def test_every_searcher_puts_two_widths_on_two_devices_if_nothing_else_fits(name):
-    task = _task(30, **WHOLE)
-    assert not laid_out(task, 0, 0).fits
+    task = _task(42, shapes=[shape * 2 for shape in SHAPES], **WHOLE)
+    apart = (0, 1, 0, 1), (1, 0, 1, 0)
+    fitting = [places for places in product(range(2), repeat=4) if laid_out(task, *places).fits]
+    assert sorted(fitting) == sorted(apart)
     plan = found(_searcher(name), task)
-    assert {placed.device for placed in plan.placements} == {0, 1}
+    assert tuple(placed.device for (placed,) in plan.by_table) in apart
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -105,6 +111,16 @@ def test_running_jobs_stay_within_their_caches():
     assert kept.violations == ()
     larger = replace(task, tables=tuple(replace(table, pooling_factor=9.0) for table in task.tables))
     found(Replan(start, improvement=Improvement(shakes=3)), larger)
+
+
+def test_a_table_is_not_called_better_whole_where_it_would_widen_a_cache_too_far():
+    task = _task(50, 2, ([16, 16, 64], [1_000_000, 1_000_000, 40_000]), forms=("columns",))
+    plan = laid_out(task, 0, 1, {0: 16, 1: 48})
+    narrower = laid_out(task, 0, 1, {0: 32, 1: 32})
+    assert not laid_out(task, 0, 1, 0).fits
+    for split in (plan, narrower):
+        (worth,) = split_worths(split, H100.cost(task, split), H100)
+        assert worth.whole_ms is None
 
 
 @given(st.integers(0, 1000), st.integers(0, 1 << 20))
