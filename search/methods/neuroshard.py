@@ -23,7 +23,7 @@ from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, KindByKind, Start, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.stages.search.space.base import Base, check_buffers, device_memory
+from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.equal_parts import parts_that_cost_less, parts_that_fit
 from neuroshard.stages.search.space.forms import (
     COLUMNS,
@@ -36,6 +36,7 @@ from neuroshard.stages.search.space.forms import (
 from neuroshard.stages.search.space.home_changes import caches_grown, homes_anew
 from neuroshard.stages.search.space.home_choices import homed_tasks
 from neuroshard.stages.search.space.homes import HomeOptions, is_ample, settled
+from neuroshard.stages.search.space.least_bytes import check_least_bytes
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 from neuroshard.words.placement import Tier
@@ -157,7 +158,7 @@ class NeuroShard(Searcher):
     def _in_memories(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan with tables in the memories that are predicted to cost least, those of the task among them."""
         simulator.models.check(task)
-        check_buffers(task)
+        check_least_bytes(task, known_calls(simulator.models, self.forms))
         known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
         if not known or not task.topology.host_bytes:
             return self._in_forms([task], task, simulator)

@@ -14,11 +14,9 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name, r
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.choice import cheapest
-from neuroshard.stages.search.space.base import Base, check_buffers
 from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, check_some_form, known_calls, searched_forms
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import check_total
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.homes import LEAST_CACHED
+from neuroshard.stages.search.space.least_bytes import check_least_bytes
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Home, Tier
@@ -78,12 +76,10 @@ class TorchRecSearch(Searcher):
             if not table.pooled:
                 raise UserError(f"TorchRec's planner is asked for pooled tables only, and {table.name!r} isn't pooled")
         simulator.models.check(task)
-        check_buffers(task)
         calls = known_calls(simulator.models, self.forms)
         allowed = allowed_forms(task, calls)
         check_some_form(task, allowed, calls, self.forms)
-        if all(LAYOUTS[call.form].free for call in calls) and not task.topology.host_bytes:
-            check_total(Sizes.of(Items.of(Base.empty(task))))
+        check_least_bytes(task, calls, min(self.cached, default=LEAST_CACHED))
         plans = list(_plans(self, task, simulator, allowed, TaskStorageEstimator))
         if not plans:
             raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")

@@ -82,7 +82,7 @@ def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule |
     None where it needn't be cut in more than two, or may not.
     """
     table, devices = task.tables[index], task.topology.num_devices
-    if share_of(_piece(table, 2)) <= share or not task.limits[index].equal_widths:
+    if not task.limits[index].equal_widths or share_of(_piece(table, 2)) <= share:
         return None
     chosen = None
     for parts in range(3, devices + 1):

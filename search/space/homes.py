@@ -20,6 +20,7 @@ from neuroshard.words.form import CALLS, CUT_FORMS, FORMS
 from neuroshard.words.placement import ON_DEVICE, Home, Tier
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
+LEAST_CACHED = _SHARES[0]
 FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take
 _PRICES = 40  # of host memory that are tried
 
@@ -131,29 +132,13 @@ class HomeOptions:
 
     def shortage(self, task: Task) -> InfeasibleError:
         """Make the error that says what is too small where no choice of memories fits."""
-        memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
         may = np.isfinite(self.cost_ms)
         least_device, least_host, least = (
             int(np.where(may, size, np.iinfo(np.int64).max).min(axis=1).sum())
             for size in (self.device_bytes, self.host_bytes, self.device_bytes + self.host_bytes)
         )
-        has = f"devices have {readable_bytes(memory)} in all, hosts {readable_bytes(hosts)}"
-        if least_device > memory:
-            return InfeasibleError(
-                f"device memory is short: with all tables on hosts, devices still need {readable_bytes(least_device)} "
-                f"for buffers, state and what may not lie elsewhere; {has}; give each device more memory"
-            )
-        if least_host > hosts:
-            return InfeasibleError(
-                f"host memory is short: tables that must lie there take {readable_bytes(least_host)}; {has}; raise "
-                "topology.host_memory_bytes"
-            )
-        short = "device and host memory are both short"
-        what = short if least > memory + hosts else "no memory for every table was found"
-        return InfeasibleError(
-            f"{what}: the tables take {readable_bytes(task.total_bytes)}; {has}; raise topology.memory_bytes or "
-            "topology.host_memory_bytes"
-        )
+        error = memory_shortage(task, least_device, least_host, least)
+        return error or _shortage_of("no memory for every table was found", task)
 
     def _on_hosts(self, chosen: IntArray) -> int:
         return int(self.host_bytes[np.arange(len(chosen)), chosen].sum())
@@ -182,6 +167,42 @@ class HomeOptions:
                 left -= more
                 chosen[table] = after
         return chosen
+
+
+def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: int) -> InfeasibleError | None:
+    """Make the error that names the memory that is too small; None if neither sum proves a shortage.
+
+    Args:
+        task: the tables, the devices and the hosts.
+        device_bytes: fewest bytes of device memory that all tables take, whatever they take of host memory.
+        host_bytes: fewest bytes of host memory, whatever they take of device memory.
+        both_bytes: fewest bytes of both together.
+    """
+    memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
+    has = _memory_of(task)
+    if device_bytes > memory:
+        return InfeasibleError(
+            f"device memory is short: with all tables on hosts, devices still need {readable_bytes(device_bytes)} "
+            f"for buffers, state and what may not lie elsewhere; {has}; give each device more memory"
+        )
+    if host_bytes > hosts:
+        return InfeasibleError(
+            f"host memory is short: tables that must lie there take {readable_bytes(host_bytes)}; {has}; raise "
+            "topology.host_memory_bytes"
+        )
+    return _shortage_of("device and host memory are both short", task) if both_bytes > memory + hosts else None
+
+
+def _shortage_of(what: str, task: Task) -> InfeasibleError:
+    return InfeasibleError(
+        f"{what}: the tables take {readable_bytes(task.total_bytes)}; {_memory_of(task)}; raise topology.memory_bytes "
+        "or topology.host_memory_bytes"
+    )
+
+
+def _memory_of(task: Task) -> str:
+    memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
+    return f"devices have {readable_bytes(memory)} in all, hosts {readable_bytes(hosts)}"
 
 
 def _hull(size: IntArray, cost: FloatArray) -> list[int]:

@@ -29,6 +29,7 @@ NO_PLAN = "no plan exists"  # in any form that the task allows
 NO_COLUMNS = "no plan with all tables in columns exists"
 NONE_FOUND = "none found within the search's budget, though there may be a plan,"
 _PRECISION = 1.002  # of the smallest factor that is reported
+_MOST_GROUPS = 256  # different sets of devices that the constraints confine items to, whose sums are checked
 _TRIES = 16  # other orders, when the usual one fails and the task is too large to be sure
 _MOST_CELLS = 1 << 22  # items x devices of all tries together
 _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits end
@@ -105,29 +106,56 @@ def described(memory: IntArray) -> str:
 
 
 def check_total(sizes: Sizes) -> None:
-    """Raise InfeasibleError if nothing in columns can fit: the total is too much, or one item at its narrowest.
+    """Raise InfeasibleError if the bytes alone prove that nothing fits in columns.
 
-    The memory that it names does, wherever any amount does.
+    Those of all items, of one item at its narrowest, or of the items that are confined to some devices. The memory
+    that the error names does, wherever any amount does.
     """
     items, memory = sizes.items, sizes.items.free_bytes
     check_hosts(items.task)
     check_buffers(items.task)
     total = sum(sizes.size_bytes[sizes.whole].tolist())
-    narrowest, least, room = narrowest_shards(sizes)
-    if total > memory.sum():
+    if total > sum(memory.tolist()):
         raise InfeasibleError(
             f"the tables take {readable_bytes(total)}{_of_bounds(items)}, {described(memory)} hold "
             f"{readable_bytes(memory.sum())}; "
             f"{_advice(sizes, memory)}, or use more devices"
         )
+    _, least, room = narrowest_shards(sizes)
     if (tight := np.flatnonzero(least > room)).size:
-        item = int(tight[np.argmax(least[tight])])
-        whole = narrowest[item] == sizes.full_width[item] > 1
-        how = "unsplit" if whole else f"even at {narrowest[item] * DIM_MULTIPLE} columns"
-        raise InfeasibleError(
-            f"table {items.name(item)} takes {readable_bytes(least[item])} {how}{_of_bounds(items)}, "
-            f"a device that may hold it has {readable_bytes(room[item])}; {_advice(sizes, memory)}"
-        )
+        raise too_large(sizes, tight)
+    check_confined(sizes)
+
+
+def too_large(sizes: Sizes, tight: IntArray) -> InfeasibleError:
+    """Make the error of the largest of some items (n,) that fit on no device, however finely they are cut."""
+    items, memory = sizes.items, sizes.items.free_bytes
+    narrowest, least, room = narrowest_shards(sizes)
+    item = int(tight[np.argmax(least[tight])])
+    whole = narrowest[item] == sizes.full_width[item] > 1
+    how = "unsplit" if whole else f"even at {narrowest[item] * DIM_MULTIPLE} columns"
+    return InfeasibleError(
+        f"table {items.name(item)} takes {readable_bytes(least[item])} {how}{_of_bounds(items)}, "
+        f"a device that may hold it has {readable_bytes(room[item])}; {_advice(sizes, memory)}"
+    )
+
+
+def check_confined(sizes: Sizes) -> None:
+    """Raise InfeasibleError if the items that some devices alone may hold take more memory than these devices have."""
+    items, size = sizes.items, sizes.size_bytes[sizes.whole]
+    allowed, memory = items.limits.allowed, items.free_bytes
+    confined = np.flatnonzero(~allowed.all(axis=1))
+    groups = np.unique(allowed[confined], axis=0)[:_MOST_GROUPS] if len(confined) else allowed[:0]
+    for group in groups:
+        inside = confined[~(allowed[confined] & ~group).any(axis=1)]
+        total, room = sum(size[inside].tolist()), sum(memory[group].tolist())
+        if total > room:
+            named = ", ".join(items.name(index) for index in inside[np.argsort(-size[inside])][:_NAMED_ITEMS].tolist())
+            raise InfeasibleError(
+                f"{len(inside)} table(s) that the constraints allow on {int(group.sum())} of {len(memory)} devices "
+                f"only take {readable_bytes(total)}, and these devices hold {readable_bytes(room)}; allow more "
+                f"devices, or {_advice(sizes, memory)}; the largest of these tables: {named}"
+            )
 
 
 def _of_bounds(items: Items) -> str:
@@ -192,6 +220,8 @@ def shortage(sizes: Sizes, outcome: str) -> InfeasibleError:
 
 def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
     """Pack items within memory_bytes (D,) and their limits, `held` (I, D), with few cuts; None if that fails."""
+    if sum(sizes.size_bytes[sizes.whole].tolist()) > sum(memory_bytes.tolist()):
+        return None  # shards take no fewer bytes than the whole
     slice_bytes = sizes.size_bytes[sizes.first + np.where(sizes.items.limits.max_shards > 1, 1, sizes.full_width)]
     return _pack_in_order(sizes, memory_bytes, np.lexsort((-slice_bytes, ~sizes.items.confined)))
 
@@ -225,7 +255,8 @@ def _pack_item(sizes: Sizes, item: int, free: IntArray, open_to: BoolArray, held
     limits = sizes.items.limits
     least, most, narrowest = int(limits.min_shards[item]), int(limits.max_shards[item]), int(limits.min_width[item])
     size = sizes.size_bytes[sizes.first[item] : sizes.first[item] + left + 1]
-    for device in sorted(np.flatnonzero(open_to).tolist(), key=lambda device: (-free[device], device)):
+    devices = np.flatnonzero(open_to)
+    for device in devices[np.argsort(-free[devices], kind="stable")].tolist():
         fitting = int(np.searchsorted(size, free[device], side="right")) - 1
         width = min(left - narrowest * max(least - shards - 1, 0), fitting)
         if 0 < left - width < narrowest:

@@ -1,0 +1,148 @@
+"""The fewest bytes that a task's tables take: whatever cannot fit is refused before a cost model is asked.
+
+Every check here is a proof. A sum over tables is compared with a sum over devices or hosts, and each table counts with
+the sharding type and the tier in which it takes the fewest bytes; so no task that has a plan is refused.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads
+from neuroshard.layouts import LAYOUTS, Layout
+from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.stages.search.space.base import Base, check_buffers, device_memory
+from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms
+from neuroshard.stages.search.space.homes import LEAST_CACHED, memory_shortage
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.packing import check_confined, check_total, described, narrowest_shards, too_large
+from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.tasks.task import Task
+from neuroshard.words.form import CALLS, FORMS, Call
+from neuroshard.words.placement import ON_DEVICE, Home, Tier
+
+_UNKNOWN = 1 << 61  # more than any table takes
+
+
+def check_least_bytes(task: Task, calls: Collection[Call], least_cached: float = LEAST_CACHED) -> None:
+    """Raise InfeasibleError if the tables take too many bytes in every sharding type and tier that a search may choose.
+
+    Args:
+        task: the tables, the devices and the constraints.
+        calls: kernel calls that the search may choose and the cost models know.
+        least_cached: smallest share of a table's rows that the search gives a cache room for.
+    """
+    check_buffers(task)
+    chooses = bool(task.topology.host_bytes) and any(call.tier is not Tier.DEVICE for call in calls)
+    least = LeastBytes.of(task, calls, _tiers(task, least_cached) if chooses else (task.homes,))
+    if chooses:
+        if (short := memory_shortage(task, *least.totals)) is not None:
+            raise short
+        return
+    device_bytes, host_bytes, _ = least.totals
+    if device_bytes > int(device_memory(task).sum()) or host_bytes > task.topology.all_host_bytes:
+        raise _too_many(task, device_bytes)
+    _check_each(task, allowed_forms(task, calls))
+
+
+@dataclass(frozen=True, eq=False)
+class LeastBytes:
+    """The fewest bytes of memory that each table takes, over all devices and hosts together, (T,) each.
+
+    Attributes:
+        device_bytes: of the devices' memory.
+        host_bytes: of the hosts' memory.
+        both_bytes: of both memories together.
+    """
+
+    device_bytes: IntArray
+    host_bytes: IntArray
+    both_bytes: IntArray
+
+    @classmethod
+    def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[Home]]) -> "LeastBytes":
+        """Compute the fewest bytes of tables that may lie as each of `tiers` (T,) has them, where there is such a call.
+
+        A table that has no such call counts nothing.
+        """
+        whole, forms = Loads.of(task.tables, task.batch_size), allowed_forms(task, CALLS)
+        known = np.array([*(call in calls for call in CALLS), False])  # the last one: there is no such call
+        least = np.full((3, len(whole)), _UNKNOWN, dtype=np.int64)
+        for homes in tiers:
+            may = np.array([its.may_lie_in(home) for its, home in zip(task.limits, homes, strict=True)])
+            for form, layout in enumerate(LAYOUTS.values()):
+                loads = replace(whole.at(homes), form=np.full(len(whole), form))
+                tables = np.flatnonzero(may & forms[:, form] & known[loads.call])
+                if len(tables):
+                    device, host = _over_all(task, layout, loads.take(tables))
+                    least[:, tables] = np.minimum(least[:, tables], (device, host, device + host))
+        return cls(*np.where(least == _UNKNOWN, 0, least))
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Bytes of all tables: of device memory, of host memory, and of both together."""
+        device, host, both = (sum(each.tolist()) for each in (self.device_bytes, self.host_bytes, self.both_bytes))
+        return device, host, both
+
+
+def _tiers(task: Task, least_cached: float) -> list[list[Home]]:
+    """List the tiers in which a table may take the fewest bytes, each with the smallest cache, (T,) each."""
+    caches = [Home(Tier.CACHED, least_cached if its.cached is None else its.cached) for its in task.limits]
+    return [[ON_DEVICE] * len(caches), caches, [Home(Tier.HOST)] * len(caches)]
+
+
+def _over_all(task: Task, layout: Layout, loads: Loads) -> tuple[IntArray, IntArray]:
+    """Compute the fewest bytes of devices and of hosts that n whole tables take over all devices, (n,) each.
+
+    Shards of a table never take fewer bytes together than the whole table. If every device has a shard whatever the
+    others have, the shards are alike.
+    """
+    count = task.topology.num_devices if layout.everywhere else 1
+    shards = layout.share(loads, count) if layout.everywhere else loads
+    device, host = task.memory.device_bytes(shards), task.memory.host_bytes(shards)
+    most = _UNKNOWN // count
+    return np.minimum(device, most) * count, np.minimum(host, most) * count
+
+
+def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
+    """Make the error of a task whose tables take too many bytes in all."""
+    if all(its.free for its in task.limits):
+        try:
+            check_total(Sizes.of(Items.of(Base.empty(task))))
+        except InfeasibleError as error:
+            return error
+    memory = device_memory(task)
+    return InfeasibleError(
+        f"no plan exists: the tables take at least {readable_bytes(least_bytes)}, {described(memory)} hold "
+        f"{readable_bytes(memory.sum())}; give each device more memory, or use more devices"
+    )
+
+
+def _check_each(task: Task, allowed: BoolArray) -> None:
+    """Check that each table fits alone, in some sharding type `allowed` (T, F), with its tier fixed."""
+    in_columns = np.flatnonzero(allowed[:, COLUMNS])
+    if not len(in_columns):
+        return
+    sizes = Sizes.of(Items.of(Base.empty(task, in_columns)))
+    check_confined(sizes)
+    _, least, room = narrowest_shards(sizes)
+    tight = np.flatnonzero(least > room)
+    leading = np.array([sizes.items.items[item].tables[0][0] for item in tight.tolist()], dtype=np.int64)
+    if len(nowhere := tight[~_fits_otherwise(task, leading, allowed)]):
+        raise too_large(sizes, nowhere)
+
+
+def _fits_otherwise(task: Task, tables: IntArray, allowed: BoolArray) -> BoolArray:
+    """Return True for each of `tables` (t,) that fits alone in another sharding type than column_wise, (t,)."""
+    devices, memory = task.topology.num_devices, int(device_memory(task).max())
+    fits = np.zeros(len(tables), dtype=np.bool_)
+    weights = replace(task.memory, batches_in_flight=0, pipeline=None)  # how lookups are spread says nothing of those
+    for form in OTHERS:
+        may = np.flatnonzero(allowed[tables, form])
+        if len(may):
+            loads = LAYOUTS[FORMS[form]].share(task.loads.take(tables[may]), devices)
+            fits[may] |= weights.device_bytes(loads) <= memory
+    return fits

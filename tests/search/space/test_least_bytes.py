@@ -1,0 +1,144 @@
+"""Tasks that cannot fit are refused before a cost model is asked; tasks that fit are not refused."""
+
+import pytest
+
+from neuroshard import Constraints, InfeasibleError, MemoryUse, PinnedShard, Table, TableRule, Task, Topology
+from neuroshard.models.roofline import RooflineComm, RooflineCompute
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Greedy, Random
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
+from neuroshard.stages.search.space.least_bytes import LeastBytes, check_least_bytes
+from neuroshard.stages.search.space.packing import pack
+from neuroshard.testing import ONCE
+from neuroshard.words.form import CALLS
+from neuroshard.words.placement import ON_DEVICE
+from tests.kit.plans import whole
+from tests.kit.searches import H100, found, sizes_of
+from tests.kit.tasks import plain_tables
+from tests.kit.torchrec_models import bags, planner
+
+QUICKLY = NeuroShard(improvement=Improvement(shakes=2))
+TABLES = plain_tables([32] * 12, range(2000, 14000, 1000))
+TOTAL = sum(table.size_bytes for table in TABLES)
+
+
+def _task(share, host_share=0.0, tables=TABLES, training=False, **fields):
+    """Four devices on two hosts, with room for shares of the tables' weights."""
+    memory = MemoryUse("rowwise_adagrad", 1) if training else MemoryUse()
+    topology = Topology(4, int(TOTAL * share / 4), devices_per_host=2, host_memory_bytes=int(TOTAL * host_share / 2))
+    return Task(tables, topology, 256, memory, **fields)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often the cost models are asked."""
+    counts = []
+    for owner, name in ((RooflineCompute, "embed"), (RooflineComm, "transfer_ms")):
+        method = getattr(owner, name)
+
+        def counted(*args, method=method, **settings):
+            counts.append(method)
+            return method(*args, **settings)
+
+        monkeypatch.setattr(owner, name, counted)
+    return counts
+
+
+def _rule(pattern, **limits):
+    return Constraints((TableRule(pattern, **limits),))
+
+
+NARROW = Table("narrow", 200_000, 4, 2.0, ONCE)  # 3.2 MB, in columns of 4
+PINNED = Constraints((), tuple(PinnedShard(f"t{number}", 32, (1,)) for number in range(9)))
+REFUSED = {
+    "devices": _task(0.99),
+    "devices, training": _task(1.0, training=True),
+    "devices and hosts": _task(0.7, 0.29),
+    "devices and hosts, training": _task(0.7, 0.3, training=True),
+    "hosts": _task(2.0, 0.99, constraints=_rule("*", tiers=("host",))),
+    "hosts, cached": _task(2.0, 0.99, constraints=_rule("*", tiers=("cached",))),
+    "devices, as the rules say": _task(0.99, 2.0, constraints=_rule("*", tiers=("device",))),
+    "rows alone": _task(0.99, constraints=_rule("*", forms=("rows",))),
+    "copies alone": _task(3.99, constraints=_rule("*", forms=("copies",))),
+    "one table in columns": _task(0.9, tables=(*TABLES[:2], NARROW), constraints=_rule("narrow", forms=("columns",))),
+    "one table never split": _task(0.5, tables=(*TABLES[:2], NARROW), constraints=_rule("*", forms=("columns",))),
+    "confined to some devices": _task(1.5, constraints=_rule("t*", devices=(0, 3))),
+    "pinned to one device": _task(
+        1.5, constraints=Constraints((), tuple(PinnedShard(f"t{i}", 32, (1,)) for i in range(9)))
+    ),
+}
+
+
+@pytest.mark.parametrize("task", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_fit_is_refused_before_any_model_is_asked(task, asked):
+    with pytest.raises(InfeasibleError):
+        QUICKLY.find(task, H100)
+    assert len(asked) == 0
+
+
+@pytest.mark.parametrize(
+    "searcher",
+    [
+        QUICKLY,
+        BeamSearch(),
+        Greedy("size"),
+        Random(),
+        *(TorchRecSearch(forms=its) for its in (("columns",), ("columns", "rows"))),
+    ],
+    ids=lambda searcher: type(searcher).__name__,
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_every_searcher_refuses_by_the_sum_first(searcher, training, asked):
+    with pytest.raises(InfeasibleError):
+        searcher.find(_task(0.99, training=training), H100)
+    assert len(asked) == 0
+
+
+def test_a_plan_that_has_outgrown_its_devices_is_refused_by_the_sum_first(asked):
+    before = whole(_task(8.0), 0)
+    with pytest.raises(InfeasibleError):
+        Replan(start=before, rest=QUICKLY).find(_task(0.99), H100)
+    assert len(asked) == 0
+
+
+def test_the_planner_refuses_by_the_sum_first(asked):
+    ours = planner(4, "cuda", 1 << 20, on_host=2, models="roofline:h100", batch_size=64)
+    with pytest.raises(InfeasibleError):
+        ours.plan(bags(*"abcdef", rows=20_000, dim=128))
+    assert len(asked) == 0
+
+
+def test_packing_more_than_there_is_room_for_looks_at_no_device(monkeypatch):
+    sizes, looked = sizes_of(_task(0.99)), []
+    monkeypatch.setattr("neuroshard.stages.search.space.packing._pack_item", lambda *_: looked.append(1))
+    assert pack(sizes, sizes.items.free_bytes) is None
+    assert looked == []
+
+
+FITTING = {
+    "just": _task(1.01),
+    "devices and hosts": _task(0.7, 0.5),
+    "rows alone": _task(1.05, constraints=_rule("*", forms=("rows",))),
+    "copies alone": _task(4.01, constraints=_rule("*", forms=("copies",))),
+    "one table in rows": _task(0.9, tables=(*TABLES[:2], NARROW)),
+    "confined to some devices": _task(2.1, constraints=_rule("t*", devices=(0, 3))),
+}
+
+
+@pytest.mark.parametrize("task", FITTING.values(), ids=FITTING)
+def test_what_just_fits_is_not_refused(task):
+    check_least_bytes(task, CALLS)
+    found(QUICKLY, task)
+
+
+@pytest.mark.parametrize("form", ["columns", "rows", "copies"])
+@pytest.mark.parametrize("training", [False, True])
+def test_no_plan_takes_fewer_bytes(form, training):
+    task = _task(9.0, training=training, constraints=_rule("*", forms=(form,)))
+    least, plan = LeastBytes.of(task, CALLS, [[ON_DEVICE] * len(TABLES)]), found(QUICKLY, task)
+    assert least.totals[0] <= sum(plan.device_bytes)
+    if not training:
+        assert least.totals[0] == sum(plan.device_bytes)
