@@ -10,6 +10,7 @@ import torch
 import neuroshard as ns
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
+from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.sources.dlrm import dlrm
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 
@@ -56,6 +57,20 @@ def test_dlrm_like_matches_the_published_statistics():
     assert pooling.max() <= 208
     rows = np.array([table.rows for table in tables])
     assert 0.05 < np.corrcoef(np.log(rows), np.log(pooling))[0, 1] < 0.25
+
+
+@pytest.mark.parametrize(
+    ("num_tables", "batch_size", "lookups", "unique_rows", "off"),
+    [
+        (856, 65_536, 887_017_990, 128_435_723, (1.00, 0.97)),  # 2021, which it is fitted to
+        (788, 131_072, 1_405_163_864, 110_259_238, (1.16, 1.40)),  # 2022, which it is not
+    ],
+)
+def test_dlrm_like_is_as_far_from_both_public_data_sets_as_is_said(num_tables, batch_size, lookups, unique_rows, off):
+    tables = dlrm_like(num_tables, batch_size)
+    each = np.array([table.pooling_factor * batch_size for table in tables])
+    unique = each / (np.array([table.reuse for table in tables]) @ MEAN_COUNTS)
+    assert (each.sum() / lookups, unique.sum() / unique_rows) == pytest.approx(off, abs=0.01)
 
 
 def test_dlrm_like_depends_on_its_seed_alone():
