@@ -33,12 +33,14 @@ class CostModels(ModelSet):
         hardware: what was measured; None for arithmetic, and where nobody wrote it down.
         versions: of the packages that it was measured with.
         digest: of the bundle that they were loaded from; None for others.
+        sheet: name of the datasheet whose GPU the models predict for, such as "h100"; None for models of measurements.
     """
 
     name: str | None = None
     hardware: Fingerprint | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     digest: str | None = None
+    sheet: str | None = None
 
     def in_torchrec(self) -> "CostModels":
         """Return the models with what TorchRec adds to a step, as `ModelSet.in_torchrec`; their name says so."""
@@ -131,7 +133,7 @@ class CostModels(ModelSet):
         if str(path).startswith(ROOFLINE):
             sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")
             models: CostModels = build("roofline", sheet, **({"optimizer": optimizer} if optimizer else {}))
-            return replace(models, name=str(path))
+            return replace(models, name=str(path), sheet=sheet)
         shipped = shipped_path(str(path))
         if shipped is None and not os.path.lexists(path) and Path(path).name == str(path):
             if f"{ROOFLINE}{path}" in known_names():
@@ -143,7 +145,7 @@ class CostModels(ModelSet):
             if is_calibration(Path(path)):
                 its = Calibration.load(Path(path))
                 models = build("roofline", its.sheet, optimizer=its.optimizer, calibration=str(path))
-                return replace(models, name=str(Path(path).absolute()))
+                return replace(models, name=str(Path(path).absolute()), sheet=its.sheet)
         bundle = shipped or bundle_at(Path(path))
         name = str(path) if shipped is not None else str(bundle.absolute())
         loaded, card, digest = load_with_digest(bundle)

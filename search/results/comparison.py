@@ -10,12 +10,15 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from neuroshard.cost.cost import Cost, Prediction
+from neuroshard.models.predicted_for import PredictedFor
 from neuroshard.models.trust import ADAPT, LEVEL
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import FORMS
 
 _NAN = float("nan")
+_BUSY = f"either this machine is busy, or it isn't like the one that the models were measured on; {ADAPT}"
 _BIASED = 1.15  # beyond this factor, all predictions are off rather than some
 
 
@@ -160,15 +163,44 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
     return grid
 
 
-def trust_lines(entries: Sequence[Evaluated]) -> Iterator[str]:
-    """Say how far predictions held: measured costs inside their intervals beside what was to be expected, and the bias.
+def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
+    """Yield a line for each of the models that predict for other hardware than `here`, and one for unlike models."""
+    by_models = {name: its for name, its in grouped(entries, _models_of).items() if name is not None}
+    for name, its in by_models.items():
+        target = PredictedFor.of(name)
+        if target is not None and target.differs(here):
+            do = "compare measured costs with each other only" if target.other_kind(here) else ADAPT
+            yield f"warning: costs of {_methods(its)} were {target.told(here)}; {do}"
+    if len(by_models) > 1:
+        each = "; ".join(f"{name}: {_methods(its)}" for name, its in by_models.items())
+        yield (
+            f"warning: predicted costs come from {len(by_models)} different models ({each}), and do not compare; "
+            "evaluate plan files with model=NAME, and one model predicts all of them"
+        )
 
-    Before that what is said of predicted costs that nobody measured on such hardware.
+
+def _models_of(entry: Evaluated) -> str | None:
+    return None if entry.prediction is None else entry.prediction.models
+
+
+def _methods(entries: Sequence[Evaluated]) -> str:
+    return ", ".join(dict.fromkeys(entry.method for entry in entries))
+
+
+def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
+    """Yield how far predictions held: measured costs inside their intervals, how many should be, and the bias.
+
+    Before that what is said of predicted costs that nobody measured on such hardware, and of the models' hardware.
+    Predictions for a GPU say nothing of costs that were measured on a CPU (`here`), and the other way round.
     """
     for caveat, its in grouped(entries, lambda entry: entry.caveat).items():
         if caveat is not None:
-            yield f"predicted costs of {', '.join(dict.fromkeys(entry.method for entry in its))} are {caveat}"
-    figures = np.array([(e.predicted_ms, e.measured_ms, e.margin_ms) for e in entries], dtype=np.float64)
+            yield f"predicted costs of {_methods(its)} are {caveat}"
+    yield from provenance_lines(entries, here)
+    targets = {name: PredictedFor.of(name) for name in {*map(_models_of, entries)}}
+    unlike = {name for name, target in targets.items() if target is not None and target.other_kind(here)}
+    like = [entry for entry in entries if _models_of(entry) not in unlike]
+    figures = np.array([(e.predicted_ms, e.measured_ms, e.margin_ms) for e in like], dtype=np.float64)
     known = figures.reshape(-1, 3)[~np.isnan(figures.reshape(-1, 3)).any(axis=1)]
     if not len(known):
         return
@@ -181,10 +213,10 @@ def trust_lines(entries: Sequence[Evaluated]) -> Iterator[str]:
     )
     ratio = float(np.median(measured / predicted))
     if inside < expected / 2 and not 1 / _BIASED < ratio < _BIASED:
-        yield (
-            f"warning: measured costs are {ratio:.2f} times the predicted ones (median): either this machine is busy, "
-            f"or it isn't like the one that the models were measured on; {ADAPT}"
-        )
+        others = {name for name, target in targets.items() if target is not None and target.differs(here)}
+        other = any(_models_of(entry) in others for entry in like)
+        why = "the models predict for other hardware" if other else _BUSY
+        yield f"warning: measured costs are {ratio:.2f} times the predicted ones (median): {why}"
 
 
 def _mean(values: list[float], digits: int) -> str:

@@ -27,7 +27,14 @@ from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import LOCAL_PHASES
-from neuroshard.stages.search.results.comparison import Evaluated, failures, grid_of, names_and_forms, plans_of
+from neuroshard.stages.search.results.comparison import (
+    Evaluated,
+    failures,
+    grid_of,
+    names_and_forms,
+    plans_of,
+    provenance_lines,
+)
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.stages.search.runs.in_steps import floor_of
@@ -245,7 +252,8 @@ class InMirror:
             measured = tuple(self._of_task(*one, hardware, seed, directory.path, progress) for one in by_task.items())
         rows = [row for task in measured for row in task.rows()]
         stretches = [row for task in measured for row in task.stretch_rows()]
-        told = [*(one for task in measured for one in task.told()), *failures(entries)]
+        tables = (one for task in measured for one in task.told())
+        told = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
         frames = {"results": rows, "stretches": stretches}
         result = EvaluateResult(directory.path, tuple(entries), frames, told, measured)
         result.save(facts)

@@ -39,7 +39,7 @@ from neuroshard.stages.search.results.comparison import (
 )
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce, Pass
 from neuroshard.tasks.task import Task
-from neuroshard.words.fingerprint import versions
+from neuroshard.words.fingerprint import Fingerprint, versions
 
 # What some plans of one task cost, measured once in their order; the number fixes the lookups, and the next is told of
 # what is done; what can be learned from is kept in the run's directory.
@@ -210,7 +210,7 @@ class InParts:
 
             took = {task: iter(measured(task)) for task in by_task}
         done = [_with(entry, next(took[entry.task]).outcome) if entry.runnable else entry for entry in entries]
-        result = _result(directory.path, done)
+        result = _result(directory.path, done, hardware.fingerprint)
         result.save(facts)
         if all(entry.measured is None for entry in done):
             why = next(entry.error for entry in done if entry.error is not None)
@@ -245,13 +245,13 @@ def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
     return Journal(run / "tasks", "task", Pass, wrong)
 
 
-def _result(path: Path, entries: Sequence[Evaluated]) -> EvaluateResult[Any]:
+def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> EvaluateResult[Any]:
     """Tell of the devices of a single plan, and compare several; draw the cheapest plan of the first task."""
     solved = [(e, e.plan, e.measured) for e in entries if e.plan is not None and e.measured is not None]
     devices = [_devices(*one) for one in solved] if len(entries) == 1 else []
     failed = failures(entries)
     more = len(failed) - _SHOWN_ERRORS
-    said = [*trust_lines(entries), *failed[:_SHOWN_ERRORS]]
+    said = [*trust_lines(entries, here), *failed[:_SHOWN_ERRORS]]
     said += [f"... and {more} more failures in results.parquet"] if more > 0 else []
     frames = {
         "results": [entry.row() for entry in entries],

@@ -22,7 +22,14 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
-from neuroshard.stages.search.results.comparison import Evaluated, failures, grid_of, names_and_forms, plans_of
+from neuroshard.stages.search.results.comparison import (
+    Evaluated,
+    failures,
+    grid_of,
+    names_and_forms,
+    plans_of,
+    provenance_lines,
+)
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.tasks.task import Task
@@ -215,7 +222,8 @@ class InSteps:
             measured = tuple(self._of_task(*one, builds, seed, directory.path, progress) for one in by_task.items())
         rows = [row for task in measured for row in task.rows()]
         phases = [row for task in measured for row in task.phase_rows()]
-        told = [*(one for task in measured for one in task.told()), *failures(entries)]
+        tables = (one for task in measured for one in task.told())
+        told = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
         frames, picture = {"results": rows, "phases": phases}, ("steps.png", measured[0].drawn)
         result = EvaluateResult(directory.path, tuple(entries), frames, told, measured, picture)
         result.save(facts)

@@ -1,5 +1,6 @@
 """Plans on real hardware, in small; and what is counted when they can't run."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -7,14 +8,20 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard import Plan, Prediction, Simulator, Task, Topology, UserError
+from neuroshard import CostModels, Plan, Prediction, Simulator, Task, Topology, UserError
+from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
 from neuroshard.models import Card, save_bundle
+from neuroshard.models.calibration import Calibration
+from neuroshard.models.predicted_for import PredictedFor
 from neuroshard.models.trust import DATASHEET
 from neuroshard.plumbing.files import exclusive
 from neuroshard.stages.search.methods.heuristics import Greedy
-from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
+from neuroshard.stages.search.results.comparison import Evaluated, comparison, provenance_lines, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.stages.search.runs import in_mirror, in_steps
 from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.in_mirror import TaskInMirror
+from neuroshard.stages.search.runs.in_parts import InParts
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
 from neuroshard.testing.devices.made_up import MadeUpHardware
@@ -23,6 +30,9 @@ from tests.kit.costs import cost_of
 from tests.kit.measuring import CPU
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.searches import H100
+
+EPYC = CostModels.load("cpu").hardware
+H100_GPU = CostModels.load("h100").hardware
 
 
 @pytest.fixture
@@ -149,7 +159,9 @@ def test_methods_are_compared_on_tasks_that_all_solved_that_solve_any(entries, s
 def test_predicted_costs_that_nobody_measured_say_so():
     plan = Greedy("dim").find(toy_task(3), simulator := H100).plan
     entries = [replace(_entry("a", 0, 10.0), plan=simulator.predicted(plan)), _entry("b", 0, 10.0)]
-    assert list(trust_lines(entries)) == [f"predicted costs of a are {DATASHEET}: kernels covered, exchanges covered"]
+    assert list(trust_lines(entries, H100_GPU)) == [
+        f"predicted costs of a are {DATASHEET}: kernels covered, exchanges covered"
+    ]
 
 
 def test_plan_loading_is_checked(tmp_path):
@@ -240,21 +252,98 @@ def test_what_was_measured_is_saved_before_anything_is_drawn(lopsided, tmp_path,
     assert (tmp_path / "out" / "run.json").exists()
 
 
-def _trusted(predicted, measured, margin):
+def _trusted(predicted, measured, margin, models=None, method="m"):
     cost = cost_of(np.array([measured]), np.zeros(1), np.zeros(1))
     plan = Greedy("dim").find(toy_task(3), Simulator(random_models())).plan
-    return Evaluated("m", 0, None, replace(plan, prediction=Prediction(None, predicted, margin)), 0.0, None, cost)
+    return Evaluated(method, 0, None, replace(plan, prediction=Prediction(models, predicted, margin)), 0.0, None, cost)
 
 
 def test_coverage_is_said_as_what_it_is():
     inside = [_trusted(10.0, 10.5, 1.0)] * 9 + [_trusted(10.0, 12.0, 1.0)]
     said = "9 of 10 measured costs lie inside their predicted 90% intervals, where 9 should"
-    assert list(trust_lines(inside)) == [said]
-    first, second = trust_lines([_trusted(10.0, 20.0, 1.0)] * 4)
+    assert list(trust_lines(inside, EPYC)) == [said]
+    first, second = trust_lines([_trusted(10.0, 20.0, 1.0)] * 4, EPYC)
     assert first.startswith("0 of 4")
     assert "2.00 times the predicted ones" in second
     assert "experiment=pretrain_adapt" in second
-    assert list(trust_lines([_trusted(10.0, 20.0, None)])) == []
+    assert list(trust_lines([_trusted(10.0, 20.0, None)], EPYC)) == []
+
+
+BUSY = "machine is busy"
+OTHER_CPU = replace(EPYC, device="Intel Xeon", revision="6/143/8")
+
+
+@pytest.mark.parametrize(
+    ("models", "here", "named"),
+    [
+        ("h100", EPYC, ["NVIDIA H100 80GB HBM3", "'h100'", "a CPU: AMD EPYC"]),
+        ("h100+torchrec", EPYC, ["NVIDIA H100 80GB HBM3", "'h100+torchrec'", "a CPU: AMD EPYC"]),
+        ("roofline:h100", EPYC, ["a GPU: H100 (datasheet)", "'roofline:h100'", "a CPU: AMD EPYC"]),
+        ("roofline:b200+torchrec", EPYC, ["a GPU: B200 (datasheet)", "a CPU: AMD EPYC"]),
+        ("roofline:h100_meta", replace(H100_GPU, device="NVIDIA GH200 480GB"), ["H100 (datasheet)", "NVIDIA GH200"]),
+        ("roofline:h200", H100_GPU, ["H200 (datasheet)", "a GPU: NVIDIA H100 80GB HBM3"]),
+        ("cpu", H100_GPU, ["a CPU: AMD EPYC", "'cpu'", "a GPU: NVIDIA H100 80GB HBM3"]),
+        ("cpu", OTHER_CPU, ["a CPU: AMD EPYC", "'cpu'", "a CPU: Intel Xeon"]),
+    ],
+)
+def test_costs_predicted_for_other_hardware_name_both(models, here, named):
+    lines = list(trust_lines([_trusted(10.0, 20.0, 1.0, models)] * 4, here))
+    (told,) = (line for line in lines if "predicted for" in line)
+    assert all(one in told for one in named)
+    assert BUSY not in " ".join(lines)
+    of_one_kind = PredictedFor.of(models).kind == here.kind
+    assert any(line.startswith("0 of 4") for line in lines) is of_one_kind
+
+
+@pytest.mark.parametrize(
+    ("models", "here"),
+    [("h100", H100_GPU), ("roofline:h100", H100_GPU), ("roofline:h100_pcie", H100_GPU), ("cpu", EPYC), (None, EPYC)],
+)
+def test_costs_predicted_for_this_hardware_may_be_off_as_the_machine_is_busy(models, here):
+    lines = list(trust_lines([_trusted(10.0, 20.0, 1.0, models)] * 4, here))
+    assert not any("predicted for" in line for line in lines)
+    assert BUSY in lines[-1]
+
+
+def test_a_calibrated_datasheet_predicts_for_its_gpu(tmp_path):
+    Calibration("h200", "sgd").save(tmp_path / "measured")
+    target = PredictedFor.of(str(tmp_path / "measured"))
+    assert (target.kind, target.sheet) == ("cuda", "H200")
+
+
+def test_models_that_are_gone_are_for_unknown_hardware(tmp_path):
+    assert PredictedFor.of(str(tmp_path / "gone")) is None
+
+
+def test_predictions_by_different_models_are_told_of():
+    ours, theirs = (_trusted(10.0, 10.0, 1.0, name, method) for name, method in (("cpu", "a"), ("cpu+torchrec", "b")))
+    assert list(provenance_lines([ours, ours], EPYC)) == []
+    (told,) = provenance_lines([ours, theirs], EPYC)
+    assert "2 different models (cpu: a; cpu+torchrec: b)" in told
+
+
+def test_costs_predicted_for_this_hardware_are_judged_without_those_for_another():
+    here, gpu = (_trusted(10.0, 20.0, 1.0, name, name) for name in ("cpu", "h100"))
+    lines = list(trust_lines([here, gpu, here], EPYC))
+    assert sum("predicted for" in line for line in lines) == 1
+    assert any(line.startswith("0 of 2") for line in lines)
+    assert BUSY in lines[-1]
+
+
+@pytest.mark.parametrize("through", ["kernels", "steps", "mirrored"])
+def test_every_way_of_measuring_names_other_hardware(through, lopsided, tmp_path, monkeypatch):
+    plan = Plan.load(lopsided)
+    replace(plan, prediction=Prediction("roofline:h100", 5.5)).save(lopsided)
+    few = StepProtocol(builds=1, turns=1, steps=1)
+    took = BuildTimes((3.0,), (1.0,) * len(PHASES), 1.0)
+    monkeypatch.setattr(in_steps, "step_builds", lambda *_: nullcontext(lambda plans, _: (took,) * len(plans)))
+    nothing = TaskInMirror(0, (), (), (), "none")
+    monkeypatch.setattr(in_mirror.InMirror, "_of_task", lambda *_: nothing)
+    monkeypatch.setattr(TaskInMirror, "told", lambda _: [])
+    ways = {"kernels": InParts(), "steps": in_steps.InSteps(few), "mirrored": in_mirror.InMirror(few)}
+    result = _evaluate(lopsided, tmp_path / "out", through=ways[through]).run()
+    assert "predicted for a GPU: H100 (datasheet)" in shown(result, 1000)
+    assert "measured on a CPU" in shown(result, 1000)
 
 
 def test_runs_of_one_method_are_told_apart(bundle, tmp_path, fixed):

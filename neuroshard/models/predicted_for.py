@@ -1,0 +1,63 @@
+"""The hardware that cost models predict for, and whether it is the hardware that a plan is measured on."""
+
+import re
+from dataclasses import dataclass
+
+from neuroshard.models.cost_models import CostModels
+from neuroshard.plumbing.errors import UserError
+from neuroshard.words.fingerprint import Fingerprint
+
+_GPU = "cuda"
+_KINDS = {"cpu": "a CPU", _GPU: "a GPU"}
+
+
+@dataclass(frozen=True)
+class PredictedFor:
+    """The hardware that some cost models predict for.
+
+    Attributes:
+        models: name or path of the models.
+        kind: "cpu" or "cuda".
+        measured: the machine that the models were fitted to; None for a datasheet.
+        sheet: the GPU's name in the datasheet, such as "H100"; None for models fitted to measurements.
+    """
+
+    models: str
+    kind: str
+    measured: Fingerprint | None = None
+    sheet: str | None = None
+
+    @classmethod
+    def of(cls, models: str | None) -> "PredictedFor | None":
+        """Look up the hardware of models by name or path; None if the models are gone or their hardware is unknown."""
+        if models is None:
+            return None
+        try:
+            loaded = CostModels.load(models)
+        except UserError:
+            return None
+        if loaded.hardware is not None:
+            return cls(models, loaded.hardware.kind, measured=loaded.hardware)
+        sheet = loaded.sheet
+        return None if sheet is None else cls(models, _GPU, sheet=sheet.partition("_")[0].upper())
+
+    def other_kind(self, here: Fingerprint) -> bool:
+        """Return True if the models predict for a CPU and `here` is a GPU, or the other way round."""
+        return self.kind != here.kind
+
+    def differs(self, here: Fingerprint) -> bool:
+        """Return True if the models certainly predict for other hardware than `here`."""
+        if self.other_kind(here):
+            return True
+        if self.measured is not None:
+            return not self.measured.same_hardware(vars(here))
+        return re.search(rf"\b{self.sheet}\b", here.device.upper()) is None
+
+    def told(self, here: Fingerprint) -> str:
+        """Name both hardware in words: the models' and the measured one."""
+        its = _named(self.measured) if self.measured is not None else f"{_KINDS[self.kind]}: {self.sheet} (datasheet)"
+        return f"predicted for {its} (models {self.models!r}), and measured on {_named(here)}"
+
+
+def _named(machine: Fingerprint) -> str:
+    return f"{_KINDS.get(machine.kind, machine.kind)}: {machine}"
