@@ -108,8 +108,7 @@ def described(memory: IntArray) -> str:
 def check_total(sizes: Sizes) -> None:
     """Raise InfeasibleError if the bytes alone prove that nothing fits in columns.
 
-    Those of all items, of one item at its narrowest, or of the items that are confined to some devices. The memory
-    that the error names does, wherever any amount does.
+    Those of all items, or of one item at its narrowest. The memory that the error names does, wherever any amount does.
     """
     items, memory = sizes.items, sizes.items.free_bytes
     check_hosts(items.task)
@@ -124,7 +123,6 @@ def check_total(sizes: Sizes) -> None:
     _, least, room = narrowest_shards(sizes)
     if (tight := np.flatnonzero(least > room)).size:
         raise too_large(sizes, tight)
-    check_confined(sizes)
 
 
 def too_large(sizes: Sizes, tight: IntArray) -> InfeasibleError:
@@ -150,12 +148,7 @@ def check_confined(sizes: Sizes) -> None:
         inside = confined[~(allowed[confined] & ~group).any(axis=1)]
         total, room = sum(size[inside].tolist()), sum(memory[group].tolist())
         if total > room:
-            named = ", ".join(items.name(index) for index in inside[np.argsort(-size[inside])][:_NAMED_ITEMS].tolist())
-            raise InfeasibleError(
-                f"{len(inside)} table(s) that the constraints allow on {int(group.sum())} of {len(memory)} devices "
-                f"only take {readable_bytes(total)}, and these devices hold {readable_bytes(room)}; allow more "
-                f"devices, or {_advice(sizes, memory)}; the largest of these tables: {named}"
-            )
+            raise shortage(sizes, NONE_FOUND if has_other_homes(items.task) else NO_PLAN)
 
 
 def _of_bounds(items: Items) -> str:
