@@ -1,0 +1,79 @@
+"""Tasks on which more freedom leads the default search to a worse plan than one that is known.
+
+Each is expected to fail until the search finds a plan that costs no more than the known one. The costs of the known
+plans are checked, too.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.plans.plan import Plan
+from neuroshard.stages.search.space.homes import rehomed
+from tests.kit.plans import COPIES, laid_out
+
+TASKS = Path(__file__).parent / "tasks"
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A task, the models that cost it, and what a better plan costs."""
+
+    task: ns.Task
+    models: str
+    better_ms: float
+    plan: Plan | None = None
+    sharding: tuple[str, ...] = ()
+
+    @property
+    def simulator(self):
+        return ns.Simulator(ns.CostModels.load(self.models))
+
+
+def _pooled_and_sequence():
+    """Every pooled table data-parallel, every sequence table row-wise."""
+    tables = ns.load_tables(str(TASKS / "pooled_and_sequence.csv"), batch_size=65536)
+    task = ns.Task(tables, ns.Topology(8, "80GB"), 65536)
+    known = laid_out(task, *[COPIES if table.pooled else range(8) for table in tables])
+    return _Case(task, "h100+torchrec+dense8ms", 4.24, known)
+
+
+def _many_hosts():
+    """Fewer sharding types find a cheaper plan."""
+    tables = ns.load_tables(str(TASKS / "tables_300.csv"), batch_size=65536)
+    task = ns.Task(tables, ns.Topology(32, "80GiB", devices_per_host=4), 65536)
+    return _Case(task, "roofline:h100", 13.14, sharding=("columns", "rows"))
+
+
+def _in_host_memory():
+    """Every table in four shards of 16 columns, two on each of two hosts."""
+    reuse = ns.zipf_reuse(1 << 28, 655360, 1.05)
+    tables = tuple(ns.Table(f"t{n}", (n << 30) // 256, 64, 10.0, reuse) for n in (60, 20))
+    rules = ns.Constraints((ns.TableRule("*", tiers=("host",)),))
+    topology = ns.Topology(8, "80GiB", devices_per_host=4, host_memory_bytes="50GiB")
+    task = ns.Task(tables, topology, 65536, constraints=rules)
+    shards = [dict.fromkeys(devices, 16) for devices in ((0, 1, 4, 5), (2, 3, 6, 7))]
+    known = rehomed(laid_out(task, *shards), task, (ns.Home(ns.Tier.HOST),) * 2)
+    return _Case(task, "roofline:h100", 1.58, known)
+
+
+CASES = {case.__name__.strip("_"): case for case in (_pooled_and_sequence, _many_hosts, _in_host_memory)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_known_plan_costs_what_is_said(name):
+    case = CASES[name]()
+    plan = case.plan or ns.search(case.task, case.simulator, forms=list(case.sharding))
+    assert plan.violations == ()
+    assert case.simulator.cost(case.task, plan).total_ms == pytest.approx(case.better_ms, rel=0.02)
+
+
+@pytest.mark.xfail(strict=True, reason="the search ends in a worse plan")
+@pytest.mark.parametrize("name", CASES)
+def test_the_default_search_finds_no_worse_plan(name):
+    case = CASES[name]()
+    found = ns.search(case.task, case.simulator)
+    assert case.simulator.cost(case.task, found).total_ms <= 1.005 * case.better_ms
