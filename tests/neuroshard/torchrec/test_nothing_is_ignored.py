@@ -245,6 +245,7 @@ OF_PLANNER: dict[str, tuple[dict[str, Any], ...]] = {
     "batch_size": ({"batch_size": 8},),
     "models": ({"models": "roofline:b200"},),
     "constraints": ({"constraints": {"t": replace(WHOLE["t"], pooling_factors=[3.0])}},),
+    "data_parallel": ({"data_parallel": True, "constraints": {}}, {"constraints": {}}),
     "storage_reservation": (
         {"device": "cuda", "storage_reservation": FixedPercentageStorageReservation(0.5)},
         {"device": "cuda"},
