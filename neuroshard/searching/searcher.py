@@ -63,6 +63,12 @@ class Found:
 class Searcher(ABC):
     """Finds a plan for a task. Holds settings only: the same call gives the same plan."""
 
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Check what the class's own `find` returns, whoever calls it."""
+        super().__init_subclass__(**settings)
+        if "find" in vars(cls):
+            cls.find = _checked_find(vars(cls)["find"])  # type: ignore[method-assign]
+
     @abstractmethod
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan that fits in memory and keeps the task's constraints: `Found(plan)`, or more where it is due.
@@ -101,13 +107,31 @@ class Searcher(ABC):
         return ()
 
 
+def _checked_find(find: _Find[_Own]) -> _Find[_Own]:
+    """Return a searcher's `find` that raises UserError if it returns anything but a `Found`."""
+
+    @wraps(find)
+    def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
+        """Find a plan, as a `Found`."""
+        return _as_found(self, find(self, task, simulator))
+
+    return finding
+
+
+def _as_found(searcher: Searcher, found: object) -> Found:
+    if isinstance(found, Found):
+        return found
+    what = "a Plan" if isinstance(found, Plan) else shown(found)
+    raise UserError(f"{type(searcher).__name__}.find returned {what}, not a Found; return ns.Found(plan)")
+
+
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
     """Let a searcher's `find` try again if it finds nothing, by `tried_within_hosts`."""
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
         """Find a plan of the task, or of the task with tables assigned to hosts."""
-        return tried_within_hosts(task, lambda tried: find(self, tried, simulator))
+        return tried_within_hosts(task, lambda tried: _as_found(self, find(self, tried, simulator)))
 
     return finding
 

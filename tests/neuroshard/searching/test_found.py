@@ -1,0 +1,62 @@
+"""A search method that returns anything but a Found is told so, whoever calls it."""
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.searching.searcher import within_hosts
+from neuroshard.stages.pretrain.refine.propose import plans_for
+from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
+from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.results.finalist_files import Searched
+from neuroshard.testing import linear_models, toy_task
+from neuroshard.torchrec.finder import Finder
+from tests.kit.plans import whole
+
+TASK, SIMULATOR = toy_task(5), ns.Simulator(linear_models())
+
+
+class GivesPlan(ns.Searcher):
+    """Forgets to make a Found of its plan."""
+
+    def find(self, task, simulator):
+        return whole(task)
+
+
+class GivesNothing(ns.Searcher):
+    """Forgets to return anything."""
+
+    def find(self, task, simulator):
+        pass
+
+
+class GivesPlanOnHosts(ns.Searcher):
+    """Finds nothing without hosts, and forgets to make a Found of what it finds with them."""
+
+    @within_hosts
+    def find(self, task, simulator):
+        if task is TASK:
+            raise ns.InfeasibleError("nothing fits")
+        return whole(task)
+
+
+CALLERS = {
+    "ns.search": lambda searcher: ns.search(TASK, SIMULATOR, searcher),
+    "runs and verify": lambda searcher: Searched.of(searcher, TASK, SIMULATOR, 2),
+    "the planner": lambda searcher: Finder(searcher, SIMULATOR).found(TASK),
+    "re-planning": lambda searcher: Replan(whole(toy_task(3), 0), rest=searcher).find(toy_task(6), SIMULATOR),
+    "ablations": lambda searcher: WithModels(searcher, NoCommunication()).find(TASK, SIMULATOR),
+    "refine": lambda searcher: list(plans_for([TASK], [searcher], SIMULATOR)),
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize(("searcher", "what"), [(GivesPlan(), "a Plan"), (GivesNothing(), "None")])
+def test_a_method_that_returns_no_found_is_named_with_what_to_return(caller, searcher, what):
+    with pytest.raises(ns.UserError, match=rf"{type(searcher).__name__}\.find returned {what}.*ns\.Found\(plan\)"):
+        CALLERS[caller](searcher)
+
+
+def test_a_method_that_tries_again_with_hosts_is_named_too(monkeypatch):
+    monkeypatch.setattr("neuroshard.searching.searcher.assigned_to_hosts", lambda task, in_rows: toy_task(5))
+    with pytest.raises(ns.UserError, match=r"GivesPlanOnHosts\.find returned a Plan"):
+        GivesPlanOnHosts().find(TASK, SIMULATOR)
