@@ -153,8 +153,8 @@ def margins_of(
     None where margins of columns or of all-to-alls are unknown.
     """
     before = None if start is None else start.margins
-    known = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
-    known |= of_exchanges or {}
+    every = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
+    known = {name: margin for name, margin in every.items() if margin is not None} | dict(of_exchanges or {})
     for name, its in predicted_parts(models, measured, "valid").items():
         if len(its.measured_ms) >= (_LEAST_VALID if name in known else 1):
             known[name] = Margin.fitted(its.predicted_ms, its.spread_ms, its.measured_ms)
@@ -166,8 +166,9 @@ def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: M
     assert models.margins is not None
     margins, known = models.margins, {part.name: part.measured for part in measured.parts}
     return {
-        name: tested(its, margins.of(name), known.get(name, measured.local).everything)
+        name: tested(its, margin, known.get(name, measured.local).everything)
         for name, its in predicted.items()
+        if (margin := margins.of(name)) is not None
     }
 
 

@@ -6,7 +6,7 @@ last: replacing it replaces the whole bundle at once, whenever a run ends and wh
 
 import hashlib
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,14 +15,15 @@ import safetensors.numpy
 from msgspec import Meta
 from safetensors import SafetensorError
 
-from neuroshard.cost.cost import INPUT
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS
 from neuroshard.models.by_form import COMM_KINDS, COMPUTE_KINDS, CommByCollective, ComputeByForm, Described
 from neuroshard.models.composed import WithParts
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
+from neuroshard.models.origin import Origin, margins_with
 from neuroshard.models.parts import Framework, FrameworkPart, InputExchange
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.stored import Stored, Tensors, tensors_of
-from neuroshard.models.trust import Card, Margins, Ranges
+from neuroshard.models.trust import Card, Margin, Margins, Ranges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_directory, read_bytes, read_json, write_atomically, write_json
@@ -59,6 +60,8 @@ class ModelSet:
         input: of the exchange of indices and lengths, by itself (`Traffic.alone`); None if that is unknown.
         framework: what TorchRec adds to a step, which counts in models of `in_torchrec`; None if that is unknown.
         more: other parts of a step; bundles don't hold them.
+        origin: which models the margins, ranges and provenance belong to; set by the class itself. If
+            `dataclasses.replace` puts another model in the place of one, what is known of that one is dropped.
     """
 
     compute: ComputeModel
@@ -70,6 +73,52 @@ class ModelSet:
     input: CommModel | None = None
     framework: Framework | None = None
     more: tuple[PartModel, ...] = ()
+    origin: Origin | None = field(default=None, repr=False, compare=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        kept = frozenset(PARTS)
+        if self.origin is not None:
+            kept = self.origin.kept - self.origin.replaced(self)
+            for name, value in self.origin.corrected(self).items():
+                object.__setattr__(self, name, value)
+        object.__setattr__(self, "origin", Origin.of(self, kept))
+
+    def with_compute(self, model: ComputeModel, margins: Margin | None = None) -> Self:
+        """Return the models with another one of kernels.
+
+        What is known of the replaced model is dropped: its margins, ranges and provenance, and so the name and digest
+        of the whole set.
+
+        Args:
+            model: of all kernel calls.
+            margins: how far its predictions may be off; None if that is unknown. The search then assumes a margin.
+        """
+        return self._with(COMPUTE, model, margins)
+
+    def with_forward(self, model: CommModel, margins: Margin | None = None) -> Self:
+        """Return the models with another one of the exchanges of embeddings, as `with_compute` does."""
+        return self._with(FORWARD, model, margins)
+
+    def with_backward(self, model: CommModel, margins: Margin | None = None) -> Self:
+        """Return the models with another one of the exchanges of gradients, as `with_compute` does."""
+        return self._with(BACKWARD, model, margins)
+
+    def with_input(self, model: CommModel, margins: Margin | None = None) -> Self:
+        """Return the models with another one of the exchange of indices and lengths, as `with_compute` does."""
+        return self._with(INPUT, model, margins)
+
+    def _with(self, name: str, model: ComputeModel | CommModel, margin: Margin | None) -> Self:
+        changed: dict[str, Any] = {name: model}
+        models = replace(self, **changed)
+        if margin is None:
+            return models
+        known = models.margins or Margins(None, None, None)
+        return replace(models, margins=margins_with(known, name, margin))
+
+    def wrapped(self, **models: Any) -> Self:
+        """Return the models with some replaced by wrappers of theirs, by name: margins and provenance still hold."""
+        kept = frozenset(PARTS) if self.origin is None else self.origin.kept
+        return replace(self, origin=Origin({}, {}, kept), **models)
 
     @property
     def parts(self) -> tuple[PartModel, ...]:
@@ -93,7 +142,7 @@ class ModelSet:
                 "model=cpu+torchrec, or fit models to data that holds it: neuroshard collect num_local_samples=400"
             )
         compute = WithParts(self.compute, factor=self.framework.factor)
-        return replace(self, compute=compute, framework=None, more=(*self.more, *self.framework.parts))
+        return self.wrapped(compute=compute, framework=None, more=(*self.more, *self.framework.parts))
 
     @property
     def num_devices(self) -> int | None:

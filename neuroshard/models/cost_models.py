@@ -60,7 +60,7 @@ class CostModels(ModelSet):
             return self
         framework, its = CostModels.load(_MEASURED).framework, CostModels.load(f"{ROOFLINE}{_MEASURED}").compute
         assert framework is not None and isinstance(its, RooflineCompute)
-        return replace(self, framework=framework.scaled(its.memory_gb_per_s / self.compute.memory_gb_per_s))
+        return self.wrapped(framework=framework.scaled(its.memory_gb_per_s / self.compute.memory_gb_per_s))
 
     @property
     def dense_is_unknown(self) -> bool:
@@ -86,7 +86,7 @@ class CostModels(ModelSet):
                 f"model=h100+torchrec+{said}"
             )
         more = tuple(replace(part, dense_ms=dense_ms) if isinstance(part, HostWait) else part for part in self.more)
-        return replace(self, more=more, name=None if self.name is None else f"{self.name}+{said}")
+        return self.wrapped(more=more, name=None if self.name is None else f"{self.name}+{said}")
 
     def left_out(self, framework: str) -> tuple[str, ...]:
         """List, in a line, what steps in a framework take that these costs leave out; nothing of whole steps."""

@@ -82,7 +82,7 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
     if not isinstance(known, SumModel):
         raise UserError("tables in host memory can be added to compute models only that are sums over tables")
     by_call = known.by_call if isinstance(known, ComputeByForm) else {call: known.of_call(call) for call in known.calls}
-    return replace(models, compute=ComputeByForm(by_call, figures.host))
+    return models.wrapped(compute=ComputeByForm(by_call, figures.host))
 
 
 def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:

@@ -44,7 +44,7 @@ def narrowed(models: Models, name: str) -> Models:
     )
     ms_per_mb = sum(_ms_per_mb(models, one) for one in each if one is not Precision.FP32)
     more = (*models.more, Conversion(ms_per_mb)) if ms_per_mb else models.more
-    return replace(models, forward=forward, backward=backward, more=more)
+    return models.wrapped(forward=forward, backward=backward, more=more)
 
 
 def _ms_per_mb(models: ModelSet, to: Precision) -> float:

@@ -1,12 +1,25 @@
 """Costs of plans, predicted: the search's stand-in for hardware."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
 
-from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, Called, Cost, Part, Prediction, Step, When, Work
+from neuroshard.cost.cost import (
+    BACKWARD,
+    COMPUTE,
+    FORWARD,
+    INPUT,
+    PARTS,
+    Called,
+    Cost,
+    Part,
+    Prediction,
+    Step,
+    When,
+    Work,
+)
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.composed import WithParts, as_sum
@@ -20,13 +33,15 @@ from neuroshard.models.parts import (
     of_calls,
     of_exchanges,
 )
-from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning, versions_caveat
+from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margin, Margins, hardware_warning, versions_caveat
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS
+
+_EXACT = Margin(0.0, 0.0)  # of what takes no time
 
 
 class Simulator:
@@ -123,10 +138,11 @@ class Simulator:
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
         """Predict the cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""
-        margins, margin = self.models.margins, None
-        if margins is not None:
-            each = zip(CALLS, np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0), strict=True)
-            margin = _together([margins.of(compute_part(call))(ms, spread) for call, ms, spread in each])
+        margins, ms, spread_ms = (
+            self.models.margins,
+            *(np.moveaxis(its, -1, 0) for its in (called.ms, called.spread_ms)),
+        )
+        margin = _together(margins, zip(map(compute_part, CALLS), ms, spread_ms, strict=True))
         step = self._step(traffic, Part(COMPUTE, When.COMPUTE, called.ms.sum(axis=-1), margin), called, margins)
         beyond = self._beyond(traffic).tolist()
         return [Cost(step[plan].parts, beyond=beyond[plan]) for plan in range(len(traffic))]
@@ -182,7 +198,8 @@ class Simulator:
     ) -> Part:
         """Predict what another part of a step takes."""
         ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
-        margin = None if margins is None else part.margin(margins.of(part.name), called, ms, ready_ms)
+        known = None if margins is None else margins.of(part.name)
+        margin = None if known is None else part.margin(known, called, ms, ready_ms)
         return Part(part.name, part.when, ms, margin, self._counts(part), part.about, part.hides)
 
     @property
@@ -235,7 +252,7 @@ class Simulator:
         """
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
         told = [f"predicted costs: {caveat}" for caveat in caveats] + [one for one in (self._elsewhere,) if one]
-        return (*told, *self._of_pipeline(plan), *plan.task.warnings, *plan.warnings, *self._outside(plan))
+        return (*told, *self._replaced, *self._of_pipeline(plan), *plan.task.warnings, *plan.warnings, *self._outside(plan))
 
     def _of_pipeline(self, plan: Plan) -> tuple[str, ...]:
         """Return a line if costs count the exchange of indices and the pipeline hides it, or if neither does."""
@@ -246,6 +263,17 @@ class Simulator:
         return (
             f"memory.pipeline={pipeline} {does} the exchange of indices, and predicted costs "
             f"{'count' if self.count_input else 'leave out'} that exchange; set count_input={do}",
+        )
+
+    @property
+    def _replaced(self) -> tuple[str, ...]:
+        """A line on models that were put in the place of others without a margin; nothing if no margins are known."""
+        margins = self.models.margins
+        if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
+            return ()
+        return (
+            f"predicted costs: the {' and the '.join(unknown)} model replaced another one, and its margin is unknown; "
+            f"if you know it, give it: CostModels.with_{unknown[0]}(model, margins=Margin(relative, factor))",
         )
 
     def _outside(self, plan: Plan) -> tuple[str, ...]:
@@ -281,14 +309,27 @@ def _exchanges(
     model: CommModel, direction: str, traffic: Traffic, margins: Margins | None, start_ms: FloatArray
 ) -> Part:
     """Predict what a direction's exchanges take, one after the other."""
-    chain, none, margin = model.chain(traffic, start_ms), np.zeros_like(start_ms), None
-    if margins is not None:
-        of_each = [margins.of(exchange_part(direction, one))(ms, none) for one, ms in chain.each_ms.items()]
-        margin = _together([none, *of_each])
-    return Part(direction, When[direction.upper()], chain.total_ms, margin)
+    chain, none = model.chain(traffic, start_ms), np.zeros_like(start_ms)
+    each = ((exchange_part(direction, one), ms, none) for one, ms in chain.each_ms.items())
+    return Part(direction, When[direction.upper()], chain.total_ms, _together(margins, [("", none, none), *each]))
 
 
-def _together(margins: Sequence[FloatArray]) -> FloatArray:
-    """Combine margins into that of a sum, (B, D), errors taken as independent."""
-    margin: FloatArray = np.sqrt(np.sum([margin**2 for margin in margins], axis=0))
-    return margin
+def _together(margins: Margins | None, each: Iterable[tuple[str, FloatArray, FloatArray]]) -> FloatArray | None:
+    """Combine the margins of several calls or exchanges into that of their sum, (B, D); errors taken as independent.
+
+    Args:
+        margins: by name; None if no margin is known.
+        each: name, ms (B, D) and spread in ms (B, D) of each call or exchange.
+
+    Returns:
+        (B, D) ms; None if the margin of a call or exchange that takes any time is unknown.
+    """
+    if margins is None:
+        return None
+    squares: FloatArray = np.zeros(())
+    for name, ms, spread_ms in each:
+        known = margins.of(name) if ms.any() else _EXACT
+        if known is None:
+            return None
+        squares = squares + known(ms, spread_ms) ** 2
+    return np.sqrt(squares)

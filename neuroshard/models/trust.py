@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.cost.cost import PARTS
+from neuroshard.cost.cost import FORWARD, INPUT, PARTS
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share, readable_number
@@ -21,6 +21,7 @@ _SLACK = 0.05
 _LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all
 _MOST = 1e6
 _NO_EXCHANGES = {"devices": None, "columns_on_a_device": None}
+_LIKE_EXCHANGES = (INPUT, "framework", "conversion")  # parts that take a time for every byte
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
 DATASHEET = "from a datasheet and published points, not measured here"  # how good they are: docs/datasheets.md
 ELSEWHERE = "measured on other hardware: may be off by 30% and more"
@@ -190,18 +191,19 @@ class Ranges:
     """What everything that a cost depends on ranged over in the measurements.
 
     All but `others`, which are of other forms and collectives by the names of their parts, are of columns. Devices, and
-    columns on one, are None where nobody measured exchanges: a datasheet tells how near its points are.
+    columns on one, are None where nobody measured exchanges: a datasheet tells how near its points are. Ranges are None
+    too if the model that they belong to was replaced by another one.
     """
 
-    rows: Range
-    dim: Range
-    pooling_factor: Range
-    bytes_per_element: Range
-    batch_size: Range
-    tables_on_a_device: Range
+    rows: Range | None
+    dim: Range | None
+    pooling_factor: Range | None
+    bytes_per_element: Range | None
+    batch_size: Range | None
+    tables_on_a_device: Range | None
     devices: Range | None
     columns_on_a_device: Range | None
-    features: Range
+    features: Range | None
     others: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -242,16 +244,15 @@ class Ranges:
         tables = [table for table in task.tables if table.pooled and table.pooling_factor * task.batch_size >= 1]
         if not tables:
             return ()
-        warnings = (
-            self.rows.warning([table.rows for table in tables]),
-            self.dim.warning([table.dim for table in tables]),
-            self.pooling_factor.warning([table.pooling_factor for table in tables]),
-            self.bytes_per_element.warning([table.bytes_per_element for table in tables]),
-            self.batch_size.warning([task.batch_size]),
-            None if self.devices is None else self.devices.warning([task.topology.num_devices]),
-            self.features.warning([table.features for table in tables]),
+        return _warnings(
+            (self.rows, [table.rows for table in tables]),
+            (self.dim, [table.dim for table in tables]),
+            (self.pooling_factor, [table.pooling_factor for table in tables]),
+            (self.bytes_per_element, [table.bytes_per_element for table in tables]),
+            (self.batch_size, [task.batch_size]),
+            (self.devices, [task.topology.num_devices]),
+            (self.features, [table.features for table in tables]),
         )
-        return tuple(warning for warning in warnings if warning is not None)
 
     def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[str, ...]:
         """List what of a plan's devices lies outside, from the numbers of tables and columns of each, (D,).
@@ -259,11 +260,13 @@ class Ranges:
         Devices without tables are no trouble.
         """
         counts = [count for count in tables if count]
-        warnings = (
-            self.tables_on_a_device.warning(counts),
-            None if self.columns_on_a_device is None else self.columns_on_a_device.warning(columns),
-        )
-        return tuple(warning for warning in warnings if warning is not None)
+        return _warnings((self.tables_on_a_device, counts), (self.columns_on_a_device, columns))
+
+
+def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[str, ...]:
+    """List a line for each known range that some of its values lie outside of."""
+    warnings = [its.warning(values) for its, values in known if its is not None]
+    return tuple(warning for warning in warnings if warning is not None)
 
 
 def _of_calls(samples: "Sequence[ComputeSample]") -> dict[str, Any]:
@@ -315,19 +318,28 @@ class Margin:
 
 @dataclass(frozen=True)
 class Margins:
-    """How far predictions may be off: of columns and all-to-alls, and (`others`) of other parts by name."""
+    """How far predictions may be off: of columns and all-to-alls, and (`others`) of other parts by name.
 
-    compute: Margin
-    forward: Margin
-    backward: Margin
-    others: dict[str, Margin] = field(default_factory=dict)
+    A margin is None if the part's model was replaced by another one, which nobody compared with measurements.
+    """
+
+    compute: Margin | None
+    forward: Margin | None
+    backward: Margin | None
+    others: dict[str, Margin | None] = field(default_factory=dict)
 
     @classmethod
-    def by_part(cls, margins: dict[str, Margin]) -> "Margins":
+    def by_part(cls, margins: Mapping[str, Margin | None]) -> "Margins":
         """Group the margins of all parts, by name."""
-        return cls(**_fields_of(margins))
+        return cls(**_fields_of(dict(margins)))
 
-    def of(self, part: str) -> Margin:
-        """Return the part's margin, by its name; if it has none, that of columns, and of the input the forward one."""
-        of_columns: Margin = getattr(self, part.partition(".")[0], self.forward)
-        return self.others.get(part, of_columns)
+    def of(self, part: str) -> Margin | None:
+        """Return the part's margin, by its name; None if that is unknown, as it is of parts of a user's own.
+
+        Without a margin of its own, a form has the margin of columns, a collective that of all-to-alls, and the input,
+        conversion and TorchRec's work have that of forward exchanges.
+        """
+        prefix = part.partition(".")[0]
+        like = FORWARD if prefix in _LIKE_EXCHANGES else prefix
+        of_kind: Margin | None = getattr(self, like) if like in PARTS else None
+        return self.others.get(part, of_kind)

@@ -132,7 +132,7 @@ class SearcherConformance:
 
     def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
         """Check that under a model that is no sum limits are kept and calls repeat, or an error says what is needed."""
-        models = replace(linear_models(), compute=OpaqueCompute())
+        models = linear_models().with_compute(OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
             self._keeps_limits_or_refuses(task, Simulator(models))
 

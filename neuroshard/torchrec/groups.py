@@ -124,7 +124,7 @@ class Groups:
             copied = are(loads, lambda layout: layout.dense)
             return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
-        return replace(models, compute=WithParts(compute, (adds,)))
+        return models.wrapped(compute=WithParts(compute, (adds,)))
 
     def counts(self, models: CostModels) -> bool:
         """Tell whether the models know what a synchronisation takes."""

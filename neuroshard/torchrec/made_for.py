@@ -79,5 +79,5 @@ def _inside(value: Any) -> dict[str, Any]:
     if isinstance(value, Path):
         return {"path": str(value)}
     if is_dataclass(value):
-        return {field.name: _described(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _described(getattr(value, field.name)) for field in fields(value) if field.compare}
     return {}

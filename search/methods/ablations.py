@@ -1,7 +1,7 @@
 """A searcher that sees less than the simulator that judges it: what a part of the cost models is worth."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from neuroshard.models import CostModels, FreeComm
 from neuroshard.models.composed import OneByOne
@@ -54,7 +54,7 @@ class NoCommunication(ModelChange):
 
     def of(self, models: CostModels) -> CostModels:
         """Keep the compute model, beside communication that costs nothing."""
-        return replace(models, forward=FreeComm(), backward=FreeComm(), margins=None)
+        return models.with_forward(FreeComm()).with_backward(FreeComm())
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SingleTableCosts(ModelChange):
 
     def of(self, models: CostModels) -> CostModels:
         """Keep the models, but for a device's compute cost: the sum of its tables', each alone."""
-        return replace(models, compute=OneByOne(models.compute), margins=None)
+        return models.with_compute(OneByOne(models.compute))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""What is known of a model never passes to another model that is put in its place."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard import CostModels, Simulator
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT
+from neuroshard.models import Card, load_bundle, save_bundle
+from neuroshard.models.parts import EXCHANGES
+from neuroshard.models.trust import Margin
+from neuroshard.testing import LinearComm, LinearCompute, random_regression, toy_task
+from neuroshard.torchrec.made_for import digests
+from tests.kit.plans import whole
+
+CPU = CostModels.load("cpu")
+OWN = {
+    COMPUTE: LinearCompute(), FORWARD: LinearComm(4, 0.1), BACKWARD: LinearComm(4, 0.2), INPUT: LinearComm(4, 0.3),
+}  # fmt: skip
+MARGIN = Margin(0.5, 2.0)
+
+
+def _replaced_by_hand(name):
+    return replace(CPU, **{name: OWN[name]})
+
+
+def _replaced_by_name(name):
+    return getattr(CPU, f"with_{name}")(OWN[name])
+
+
+@pytest.mark.parametrize("replaced", [_replaced_by_hand, _replaced_by_name])
+@pytest.mark.parametrize("name", OWN)
+def test_margins_ranges_and_names_stay_with_the_model_that_they_were_set_for(name, replaced):
+    models = replaced(name)
+    assert getattr(models, name) is OWN[name]
+    assert (models.name, models.digest) == (None, None)
+    assert {part: models.margins.of(part) for part in OWN} == {
+        part: None if part == name else CPU.margins.of(part) for part in OWN
+    }
+    known = {*CPU.margins.others, *CPU.ranges.others}
+    of_model = {part for part in known if part.partition(".")[0] == name}
+    assert {part for part, margin in models.margins.others.items() if margin is not None} == (
+        CPU.margins.others.keys() - of_model
+    )
+    of_both = {EXCHANGES} if name in (FORWARD, BACKWARD) else set()
+    assert models.ranges.others.keys() == CPU.ranges.others.keys() - of_model - of_both
+    assert (models.ranges.rows is None) == (name == COMPUTE)
+    assert (models.ranges.devices is None) == (name in (FORWARD, BACKWARD))
+    assert models.hardware == CPU.hardware  # of the models that are left
+
+
+@pytest.mark.parametrize("name", [COMPUTE, FORWARD, BACKWARD])
+def test_the_cost_of_a_replaced_model_has_no_margin_and_a_warning_that_names_it(name):
+    plan = whole(toy_task(6))
+    of_cpu, own, given = (
+        Simulator(models)
+        for models in (CPU, _replaced_by_hand(name), getattr(CPU, f"with_{name}")(OWN[name], margins=MARGIN))
+    )
+    assert of_cpu.predicted(plan).prediction.margin_ms > 0
+    assert own.predicted(plan).prediction.margin_ms is None
+    of_part = next(part for part in given.cost(plan.task, plan).parts if part.name == name)
+    assert np.allclose(of_part.margin, of_part.ms)  # twice a half of the ms
+    for simulator, warned in ((of_cpu, False), (own, True), (given, False)):
+        assert any(f"the {name} model" in line for line in simulator.warnings(plan)) == warned
+
+
+def test_facts_that_are_given_with_a_new_model_are_taken():
+    margins, ranges = replace(CPU.margins, compute=MARGIN), replace(CPU.ranges, devices=None)
+    models = replace(CPU, compute=OWN[COMPUTE], margins=margins, ranges=ranges, name="mine")
+    assert (models.margins, models.ranges, models.name, models.digest) == (margins, ranges, "mine", None)
+
+
+def test_hardware_is_known_as_long_as_one_of_the_models_was_measured_there():
+    models = CPU.with_forward(OWN[FORWARD]).with_backward(OWN[BACKWARD])
+    assert (models.hardware, models.versions) == (CPU.hardware, CPU.versions)
+    models = models.in_torchrec().with_compute(OWN[COMPUTE])
+    assert (models.hardware, models.versions, models.margins) == (None, {}, None)
+
+
+@pytest.mark.parametrize("how", ["torchrec", "fp16"])
+def test_models_that_are_only_wrapped_keep_what_is_known_of_them(how):
+    models = CostModels.load(f"cpu+{how}")
+    assert models.compute is not CPU.compute or models.forward is not CPU.forward
+    assert (models.margins, models.ranges, models.hardware) == (CPU.margins, CPU.ranges, CPU.hardware)
+    assert (models.name, models.digest) == (f"cpu+{how}", CPU.digest)
+
+
+def test_a_bundle_keeps_which_margins_are_unknown(tmp_path):
+    models = CPU.with_compute(random_regression())
+    save_bundle(tmp_path, models, Card())
+    loaded, _ = load_bundle(tmp_path)
+    assert (loaded.margins, loaded.ranges) == (models.margins, models.ranges)
+    assert loaded.margins.compute is None
+
+
+def test_a_kept_plan_is_not_taken_for_one_of_the_replaced_models():
+    """A plan is kept by the models' name and digest if they have any, and by the models themselves if not."""
+    own, again = CPU.with_compute(OWN[COMPUTE]), replace(CPU, compute=OWN[COMPUTE])
+    assert digests({"models": own}) == digests({"models": again})
+    assert digests({"models": own}) != digests({"models": CPU.with_compute(LinearCompute(1.0))})
