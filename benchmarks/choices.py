@@ -80,13 +80,18 @@ RULES: dict[str, Callable[[AtHand], int]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What models are fitted to, and how: half as many exchanges as compute samples; noise is of their logarithms."""
+    """What models are fitted to, and how: half as many exchanges as compute samples; noise is of their logarithms.
+
+    `seed` is of the tables and samples; `settings` are those of `pretrain`.
+    """
 
     device: str
     num_devices: int
     samples: int = 400
     noise: float = 0.05
     epochs: int | None = None
+    seed: int = 0
+    settings: tuple[tuple[str, str], ...] = ()
 
     @property
     def made_up(self) -> MadeUpDevice:
@@ -96,7 +101,7 @@ class Setting:
     def fitted(self) -> CostModels:
         """Fit models to samples that were measured on the device, with margins."""
         fewer = {} if self.epochs is None else dict.fromkeys(_EPOCHS, self.epochs)
-        config = config_of("pretrain", fewer)
+        config = config_of("pretrain", {**fewer, **dict(self.settings)})
         compute_fitter, comm_fitter = (instantiate_config(config[f"{name}_model"]) for name in ("compute", "comm"))
         measured = self._measured()
         with torch_threads(1):
@@ -104,8 +109,8 @@ class Setting:
         return replace(models, margins=margins_of(models, measured))
 
     def _measured(self) -> Measured:
-        rng, device = np.random.default_rng([0, self.samples]), self.made_up
-        split = split_tables(dlrm_like(batch_size=device.batch_size, seed=0), 0)
+        rng, device = np.random.default_rng([self.seed, self.samples]), self.made_up
+        split = split_tables(dlrm_like(batch_size=device.batch_size, seed=self.seed), self.seed)
         sets = ComputeAugmentation(max_tables=20, any_width_share=0.5)
         exchanges = CommAugmentation((self.num_devices,), max_start_ms=device.max_start_ms)
         compute = [sets.draw(split, device.batch_size, rng) for _ in range(self.samples)]
@@ -178,7 +183,7 @@ def _judged(setting: Setting, count: int) -> list[AtHand]:
     models, truth = setting.fitted(), Simulator(setting.made_up.truth)
     simulator, judged = Simulator(models), []
     for number in range(count):
-        task = _on(setting, task_of(number))
+        task = on_devices(task_of(number), setting.made_up, setting.num_devices)
         published, *others = (found(task, simulator, searcher) for searcher in _AT_HAND)
         if published is not None:
             plans = [published, *(plan or published for plan in others)]
@@ -187,10 +192,9 @@ def _judged(setting: Setting, count: int) -> list[AtHand]:
     return judged
 
 
-def _on(setting: Setting, task: Task) -> Task:
-    """Move a task's tables to the setting's devices, at its batch size, with memory to spare."""
-    batch = setting.made_up.batch_size
-    reuse = (zipf_reuse(table.rows, batch * table.pooling_factor, ZIPF_EXPONENT) for table in task.tables)
+def on_devices(task: Task, device: MadeUpDevice, count: int) -> Task:
+    """Move a task's tables to so many made-up devices, at their batch size, with memory to spare."""
+    reuse = (zipf_reuse(table.rows, device.batch_size * table.pooling_factor, ZIPF_EXPONENT) for table in task.tables)
     tables = tuple(replace(table, reuse=its) for table, its in zip(task.tables, reuse, strict=True))
-    memory = max(2 * sum(table.size_bytes for table in tables) // setting.num_devices, 64 << 20)
-    return Task(tables, Topology(setting.num_devices, memory), batch)
+    memory = max(2 * sum(table.size_bytes for table in tables) // count, 64 << 20)
+    return Task(tables, Topology(count, memory), device.batch_size)

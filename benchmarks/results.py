@@ -23,6 +23,7 @@ from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
 from shared import Made, evaluated, markdown, papers_tasks, with_tables
 from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
+from unmeasured import judged_without_margins
 
 from neuroshard.bundles import shipped_path
 from neuroshard.models import CostModels
@@ -78,7 +79,7 @@ def facts(path: Path) -> dict[str, str]:
 
 def models_of(name: str) -> str:
     """Name what a table is made with, and the first digits of its digest."""
-    if name in ("choices", "gains"):
+    if name in ("choices", "gains", "unmeasured"):
         return "fitted to made-up devices"
     if name in ("scaling", "tiers"):
         points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
@@ -196,6 +197,7 @@ MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "hardware": hardware,
     "choices": judged_rules,
     "gains": gains_by_size,
+    "unmeasured": judged_without_margins,
     "mirrored": beside_mirrors,
     "steps": beside_torchrec,
 }

@@ -67,7 +67,7 @@ class Searcher(ABC):
         """Check what the class's own `find` returns, whoever calls it."""
         super().__init_subclass__(**settings)
         if "find" in vars(cls):
-            cls.find = _checked_find(vars(cls)["find"])  # type: ignore[method-assign]
+            cls.find = _checked_find(vars(cls)["find"])  # type: ignore[assignment, method-assign]
 
     @abstractmethod
     def find(self, task: Task, simulator: Simulator) -> Found:

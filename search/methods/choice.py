@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels
+from neuroshard.models.assumed import has_own_margins, with_assumed_margins
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
@@ -23,7 +24,10 @@ class Choice:
     A search for lower predictions finds better plans, and errors of the models as well. Expected costs
     (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known. But they
     also favour plans that only look better known: where a plan is expected to cost less and predicted to cost more, it
-    truly costs more (docs/results.md). So a gain must be both. Models that know no margins are believed as they are.
+    truly costs more (docs/results.md). So a gain must be both.
+
+    Models that know no margins may be off by as much as others of their kind: margins are assumed for them
+    (`neuroshard/models/assumed.py`), and a gain must exceed a share of these.
 
     Exchanges that are more lopsided than any that the models were fitted to look cheaper than they are. So plans that
     have such are left out, unless the first plan's are as lopsided.
@@ -34,18 +38,21 @@ class Choice:
         blind_doubt: the same for models that aren't ensembles, such as the papers'. Their margins don't grow away
             from what they were fitted to; at 1 the two intervals must not overlap. Of these a gain counts only as far
             as it isn't one of all devices together: the same tables rarely cost less in all, and that is where such
-            models are led astray most.
+            models are led astray most. Datasheets whose margins are assumed aren't among these.
         form_doubt: doubt where tables are in rows or copies, and the models know kernels and exchanges only: using a
             form takes more in training. At 1 the two intervals must not overlap, which is right wherever steps were
             measured (docs/steps.md). Models that know what TorchRec adds (cpu+torchrec) need none.
-        least_gain: share of the first plan's cost that a gain must exceed, where margins are known: on average smaller
-            ones don't come true (docs/results.md).
+        least_gain: share of the first plan's cost that a gain must exceed: on average smaller ones don't come true
+            (docs/results.md).
+        assumed_doubt: least doubt where the models know no margins of kernels or exchanges, such as datasheets, and
+            margins of their kind are assumed; 0.5 takes gains above the mean of both plans' margins (docs/models.md).
     """
 
     doubt: NonNegative = 0.0
     blind_doubt: NonNegative = 1.0
     form_doubt: NonNegative = 1.0
     least_gain: Share = 0.003
+    assumed_doubt: NonNegative = 0.5
 
     def of_forms(self, models: CostModels) -> "Choice":
         """Raise the doubt for plans in other forms than columns; models of whole steps know what a form takes."""
@@ -57,22 +64,22 @@ class Choice:
         Plans are told apart by their number among `costs`. With it the one that is predicted to cost least, where that
         costs less.
         """
-        first = costs[0]
-        known = [number for number, cost in enumerate(costs) if cost.beyond <= first.beyond]
-        most_ms = first.total_ms if first.margin is None else first.total_ms * (1 - self.least_gain)
-        believed = [number for number in known if costs[number].total_ms < most_ms]
-        if first.margin is not None:
-            members = bool(simulator.models.compute.spread_ms(LoadSets.alone(task.loads)).any())
-            believed = [number for number in believed if self._believes(first, costs[number], members)]
-        at_hand = [0, *believed]
-        chosen = at_hand[likeliest([costs[number] for number in at_hand])]
+        judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
+        first, compute, own = judged[0], simulator.models.compute, has_own_margins(costs[0])
+        known = [number for number, cost in enumerate(judged) if cost.beyond <= first.beyond]
+        gains = [number for number in known if judged[number].total_ms < first.total_ms * (1 - self.least_gain)]
+        blind = not compute.spread_ms(LoadSets.alone(task.loads)).any() and (own or not compute.arithmetic)
+        least_doubt = 0.0 if own else self.assumed_doubt
+        accepted = [number for number in gains if self._believes(first, judged[number], blind, least_doubt)]
+        available = [0, *accepted]
+        chosen = available[likeliest([judged[number] for number in available])]
         least = cheapest(costs)
         return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
 
-    def _believes(self, before: Cost, after: Cost, members: bool) -> bool:
-        """Tell whether a gain is beyond doubt, by models with or without `members` that may disagree."""
-        doubt = self.doubt if members else self.blind_doubt
-        saved_ms = 0.0 if members else max(0.0, float((before.compute - after.compute).mean()))
+    def _believes(self, before: Cost, after: Cost, blind: bool, least_doubt: float) -> bool:
+        """Return True if a gain exceeds the margins, by models that are `blind` to their errors or not."""
+        doubt = max(self.blind_doubt if blind else self.doubt, least_doubt)
+        saved_ms = max(0.0, float((before.compute - after.compute).mean())) if blind else 0.0
         return before.expected_ms - after.expected_ms - saved_ms > doubt * (before.margin_ms + after.margin_ms)
 
 
@@ -96,8 +103,15 @@ def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> 
     before, after = simulator.costs(plan.task, [plan, declined])
     if after.total_ms > before.total_ms * (1 - _WORTH_SAYING):
         return None
-    lopsided = after.beyond > before.beyond
-    why = "no exchange that the models know is so lopsided" if lopsided else "the gain is within the models' margins"
+    if after.beyond > before.beyond:
+        why = "no exchange that the models know is so lopsided"
+    elif has_own_margins(before):
+        why = "the gain is within the models' margins"
+    else:
+        assumed = with_assumed_margins(before, simulator.models).margin_ms / before.total_ms
+        why = (
+            f"the models know no margins, and the gain is within an assumed margin of {assumed:.0%} (as for their kind)"
+        )
     return (
         f"a plan predicted {1 - after.total_ms / before.total_ms:.1%} cheaper was found ({after.total_ms:.2f} ms, not "
         f"{before.total_ms:.2f}), but the first search's is kept: {why}; searcher.choice=null takes it"

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from neuroshard.models.assumed import has_own_margins
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray
@@ -103,7 +104,7 @@ class NeuroShard(Searcher):
         """The starts and the local search that place tables in columns, with its settings."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
         beside = self.beside_search
-        return replace(beside, starts=(published, *beside.starts))
+        return replace(beside, starts=(published, *beside.starts), choice=self.choice)
 
     @property
     def beside_search(self) -> ImprovedSearch:
@@ -112,7 +113,10 @@ class NeuroShard(Searcher):
         Local search comes as far from the other starts, and many devices make the published one the dearest of all.
         """
         starts: tuple[Start, ...] = (EvenLayouts(self.grid), KindByKind(), *map(Greedy, SCORES))
-        return ImprovedSearch(starts, self.improvement, choice=self.choice)
+        choice = self.choice
+        if choice is not None:  # assumed margins are of whole plans, which `_believed` compares
+            choice = replace(choice, assumed_doubt=0.0)
+        return ImprovedSearch(starts, self.improvement, choice=choice)
 
     @property
     def quick(self) -> Start:
@@ -149,7 +153,15 @@ class NeuroShard(Searcher):
             its, asked = (one.with_rules(rules) for one in (plan.task, task))
             spaces.append(FormChoices.of(its, simulator, self._allowed(its, simulator), self.quick, asked))
         tried = sorted(self._likely(spaces), key=_BOTH_MS)[:_LIKELY]
-        return self._cheapest([found, *_searched(tried, self.column_search)], simulator)
+        return self._finer(found, _searched(tried, self.column_search), simulator)
+
+    def _finer(self, found: Found, others: Sequence[Found], simulator: Simulator) -> Found:
+        """Take one of `others`, whose tables are in more parts, where its gain is accepted."""
+        every = [found, *others]
+        costs = [simulator.cost(one.plan.task, one.plan) for one in every]
+        if self.choice is None or has_own_margins(costs[0]):
+            return self._cheapest(every, simulator)
+        return every[self.choice.among(costs, found.plan.task, simulator)[0]]
 
     def _likely(self, spaces: Iterable[FormChoices]) -> list[Tried]:
         """Try choices of forms by quick searches, and list the likely ones of every space."""
@@ -203,7 +215,7 @@ class NeuroShard(Searcher):
         tried = sorted(likely, key=_BOTH_MS)[:_LIKELY]
         others = _searched(tried, self.beside_search)
         other = self._cheapest(others, simulator) if others else None
-        if other is not None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):
+        if other is not None and self.choice is None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):
             return other
         try:
             columns = self._in_columns(spaces, simulator)

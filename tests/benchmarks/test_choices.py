@@ -1,10 +1,12 @@
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.testing import linear_models, toy_task
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -19,7 +21,10 @@ class _Said:
     total_ms: float
     expected_ms: float
     beyond: float
-    margin: None = None
+    margin: float = 0.0
+    margin_ms: float = 0.0
+    compute: FloatArray = field(default_factory=lambda: np.zeros(1))
+    parts: tuple[()] = ()
 
     @property
     def likely_ms(self):

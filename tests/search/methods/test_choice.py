@@ -15,6 +15,7 @@ from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSear
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_tables, toy_task
+from tests.kit.costs import cost_of
 from tests.kit.plans import laid_out, whole
 from tests.kit.searches import ms_of
 
@@ -83,9 +84,14 @@ def test_without_members_no_saving_of_all_devices_together_counts():
     tables = tuple(replace(toy_tables(1)[0], name=f"t{i}").with_dim(64) for i in range(2))
     task = Task(tables, Topology(2, 1 << 30), 256)
     first, other = laid_out(task, 0, 1), laid_out(task, *[{0: 32, 1: 32}] * 2)
-    models = replace(linear_models(2), margins=_simulator(LinearCompute(), 0.1).models.margins)
+    margins = _simulator(LinearCompute(), 0.1).models.margins
     for compute, chosen in ((Flattering(), first), (FlatteringMembers(), other)):
-        assert _chosen(Choice(1.0, 1.0), first, other, Simulator(replace(models, compute=compute))) is chosen
+        assert (
+            _chosen(
+                Choice(1.0, 1.0), first, other, Simulator(replace(linear_models(2), compute=compute, margins=margins))
+            )
+            is chosen
+        )
 
 
 def test_a_plan_that_gains_nothing_is_never_chosen():
@@ -95,20 +101,75 @@ def test_a_plan_that_gains_nothing_is_never_chosen():
         assert _chosen(Choice(0.0, 0.0), first, first, simulator) is first
 
 
-def test_models_that_know_no_margins_are_believed():
+NO_MARGINS = replace(CostModels.load("cpu"), margins=None)  # an ensemble
+OF_DATASHEET = CostModels.load("roofline:h100")
+
+
+def _taken(models, first, other, choice=None):
+    """Whether the second of two plans' costs is taken."""
+    chosen, rejected = (choice or Choice()).among([first, other], toy_task(2), Simulator(models))
+    assert rejected == (None if chosen else 1)
+    return bool(chosen)
+
+
+def _on_one_device(compute=1e-6, forward=0.0, backward=0.0, margin=None):
+    return cost_of(*([np.array([ms]) for ms in (compute, forward, backward)]), margin and np.array([margin]))
+
+
+@pytest.mark.parametrize(
+    ("models", "part", "share"),
+    [
+        (NO_MARGINS, "compute", 0.15), (NO_MARGINS, "forward", 0.25), (NO_MARGINS, "backward", 0.25),
+        (OF_DATASHEET, "compute", 0.12), (OF_DATASHEET, "forward", 0.10), (OF_DATASHEET, "backward", 0.10),
+        (CostModels.load("roofline:h100+fp16"), "backward", 0.10),
+    ],
+)  # fmt: skip
+def test_without_margins_a_gain_is_taken_above_the_margin_of_that_kind_of_model_and_not_below(models, part, share):
+    """A gain g of 100 ms exceeds half of both margins, 100 s and (100 - g) s, from g = 100 s / (1 + s / 2) on."""
+    least = 100 * share / (1 + share / 2)
+    first = _on_one_device(**{part: 100.0})
+    for gain, taken in ((0.99, False), (1.01, True)):
+        assert _taken(models, first, _on_one_device(**{part: 100.0 - gain * least})) == taken
+
+
+def test_models_with_margins_of_their_own_are_not_judged_by_assumed_ones():
+    models = CostModels.load("cpu")
+    first = _on_one_device(100.0, margin=20.0)
+    for gain, taken in ((0.2, False), (0.4, True)):
+        assert _taken(models, first, _on_one_device(100.0 - gain, margin=20.0)) == taken
+
+
+@pytest.mark.parametrize("models", [linear_models(), CostModels.load("cpu").with_compute(LinearCompute())])
+def test_without_margins_a_single_model_is_trusted_no_more_than_it_would_be_with_margins(models):
+    """Both margins in full; and nothing that all devices save together: g of 100 ms from g = 200 s / (1 + s) on."""
+    first, least = _on_one_device(backward=100.0, margin=None), 200 * 0.25 / 1.25
+    for gain, taken in ((0.99, False), (1.01, True)):
+        assert _taken(models, first, _on_one_device(backward=100.0 - gain * least)) == taken
+    assert not _taken(models, _on_one_device(100.0), _on_one_device(1.0))
+
+
+def test_without_margins_rows_and_copies_must_gain_both_margins_if_models_know_kernels_and_exchanges_only():
+    first = _on_one_device(100.0)
+    for gain, taken in ((21.0, False), (22.0, True)):  # 12 ms, and 12% of what is left
+        assert _taken(OF_DATASHEET, first, _on_one_device(100.0 - gain), Choice().of_forms(OF_DATASHEET)) == taken
+
+
+@pytest.mark.parametrize(
+    ("models", "assumed"), [(linear_models(), True), (_simulator(LinearCompute(), 0.5).models, False)]
+)
+def test_the_remark_on_a_rejected_plan_says_whether_the_margin_is_assumed(models, assumed):
     first, other = _two_plans()
-    assert _chosen(Choice(1e6, 1e6), first, other, Simulator(linear_models())) is other
+    assert ("assumed" in declined_remark(first, other, Simulator(models))) == assumed
 
 
 def test_gains_below_a_share_of_the_first_plans_cost_are_left_where_margins_are_known():
     first, other = _two_plans()
-    unknown, known = Simulator(linear_models()), _simulator(Disagreeing(), 1e-6)
+    known = _simulator(Disagreeing(), 1e-6)
     of_first, of_other = known.costs(first.task, [first, other])
     gain = 1 - of_other.total_ms / of_first.total_ms
     for factor, chosen in ((0.99, other), (1.01, first)):
         choice = Choice(0.0, 0.0, least_gain=gain * factor)
         assert _chosen(choice, first, other, known) is chosen
-        assert _chosen(choice, first, other, unknown) is other
 
 
 def test_plans_with_exchanges_more_lopsided_than_any_measured_are_left_unless_the_first_is_as_lopsided():
@@ -127,7 +188,10 @@ def test_a_plan_that_is_declined_for_its_exchanges_says_so():
     task = Task(tables, Topology(2, 1 << 40), 256)
     even, alone = (laid_out(task, 0, beside, 1, 1, 1) for beside in (0, 1))
     known = replace(CostModels.load("cpu").ranges, others={})
-    for most, why in ((1.5, "no exchange that the models know is so lopsided"), (1.6, "within the models' margins")):
+    for most, why in (
+        (1.5, "no exchange that the models know is so lopsided"),
+        (1.6, "within an assumed margin of 14% (as for their kind)"),
+    ):
         name, lopsided = lopsidedness(np.array([[most, 2 - most]]) * 1000)
         ranges = known.with_part(EXCHANGES, {name: lopsided})
         remark = declined_remark(even, alone, Simulator(replace(linear_models(2), ranges=ranges)))
@@ -137,7 +201,8 @@ def test_a_plan_that_is_declined_for_its_exchanges_says_so():
 def test_the_first_start_stays_where_the_gain_is_not_believed():
     first, other = _two_plans()
     starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(LinearCompute(), 0.5)
-    for one in (simulator, Simulator(replace(simulator.models, compute=OpaqueCompute()))):
+    opaque = simulator.models.with_compute(OpaqueCompute(), margins=simulator.models.margins.compute)
+    for one in (simulator, Simulator(opaque)):
         doubting, believing = (ImprovedSearch(starts, FEW, choice=c) for c in (Choice(1e3, 1e3), None))
         assert {placement.device for placement in doubting.find(first.task, one).plan.placements} == {0}
         assert {placement.device for placement in believing.find(first.task, one).plan.placements} == {0, 1, 2, 3}

@@ -110,7 +110,7 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
 def test_models_of_any_form_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
     task, simulator = toy_task(5), Simulator(opaque)
-    few_splits = BeamSearch(max_splits=3), NeuroShard(max_splits=3, improvement=Improvement(shakes=10))
+    few_splits = BeamSearch(max_splits=3), NeuroShard(max_splits=3, improvement=Improvement(shakes=10), choice=None)
     found = (one.find(task, simulator).plan for one in (Greedy("lookup"), *few_splits))
     greedy, published, ours = (ms_of(plan, simulator) for plan in found)
     _, expected = oracle_search(task, simulator, max_splits=3)

@@ -18,7 +18,7 @@ from neuroshard.words.form import Form
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, ms_of
 
-ALL = NeuroShard(improvement=Improvement(shakes=20))
+ALL = NeuroShard(improvement=Improvement(shakes=20), choice=None)
 
 
 def _simpler(plan, simulator, tolerance):
@@ -38,7 +38,7 @@ def test_columns_alone_are_kept_where_other_forms_save_less_than_the_tolerance()
     sizes = (1797, 16, 13.36), (108637, 64, 100.16), (131539, 32, 3.28), (15450, 64, 4.752), (785735, 64, 13.008)
     tables = (ns.Table(f"t{i}", *its, ns.zipf_reuse(its[0], round(4096 * its[2]))) for i, its in enumerate(sizes))
     task = Task(tuple(tables), Topology(4, "1GiB"), 4096)
-    alone = NeuroShard(forms=("columns",), improvement=ALL.improvement, tolerance=0.0)
+    alone = replace(ALL, forms=("columns",), tolerance=0.0)
     columns, cheapest = (one.find(task, H100).plan for one in (alone, replace(ALL, tolerance=0.0)))
     more = ms_of(columns) / ms_of(cheapest) - 1
     found = {share: replace(ALL, tolerance=share * more).find(task, H100).plan for share in (0.9, 1.1)}

@@ -1,0 +1,49 @@
+"""Margins that are assumed for models whose errors nobody knows: those of measured models of the same kind."""
+
+from dataclasses import replace
+
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, PARTS, Cost, Part
+from neuroshard.models.cost_models import CostModels
+from neuroshard.models.interface import CommModel
+from neuroshard.models.precision import Narrowed
+from neuroshard.models.trust import Margin
+
+# Half the width of an interval that holds 90% of the measurements, relative to the prediction.
+_KERNEL_NETWORK = 0.15  # `cpu`: 0.148 of pooled columns, 0.11 to 0.24 of other calls
+_EXCHANGE_NETWORK = 0.25  # `cpu`: 0.21 forward, 0.28 backward
+_KERNEL_DATASHEET = 0.12  # `roofline:h100` beside one H100: mean errors of 5 to 9%, an H200's kernels 6.7%
+_EXCHANGE_DATASHEET = 0.1  # published points of an H100 that are left out: 0.095
+_OTHER_PART = 0.3  # TorchRec's work, by `cpu` and `h100`: 0.09 to 0.57
+
+
+def has_own_margins(cost: Cost) -> bool:
+    """Return True if the margins of kernels and exchanges are the models' own."""
+    return all(part.margin is not None for part in cost.parts if part.name in PARTS)
+
+
+def with_assumed_margins(cost: Cost, models: CostModels) -> Cost:
+    """Return a cost whose every part has a margin: the models' own, or else the assumed one of that kind of model."""
+    if cost.margin is not None:
+        return cost
+    return replace(cost, parts=tuple(_with_margin(part, models) for part in cost.parts))
+
+
+def _with_margin(part: Part, models: CostModels) -> Part:
+    if part.margin is not None:
+        return part
+    margin = Margin(assumed_share(part.name, models), 1.0)
+    return part._replace(margin=margin(part.ms, 0 * part.ms))
+
+
+def assumed_share(part: str, models: CostModels) -> float:
+    """Return the margin that is assumed for a part of a step, as a share of the predicted ms."""
+    if part == COMPUTE:
+        return _KERNEL_DATASHEET if models.compute.arithmetic else _KERNEL_NETWORK
+    if part in (FORWARD, BACKWARD):
+        datasheet = _is_datasheet(models.forward if part == FORWARD else models.backward)
+        return _EXCHANGE_DATASHEET if datasheet else _EXCHANGE_NETWORK
+    return _OTHER_PART
+
+
+def _is_datasheet(model: CommModel) -> bool:
+    return _is_datasheet(model.model) if isinstance(model, Narrowed) else model.arithmetic
