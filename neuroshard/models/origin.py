@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS
-from neuroshard.models.parts import EXCHANGES, FRAMEWORK
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, FRAMEWORK, INPUT, PARTS
+from neuroshard.models.parts import EXCHANGES
 from neuroshard.models.trust import Margin, Margins, Ranges
 
 MODELS = (COMPUTE, FORWARD, BACKWARD, INPUT, FRAMEWORK, "more")  # fields of a model set

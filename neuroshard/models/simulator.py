@@ -252,7 +252,14 @@ class Simulator:
         """
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
         told = [f"predicted costs: {caveat}" for caveat in caveats] + [one for one in (self._elsewhere,) if one]
-        return (*told, *self._replaced, *self._of_pipeline(plan), *plan.task.warnings, *plan.warnings, *self._outside(plan))
+        return (
+            *told,
+            *self._replaced,
+            *self._of_pipeline(plan),
+            *plan.task.warnings,
+            *plan.warnings,
+            *self._outside(plan),
+        )
 
     def _of_pipeline(self, plan: Plan) -> tuple[str, ...]:
         """Return a line if costs count the exchange of indices and the pipeline hides it, or if neither does."""

@@ -53,7 +53,7 @@ def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulat
             _warn(name, value, models)
         return simulator
     index_dist = None if models.input is None else _changed(models.input, changes)
-    changed = replace(models, forward=forward, backward=backward, input=index_dist)
+    changed = models.wrapped(forward=forward, backward=backward, input=index_dist)
     return Simulator(changed, simulator.count_input)
 
 
