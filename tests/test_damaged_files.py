@@ -25,8 +25,6 @@ from neuroshard.plumbing.registry import build, instantiate_config
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.stages.pretrain.calibrate import Calibrate
-from neuroshard.stages.pretrain.traces import read_traces
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
@@ -50,7 +48,6 @@ from tests.kit.costs import cost_of
 from tests.kit.damage import damaged
 from tests.kit.hydra_configs import compose_config
 from tests.kit.plans import whole
-from tests.kit.traces import gpu_events
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "15"))
 
@@ -77,7 +74,6 @@ def good(tmp_path_factory):
     lookups = (torch.arange(12) % 5, torch.arange(0, 13, 2), torch.full((2, 3), 2))
     torch.save(lookups, root / "lookups.pt")
     (root / "rules.yaml").write_text("rules:\n- {tables: a*, max_shards: 1}\ntogether: [[a, b]]\n")
-    _calibrated(root)
     save_bundle(root / "bundle", random_models(), Card())
     save_bundle(root / "newer", newer_models(), Card())
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
@@ -95,12 +91,6 @@ def good(tmp_path_factory):
         if file.suffix in (".json", ".safetensors"):
             (root / "policy" / file.name).write_bytes(file.read_bytes())
     return root
-
-
-def _calibrated(root):
-    trace = {"traceEvents": gpu_events([[0], [640_000], [0], [0]])}
-    (root / "trace.json").write_text(json.dumps(trace))
-    Calibrate((str(root / "trace.json"),), str(root / "mine"), "roofline:h100").run()
 
 
 HERE = Fingerprint("cpu", "x", 1, 1)
@@ -206,8 +196,6 @@ READERS = {
     "bundle": ("bundle/bundle.json", lambda root: load_bundle(root / "bundle")),
     "bundle's weights": ("bundle/weights-*.safetensors", lambda root: load_bundle(root / "bundle")),
     "bundle of today": ("newer/bundle.json", lambda root: load_bundle(root / "newer")),
-    "calibrated datasheet": ("mine/datasheet.json", lambda root: CostModels.load(root / "mine")),
-    "trace": ("trace.json", lambda root: read_traces([root / "trace.json"])),
     "manifest": ("data/manifest.json", _data_again),
     "manifest of a run that goes on": ("data/manifest.json", _go_on),
     "measured tables": ("data/tables.parquet", _go_on),

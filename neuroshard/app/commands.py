@@ -3,7 +3,7 @@
 from neuroshard.plumbing.configs import headline
 
 COMMANDS = (
-    *("collect", "pretrain", "calibrate", "refine", "search", "evaluate"),
+    *("collect", "pretrain", "refine", "search", "evaluate"),
     *("explain", "export", "report", "compile", "train-policy"),
 )
 LISTINGS = {  # which have no settings

@@ -10,7 +10,6 @@ from rich.table import Table as Grid
 from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
 from neuroshard.cost.cost import PARTS
 from neuroshard.models.bundle import bundle_at, load_bundle
-from neuroshard.models.calibration import Calibration, is_calibration
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.datasheets import checks
 from neuroshard.models.trust import ModelTest, Range
@@ -49,8 +48,6 @@ def _card(name: str) -> dict[str, Any]:
     CostModels.load(name)  # which says what is wrong with the name
     while shipped_path(name) is None and not Path(name).exists():
         name = name.rpartition("+")[0]  # words behind it change how it is costed, not what was measured
-    if is_calibration(Path(name)):
-        return asdict(Calibration.load(Path(name)))
     return asdict(load_bundle(shipped_path(name) or bundle_at(Path(name)))[1])
 
 

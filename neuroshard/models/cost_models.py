@@ -103,7 +103,7 @@ class CostModels(ModelSet):
         "NAME+fp16" are the same models where exchanges have fewer bits, "NAME+fp16/bf16" where gradients have others;
         "NAME+torchrec" where what TorchRec adds to a step counts (of a datasheet as on an H100),
         "NAME+torchrec+dense8ms" beside a dense network that takes a GPU 8 ms;
-        anything else is a bundle's directory, or that of a run of `neuroshard refine`, or of `neuroshard calibrate`.
+        anything else is a bundle's directory, or that of a run of `neuroshard refine`.
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
@@ -139,13 +139,6 @@ class CostModels(ModelSet):
             if f"{ROOFLINE}{path}" in known_names():
                 raise UserError(f"unknown model {str(path)!r}; did you mean '{ROOFLINE}{path}'?")
             raise unknown_name("model (and no directory is called so)", str(path), known_names())
-        if shipped is None:
-            from neuroshard.models.calibration import Calibration, is_calibration  # of datasheets, as above
-
-            if is_calibration(Path(path)):
-                its = Calibration.load(Path(path))
-                models = build("roofline", its.sheet, optimizer=its.optimizer, calibration=str(path))
-                return replace(models, name=str(Path(path).absolute()), sheet=its.sheet)
         bundle = shipped or bundle_at(Path(path))
         name = str(path) if shipped is not None else str(bundle.absolute())
         loaded, card, digest = load_with_digest(bundle)

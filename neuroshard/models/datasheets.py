@@ -1,14 +1,12 @@
-"""Datasheets as cost models of a type of GPU, corrected by what a user measured, and how near they come to points."""
+"""Datasheets as cost models of a type of GPU, and how near they come to published points."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from neuroshard.cost.cost import BACKWARD, FORWARD, INPUT
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.calibration import Calibration, with_exchanges, with_kernels
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import PartModel, SumModel
@@ -33,7 +31,6 @@ def roofline(
     cache_lookup_ns: float = 1.9,
     cache_call_ms: float = 0.12,
     optimizer: str = "sgd",
-    calibration: str | None = None,
     more: Sequence[PartModel] = (),
 ) -> CostModels:
     """Build the models of one type of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
@@ -50,7 +47,6 @@ def roofline(
         cache_lookup_ns: of a lookup behind a cache: 1.4 with one table (H100 PCIe), 2.4 with ten (SXM).
         cache_call_ms: of a call behind a cache: some ten kernels more than without one.
         optimizer: sgd | rowwise_adagrad | adam: whose states the update reads and writes.
-        calibration: a directory that `neuroshard calibrate` wrote, whose points correct all this.
         more: other parts of a step.
     """
     check_name("optimizer", optimizer, STATE_FLOATS)
@@ -58,9 +54,6 @@ def roofline(
     widths = Widths.of(kernel_points(), FORWARD_CALL_MS, BAG_NS)
     compute = RooflineCompute(memory_gb_per_s, host, optimizer, widths, kernels_published)
     forward = RooflineComm(curves_of(exchanges), network_gb_per_s, devices_per_host, speed=exchange_speed)
-    if calibration is not None:
-        measured = Calibration.load(Path(calibration))
-        compute, forward = with_kernels(compute, measured.kernels), with_exchanges(forward, measured.exchanges)
     before = replace(forward, rounds=2)  # the number of indices, then the indices
     return CostModels(compute, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
 
@@ -89,7 +82,7 @@ def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
     """Return a datasheet's models of exchanges by their parts, and how far they are off where a point is left out.
 
     Args:
-        sheet: its name, such as "roofline:h100"; or the directory of a calibration.
+        sheet: its name, such as "roofline:h100".
 
     Raises:
         UserError: there is no such datasheet.
@@ -114,7 +107,7 @@ class Check:
         what: (P,) each point, in words.
         published, predicted: (P,) ms.
         left_out: (P,) ms as predicted from the other points; NaN of the first and last of a curve, and where a figure
-            was calibrated on the point by hand.
+            was set by the point.
     """
 
     group: str

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,8 +16,7 @@ from neuroshard.models.host_tiers import in_sectors, moved_row_bytes, passes
 from neuroshard.models.stored import Tensors, checked_tensor, within
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.grouping import grouped
-from neuroshard.plumbing.schema import Devices, Dim, Name, Positive, Rows, TableCount
+from neuroshard.plumbing.schema import Dim, Name, Positive, Rows, TableCount
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
@@ -30,7 +29,6 @@ _COUNT = re.compile("[2-9]|[1-9][0-9]{1,3}")  # of devices: one alone exchanges 
 AtLeastOne = Annotated[float, Meta(ge=1, le=1e15)]
 Optimizer = Annotated[str, Meta(pattern="^(sgd|rowwise_adagrad|adam)$")]
 _COLLECTIVES = ("alltoall", "all_reduce", "reduce_scatter", "all_gather")  # by NCCL's names
-CollectiveName = Annotated[str, Meta(pattern=f"^({'|'.join(_COLLECTIVES)})$")]
 _SWEPT, _SWEPT_BYTES_PER_MS = "h100_meta", 2.4e9  # whose forward points are of many widths, and its memory
 
 
@@ -53,10 +51,6 @@ class KernelPoint:
     ms: Positive
     source: Name
 
-    def __str__(self) -> str:
-        way = "backward" if self.backward else "forward"
-        return f"{way}, {self.home.tier.value}, {self.dim} columns, {self.lookups:,.0f} lookups, {self.optimizer}"
-
     @property
     def row_bytes(self) -> float:
         """Bytes of a row as it is moved."""
@@ -68,21 +62,6 @@ class KernelPoint:
         pooling = self.lookups / self.outputs if self.pooled else 1.0
         table = Table("t", self.rows, self.dim, pooling, _reuse(self.lookups / self.unique), pooled=self.pooled)
         return Loads.of([table] * self.tables, round(self.outputs / self.tables)).at([self.home] * self.tables)
-
-
-@dataclass(frozen=True)
-@checked
-class ExchangePoint:
-    """A collective's measured time, ms; `size_bytes` are a device's whole buffer, the name is NCCL's."""
-
-    collective: CollectiveName
-    devices: Devices
-    size_bytes: AtLeastOne
-    ms: Positive
-    source: Name
-
-    def __str__(self) -> str:
-        return f"{self.collective}, {self.devices} devices, {self.size_bytes:,.0f} bytes"
 
 
 def _reuse(mean: float) -> tuple[float, ...]:
@@ -118,16 +97,11 @@ def kernel_points() -> tuple[KernelPoint, ...]:
     )
 
 
-def typical(factors: Sequence[float]) -> float:
-    """Compute the geometric mean; 1 of none."""
-    return float(np.exp(np.mean(np.log(factors)))) if len(factors) else 1.0
-
-
 @dataclass(frozen=True)
 class Widths:
-    """How much longer something takes than it should, by its bytes: lookups by those of a row, exchanges by theirs.
+    """How much longer lookups take than their bytes say, by the bytes of a row.
 
-    Of lookups narrow rows keep few of a kernel's threads busy; wide ones are in caches less often. Interpolated
+    Narrow rows keep few of a kernel's threads busy; wide ones are in caches less often. Interpolated
     in logarithms; beyond the points the outermost stands.
 
     Attributes:
@@ -152,22 +126,19 @@ class Widths:
         return (row_bytes >= least) & (row_bytes <= most)
 
     @classmethod
-    def typical(cls, seen: Iterable[tuple[float, float]]) -> "Widths":
-        """Group the factors seen, each with its bytes: of as many bytes the `typical` one is taken."""
-        by_bytes = grouped(seen, lambda one: one[0])
-        factors = (typical([factor for _, factor in by_bytes[row_bytes]]) for row_bytes in sorted(by_bytes))
-        return cls(tuple(sorted(by_bytes)), tuple(factors))
-
-    @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float, bag_ns: float) -> "Widths":
-        """Compute the widths of Meta's forward points, less the fixed time of a call and of its bags."""
-        factors: list[tuple[float, float]] = []
+        """Compute the widths of Meta's forward points, less the fixed time of a call and of its bags.
+
+        Points with rows of equal bytes count once, with the geometric mean of their factors.
+        """
+        factors: dict[float, list[float]] = {}
         for point in points:
             if point.sheet == _SWEPT:
                 looked_up, outputs = (float(its_bytes.sum()) for its_bytes in passes(point.loads)[:2])
                 seen = (point.ms - call_ms - point.outputs * bag_ns * _NS) * _SWEPT_BYTES_PER_MS - outputs
-                factors.append((point.row_bytes, seen / looked_up))
-        return cls.typical(factors)
+                factors.setdefault(point.row_bytes, []).append(seen / looked_up)
+        row_bytes = sorted(factors)
+        return cls(tuple(row_bytes), tuple(float(np.exp(np.mean(np.log(factors[one])))) for one in row_bytes))
 
 
 EVEN = Widths((), ())

@@ -25,7 +25,7 @@ from neuroshard.models.host_tiers import (
     passes,
 )
 from neuroshard.models.interface import CommModel, Coverage, NarrowCalls, ReluHead, SumModel
-from neuroshard.models.published_points import EVEN, Curves, ExchangePoint, KernelPoint, Widths
+from neuroshard.models.published_points import EVEN, Curves, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.plumbing.schema import Devices
@@ -62,12 +62,6 @@ _NCCL = {
     Collective.HOST_REDUCE_SCATTER: "reduce_scatter",
     Collective.ALL_REDUCE: "all_reduce",
 }
-_COLLECTIVES = {
-    "alltoall": Collective.ALL_TO_ALL,
-    "all_reduce": Collective.ALL_REDUCE,
-    "reduce_scatter": Collective.REDUCE_SCATTER,
-    "all_gather": Collective.REDUCE_SCATTER,  # whose way back it is
-}
 
 
 # What FBGEMM's kernels take besides moving bytes: time of threads, taken to be the same on all GPUs. Fitted to 2,030
@@ -97,7 +91,6 @@ class RooflineCompute(SumModel):
         optimizer: sgd | rowwise_adagrad | adam: whose states are read and written too.
         widths: how much longer than its bytes a lookup takes forward.
         published: whether kernels' times were published for this GPU; else an H100's utilisation stands in.
-        measured: how much longer lookups and their backward pass take from the device's memory than all that says.
         tier: the memory of the calls whose fixed time `head` has.
     """
 
@@ -106,7 +99,6 @@ class RooflineCompute(SumModel):
     optimizer: str = "sgd"
     widths: Widths = EVEN
     published: bool = True
-    measured: tuple[Widths, Widths] = (EVEN, EVEN)
     tier: Tier = Tier.DEVICE
 
     @property
@@ -149,7 +141,7 @@ class RooflineCompute(SumModel):
         return np.column_stack([(kernels_ms + rest_ms) / _UNIT_MS, saved]).astype(np.float32)
 
     def point_ms(self, point: KernelPoint) -> float:
-        """Predict the ms of a call whose time was published or measured, with its own optimizer."""
+        """Predict the ms of a call whose time was published, with its own optimizer."""
         its, loads = replace(self, optimizer=point.optimizer, tier=point.home.tier), point.loads
         if point.backward:
             return its.backward_call_ms + float(its.backward_ms(loads).sum())
@@ -167,8 +159,7 @@ class RooflineCompute(SumModel):
         """Predict the ms of lookups by a pooled call's threads, from the device's memory, (n,)."""
         looked_up, outputs = passes(loads)[:2]
         row_bytes = moved_row_bytes(loads)
-        ms = self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * BAG_NS * _NS
-        return ms * self.measured[0](row_bytes)
+        return self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * BAG_NS * _NS
 
     def _rows_ms(self, loads: Loads) -> FloatArray:
         """Predict the ms of a pooled call's gradients, sorted lookups, and rows updated one by one, (n,)."""
@@ -178,15 +169,14 @@ class RooflineCompute(SumModel):
         one_by_one += 2 * unique * STATE_FLOATS[self.optimizer][1] * SECTOR_BYTES
         hot_ns = _HOT_ROW_NS * loads.reuse[:, _HOT].sum(axis=1)
         ns = loads.lookups * _LOOKUP_NS + unique * (_ROW_NS + hot_ns)
-        ms = self._memory_ms(outputs + one_by_one / _UPDATE_SHARE) + ns * _NS
-        corrected: FloatArray = ms * self.measured[1](moved_row_bytes(loads))
-        return corrected
+        ms: FloatArray = self._memory_ms(outputs + one_by_one / _UPDATE_SHARE) + ns * _NS
+        return ms
 
     def _whole_ms(self, loads: Loads) -> FloatArray:
         """Predict the ms of updates of whole tables, which copies ask for, (n,)."""
         states = _copied(loads) * 2 * STATE_FLOATS[self.optimizer][0] * loads.rows * loads.dim * ELEMENT_BYTES
         ms: FloatArray = self._memory_ms((passes(loads)[4] + states) / _COPY_SHARE)
-        return ms * self.measured[1](moved_row_bytes(loads))
+        return ms
 
     def _fetched_ms(self, loads: Loads) -> FloatArray:
         """Predict the ms of what lookups bring over the link to the host, (n,), with a cache's care."""
@@ -308,12 +298,6 @@ class RooflineComm(Stored, CommModel):
         if self.speed != 1:
             return Coverage.GUESSED
         return Coverage.COVERED if within else Coverage.EXTRAPOLATED
-
-    def point_ms(self, point: ExchangePoint) -> float:
-        """Predict the ms of a collective whose time was measured."""
-        given, gathers = np.full((1, 1), point.size_bytes), point.collective == "all_gather"
-        one = replace(self, gathers=gathers, rounds=1)
-        return float(one._collective_ms(given, _COLLECTIVES[point.collective], point.devices, None).item())
 
     def _collective_ms(
         self, given: FloatArray, collective: Collective, devices: int, fast_links: int | None

@@ -33,7 +33,6 @@ GROUPS = {
     "train-policy": ["learner", "source"],
 }
 MANDATORY = {
-    "calibrate": ["traces=[trace.json]", "out=mine", "model=roofline:h100"],
     "evaluate": ["plans=plan.json"],
     "explain": ["plans=plan.json"],
     "export": ["plan=plan.json", "to=sok", "out=tables.py"],
