@@ -20,11 +20,9 @@ from neuroshard.torchrec.data_parallel import (
     data_parallel_parameters,
     dense_parameters,
 )
-from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
 from neuroshard.torchrec.finder import Replanned
 from neuroshard.torchrec.modules import find_tables
 from neuroshard.torchrec.parameters import Parameter
-from neuroshard.torchrec.perf_config import register_perf_config
 from neuroshard.torchrec.planner import NeuroShardPlanner
 from neuroshard.torchrec.profiling import profile
 from neuroshard.torchrec.resharding import reshard
@@ -36,8 +34,6 @@ __all__ = [
     "NeuroShardPlanner",
     "Parameter",
     "Replanned",
-    "SimulatorPerfModel",
-    "SimulatorShardEstimator",
     "data_parallel_optimizer",
     "data_parallel_parameters",
     "dense_parameters",
@@ -45,7 +41,6 @@ __all__ = [
     "from_sharding_plan",
     "load_sharding_plan",
     "profile",
-    "register_perf_config",
     "reshard",
     "save_sharding_plan",
     "to_sharding_plan",

@@ -28,7 +28,6 @@ from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import padded
 from neuroshard.torchrec.asked import device_memory, named_optimizer
 from neuroshard.torchrec.delegated import joined
-from neuroshard.torchrec.estimators import of_both_ways
 from neuroshard.torchrec.kernels import COPIED, DENSE, IN_ROWS
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import listed
@@ -294,7 +293,7 @@ def _set_perf(options: Sequence[ShardingOption], plan: Plan, simulator: Simulato
     input_ms = _shared(inputs, loads.lookups.astype(np.float64), devices)
     perfs: dict[tuple[int, int, int, int], Perf] = {}
     for number, placed in enumerate(plan.by_device):
-        shard, (ahead, back) = placed.shard, of_both_ways(float(compute[number]), multiplier)
+        shard, (ahead, back) = placed.shard, _of_both_ways(float(compute[number]), multiplier)
         perfs[shard.table, placed.device, shard.row, shard.column] = Perf(
             fwd_compute=ahead,
             fwd_comms=float(forward[number]),
@@ -312,3 +311,12 @@ def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> Floa
     """Split devices' totals (D,) by weights (S,) of what lies on each, into (S,); alike where all are zero."""
     weight = np.maximum(weight, 0) + 1e-12
     return total_ms[devices] * weight / np.bincount(devices, weight, minlength=len(total_ms))[devices]
+
+
+def _of_both_ways(compute_ms: float, multiplier: float) -> tuple[float, float]:
+    """Split compute, which our models predict for both ways together, into the forward and the backward pass, ms.
+
+    Split as TorchRec splits it: the backward pass takes `multiplier` times as long as the forward pass.
+    """
+    forward = compute_ms / (1 + multiplier)
+    return forward, compute_ms - forward

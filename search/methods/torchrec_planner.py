@@ -70,7 +70,10 @@ class TorchRecSearch(Searcher):
             InfeasibleError: TorchRec finds no plan, or none that keeps them.
         """
         import neuroshard.torchrec  # noqa: F401  # says what to install
-        from neuroshard.torchrec.estimators import TaskStorageEstimator, WidestCacheStorageEstimator
+        from neuroshard.stages.search.methods.torchrec_estimators import (
+            TaskStorageEstimator,
+            WidestCacheStorageEstimator,
+        )
 
         for table in task.tables:
             if not table.pooled:
@@ -97,7 +100,7 @@ def _plans(
 ) -> Iterator[Plan]:
     """Yield the plan, in forms `allowed` (T, F), that each setting finds; settings that find nothing are left out.
 
-    The class `storage`, of `neuroshard.torchrec.estimators`, counts the bytes of every shard.
+    The class `storage`, of `torchrec_estimators`, counts the bytes of every shard.
     """
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner.types import PlannerError
@@ -180,7 +183,7 @@ def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any)
     from torchrec.distributed.planner.perf_models import NoopPerfModel
     from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
-    from neuroshard.torchrec import SimulatorPerfModel, SimulatorShardEstimator
+    from neuroshard.stages.search.methods.torchrec_estimators import SimulatorPerfModel, SimulatorShardEstimator
 
     if estimates == "simulator":
         return SimulatorShardEstimator(task, simulator), SimulatorPerfModel(task, simulator)

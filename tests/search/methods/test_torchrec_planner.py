@@ -7,9 +7,9 @@ import pytest
 from torchrec.distributed.planner.types import Shard as PlannerShard
 
 from neuroshard import Constraints, InfeasibleError, MemoryUse, Simulator, TableRule, Task, Topology, UserError
+from neuroshard.stages.search.methods.torchrec_estimators import TaskStorageEstimator
 from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
 from neuroshard.testing import linear_models, toy_task
-from neuroshard.torchrec.estimators import TaskStorageEstimator
 from neuroshard.words.form import Form
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, found, ms_of

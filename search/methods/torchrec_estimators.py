@@ -1,4 +1,4 @@
-"""Costs across the bridge: our simulator inside TorchRec's planner."""
+"""Our tasks and cost models as estimators inside TorchRec's planner, for the searchers that run it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +69,7 @@ class SimulatorShardEstimator(ShardEstimator):
         """Fill in `perf` of all shards."""
         task = self._task
         compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(task, sharding_options)))
-        forward, backward = ms_per_column(self._simulator, task, task.output_columns / task.topology.num_devices)
+        forward, backward = _ms_per_column(self._simulator, task, task.output_columns / task.topology.num_devices)
         tables = {table.name: table for table in task.tables}
         shards = [(tables[option.name], shard) for option in sharding_options for shard in option.shards]
         for (table, shard), ms in zip(shards, compute.tolist(), strict=True):
@@ -79,22 +79,13 @@ class SimulatorShardEstimator(ShardEstimator):
             )
 
 
-def ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[float, float]:
+def _ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[float, float]:
     """Predict what a column adds to an exchange of so many columns on every device: forward and backward, ms."""
     dims = np.full((1, task.topology.num_devices), columns)
     traffic = Traffic.of_columns(dims, task.batch_size, task.topology.fast_links)
     directions = simulator.communication(traffic, np.zeros_like(dims))
     forward, backward = (float(ms.max() / dims[0, 0]) for ms in directions)
     return forward, backward
-
-
-def of_both_ways(compute_ms: float, multiplier: float) -> tuple[float, float]:
-    """Split compute, which our models predict as one, into that of the forward and of the backward pass, ms.
-
-    Shared out as TorchRec does it, whose backward pass takes `multiplier` times the forward one.
-    """
-    forward = compute_ms / (1 + multiplier)
-    return forward, compute_ms - forward
 
 
 class TaskStorageEstimator(ShardEstimator):
