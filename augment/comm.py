@@ -71,7 +71,7 @@ class CommAugmentation:
         """Raise UserError if a collective needs hosts and all devices are on one, which None says."""
         for name in self.collectives:
             if devices_per_host is None and collective_named(name) in BETWEEN_HOSTS:
-                raise UserError(f"collectives: {name} needs several hosts; choose hardware=cpu_two_hosts or torchrun")
+                raise UserError(f"collectives: {name} needs several hosts; start torchrun on all of them")
 
     def draw(
         self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None

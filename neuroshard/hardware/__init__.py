@@ -2,7 +2,7 @@
 
 from neuroshard.hardware.hardware import Hardware
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link
+from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings
 from neuroshard.hardware.workers import Meter
 
-__all__ = ["DeviceSpec", "EmbeddingSettings", "Hardware", "Link", "Meter", "Outcome"]
+__all__ = ["DeviceSpec", "EmbeddingSettings", "Hardware", "Meter", "Outcome"]

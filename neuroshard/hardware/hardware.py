@@ -12,9 +12,8 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING, Any
 from warnings import filterwarnings
 
-from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link, check_tiers, no_device
+from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, check_tiers, no_device
 from neuroshard.hardware.step_samples import StepProtocol
-from neuroshard.hardware.two_hosts import NUM_HOSTS, Hosts, two_hosts
 from neuroshard.hardware.workers import Bench, Joining, Meter, Sample, WorkerGroup, forked_warm
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
@@ -44,8 +43,6 @@ class Hardware:
         embedding: what the fused kernel does.
         compute_timing, comm_timing: the protocols of the two kinds of samples.
         timeout_s: of one sample, after which its worker is given up. The sample it was at is recorded as failed.
-        link: between two hosts that this one stands for (hardware=cpu_two_hosts); None: all processes are on one host,
-            or where torchrun starts them.
     """
 
     device: DeviceSpec
@@ -53,7 +50,6 @@ class Hardware:
     compute_timing: TimingProtocol = field(default_factory=TimingProtocol)
     comm_timing: TimingProtocol = field(default_factory=TimingProtocol)
     timeout_s: Seconds = 120.0
-    link: Link | None = None
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -78,18 +74,14 @@ class Hardware:
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def devices_per_host(self, num_devices: int) -> int | None:
-        """Count a host's devices, of so many; None: one host has all. Raise UserError if hosts can't share them.
+        """Return the number of devices of each host, of `num_devices` in all; None: one host has all.
 
-        Under torchrun, hosts of a pod count as one host, as TorchRec takes them: fast links join them.
+        Hosts of a pod count as one host, as TorchRec takes them: fast links join them.
         """
-        if under_torchrun():
-            local = int(os.environ["LOCAL_WORLD_SIZE"]) * _hosts_per_pod()
-            return local if local < num_devices else None
-        if self.link is None:
+        if not under_torchrun():
             return None
-        if num_devices % NUM_HOSTS:
-            raise UserError(f"{num_devices} processes can't be shared equally by {NUM_HOSTS} hosts (hardware.link)")
-        return num_devices // NUM_HOSTS
+        local = int(os.environ["LOCAL_WORLD_SIZE"]) * _hosts_per_pod()
+        return local if local < num_devices else None
 
     def check_hosts(self, topology: Topology) -> None:
         """Raise UserError unless exchanges are measured here between hosts as the topology's."""
@@ -105,7 +97,7 @@ class Hardware:
         """Make the meter of exchanges between `num_devices` processes of this host, or all hosts under torchrun.
 
         Raises:
-            UserError: torchrun started another number of processes, or the link can't be made.
+            UserError: torchrun started another number of processes.
         """
         return self._group_meter(num_devices, self._exchanges, None, warn)
 
@@ -141,13 +133,10 @@ class Hardware:
             if under_torchrun():
                 yield open_for.enter_context(self._leader(num_devices, how))
                 return
-            hosts = None if self.link is None else open_for.enter_context(two_hosts(self.link))
-            make = partial(_make_joined, how, hosts, local_size or num_devices)
+            make = partial(_make_joined, how, local_size or num_devices)
             yield open_for.enter_context(WorkerGroup(make, num_devices, self.timeout_s, warn, self._context()))
 
     def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
-        if self.link is not None:
-            raise UserError("hardware.link makes two hosts of this one; torchrun has its own: leave one of them out")
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
             raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
@@ -225,18 +214,12 @@ def _step_bench(
     return StepBench(device, settings, protocol, timeout_s)
 
 
-def _make_joined(
-    how: Joining[Sample], hosts: Hosts | None, local_size: int, rank: int, count: int, port: int
-) -> Bench[Sample]:
+def _make_joined(how: Joining[Sample], local_size: int, rank: int, count: int, port: int) -> Bench[Sample]:
     from neuroshard.hardware.group import join
 
-    if hosts is None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this host
-    else:
-        os.environ["GLOO_SOCKET_IFNAME"] = hosts.enter(rank, count)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this host
     os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # what TorchRec takes a host for
     os.environ[_POD_SIZE] = "1"  # hosts that it shards rows over
     if count > (os.cpu_count() or 1):  # processes that share cores do better where the kernel moves them
         how = replace(how, device=replace(how.device, pin=False))
-    address = "127.0.0.1" if hosts is None else hosts.address
-    return join(how, rank, count, f"tcp://{address}:{port}")
+    return join(how, rank, count, f"tcp://127.0.0.1:{port}")

@@ -2,9 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
-
-from msgspec import Meta
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name
@@ -12,7 +9,6 @@ from neuroshard.words.placement import Tier
 
 DEVICE_TYPES = ("cpu", "cuda")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
-_LinkRate = Annotated[float, Meta(ge=0.1, le=1e6)]
 
 
 @dataclass(frozen=True)
@@ -30,18 +26,6 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         check_name("hardware kind", self.kind, DEVICE_TYPES)
-
-
-@dataclass(frozen=True)
-@checked
-class Link:
-    """Link between two hosts that this one stands for: each way `mbit_per_s` megabits a second at most.
-
-    Attributes:
-        mbit_per_s: megabits a second, each way.
-    """
-
-    mbit_per_s: _LinkRate
 
 
 @dataclass(frozen=True)

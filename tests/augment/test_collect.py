@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Link, Outcome
+from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.step_samples import Stretch
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.plumbing.errors import UserError
@@ -27,7 +27,7 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import name_of
 from tests.kit.commands import shown
-from tests.kit.made_up import drifting
+from tests.kit.made_up import OnTwoHosts, drifting
 from tests.kit.measuring import Answering
 from tests.kit.processes import PATIENCE_S, die_at_file
 
@@ -94,7 +94,6 @@ def test_training_steps_are_measured_where_they_are_asked_for(tmp_path):
 
 TIERED = {"tiers": ("device", "cached")}
 ACROSS = {"collectives": ("host_reduce_scatter",)}
-LINKED = {"link": Link(1000)}
 
 
 def _changed(run, settings):
@@ -112,7 +111,6 @@ def _changed(run, settings):
             r"comm\.num_devices=1: one device exchanges nothing; leave it out, or set",
         ),
         ({"comm": ACROSS}, "host_reduce_scatter needs several hosts"),
-        ({"hardware": LINKED, "comm": {"num_devices": (3,)}}, "3 processes can't be shared equally"),
         ({"batch_sizes": (1, 64)}, "batch size 1 must be at least"),
         ({"batch_sizes": ()}, "batch_sizes=.* must be a list"),
         ({"compute": TIERED}, "hardware=cpu has no second tier of memory"),
@@ -128,7 +126,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, setting
     "settings",
     [
         {"comm": {"num_devices": (1, 2)}, "num_comm_samples": 0},
-        {"hardware": LINKED, "comm": ACROSS},
+        {"hardware": OnTwoHosts(), "comm": ACROSS},
         {"hardware": {"device": DeviceSpec("cuda")}, "compute": TIERED},
     ],
 )

@@ -22,15 +22,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import neuroshard as ns
-from neuroshard.hardware import DeviceSpec, Link
+from neuroshard.hardware import DeviceSpec
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import instantiate_config
+from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.testing.devices import MADE_UP
 from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
 from neuroshard.testing.devices.made_up_kernels import drawn_cpu
 from neuroshard.words.fingerprint import fingerprint
 from tests.golden.golden_tasks import all_tasks, replanned
 from tests.kit.hydra_configs import compose_config
+from tests.kit.made_up import OnTwoHosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:neuroshard.*")]
 
@@ -164,11 +166,14 @@ class Moody(MadeUpHardware):
 CPU = MadeUpHardware()
 HARDWARE = {
     "one_host": CPU,
-    "hosts": replace(CPU, link=Link(1000)),
+    "hosts": OnTwoHosts(),
     "gpu": replace(CPU, device=DeviceSpec("cuda"), made_up=MADE_UP["gpu"]),
     "moody": Moody(),
     "other": replace(CPU, made_up=replace(MADE_UP["cpu"], compute=drawn_cpu(np.random.default_rng(1)))),
 }
+BETWEEN_HOSTS = CommAugmentation(
+    max_start_ms=20.0, collectives=("all_to_all", "host_reduce_scatter", "host_all_to_all")
+)
 FEW_SAMPLES = [
     "tables.num_tables=150",
     "num_second_pass=8",
@@ -184,7 +189,6 @@ MEASURED = {  # settings of neuroshard collect; the first word of a name says on
     ],
     "one_host columns": ["num_compute_samples=120", "num_comm_samples=100"],
     "hosts columns": [
-        "hardware=cpu_two_hosts", "comm.collectives=[all_to_all,host_reduce_scatter,host_all_to_all]",
         "num_compute_samples=120", "num_comm_samples=200", "compute.any_width_share=0.5",
     ],
     "gpu tiers": [
@@ -232,8 +236,9 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)  # manifests and cards name directories as they are given
         for name, settings in MEASURED.items():
-            hardware = HARDWARE[name.split()[0]]
-            _run("collect", *FEW_SAMPLES, *settings, f"out={name}", hardware=hardware, max_noise=None)
+            device = name.split()[0]
+            changes = {"hardware": HARDWARE[device]} | ({"comm": BETWEEN_HOSTS} if device == "hosts" else {})
+            _run("collect", *FEW_SAMPLES, *settings, f"out={name}", max_noise=None, **changes)
         yield here
 
 

@@ -1,7 +1,7 @@
 """What was measured on made-up devices, and what is fitted to it where it doesn't matter how well, in tests."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,15 @@ BRIEF_SETS = {
     "compute_model": Additive((8,), training=BRIEF, corrections=2),
     "comm_model": SetCommunication((8,), BRIEF, parts=2),
 }
+
+
+@dataclass(frozen=True)
+class OnTwoHosts(MadeUpHardware):
+    """A made-up device, half of whose processes are on each of two hosts."""
+
+    def devices_per_host(self, num_devices: int) -> int:
+        """Return half of the devices."""
+        return num_devices // 2
 
 
 def begun(

@@ -31,12 +31,15 @@ def on_gloo(world_size: int, work: Callable[..., None], *args: Any, local_world_
     _in_processes(world_size, {"LOCAL_WORLD_SIZE": str(local_world_size or world_size)}, _in_group, (work, *args))
 
 
-def as_if_under_torchrun(world_size: int, work: Callable[..., None], *args: Any) -> None:
+def as_if_under_torchrun(
+    world_size: int, work: Callable[..., None], *args: Any, local_world_size: int | None = None
+) -> None:
     """Call `work(rank, *args)` in processes that are told what torchrun tells its own, and import nothing anew.
 
     Args and errors are those of `on_gloo`; the processes join no group.
     """
-    environment = {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo"}
+    local = str(local_world_size or world_size)
+    environment = {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": local, "GLOO_SOCKET_IFNAME": "lo"}
     _in_processes(world_size, environment, work, args)
 
 

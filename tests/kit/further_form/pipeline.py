@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 import neuroshard as ns
 from neuroshard.cost.cost import INPUT
 from neuroshard.hardware.plan_samples import kernel_calls
-from neuroshard.hardware.specs import Link
 from neuroshard.records import DataDirectory
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
@@ -24,10 +23,10 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing.devices import MADE_UP, MadeUpExchange
-from neuroshard.testing.devices.made_up import MadeUpHardware
 from neuroshard.words.collective import name_of
 from neuroshard.words.form import FORMS, Form
 from tests.kit.commands import shown
+from tests.kit.made_up import OnTwoHosts
 from tests.kit.measuring import CPU
 
 BATCH, CPUS, SLOWER = 4096, MADE_UP["cpu"], 10.0
@@ -42,7 +41,7 @@ class Exchange(MadeUpExchange):
 
 
 APART = replace(CPUS, forward=Exchange(**asdict(CPUS.forward)), backward=Exchange(**asdict(CPUS.backward)))
-HARDWARE = MadeUpHardware(made_up=APART, link=Link(1000.0))  # a link, for which there are two hosts
+HARDWARE = OnTwoHosts(made_up=APART)
 TRUTH = ns.Simulator(APART.truth)
 TRAINING = TrainingSettings(80, 64, 3e-3, "cosine", "absolute_relative", 80)
 FITTERS = Additive((32,), training=TRAINING, corrections=4), SetCommunication((32,), TRAINING, parts=2)

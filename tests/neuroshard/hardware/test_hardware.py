@@ -12,11 +12,13 @@ import torch.distributed as dist
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.device import make_device
 from neuroshard.hardware.exchange_bench import Clock, ExchangeBench
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.timing import TimingProtocol, typical_ms
 from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
 from neuroshard.testing import toy_tables
 from neuroshard.words.form import Form
+from neuroshard.words.topology import Topology
 from tests.kit.processes import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("measures")
@@ -115,6 +117,30 @@ def test_no_cuda_is_one_clear_line():
     hardware = Hardware(DeviceSpec("cuda"), EmbeddingSettings(), TIMING, TIMING)
     with hardware.compute_meter(print) as meter, pytest.raises(UserError, match="finds no CUDA device"):
         meter.measure([ComputeSample(toy_tables(1), 64)], [0])
+
+
+def test_hosts_are_those_of_torchrun(monkeypatch):
+    assert CPU.devices_per_host(8) is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.delenv("TORCHREC_RESOLVED_POD_SIZE", raising=False)
+    assert [CPU.devices_per_host(count) for count in (4, 8)] == [None, 4]
+    monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "2")
+    assert [CPU.devices_per_host(count) for count in (4, 8, 16)] == [None, None, 8]
+    CPU.check_hosts(Topology(16, 1 << 30, devices_per_host=4, devices_per_domain=8))
+    with pytest.raises(UserError, match="exchanges are measured here with 8 on each"):
+        CPU.check_hosts(Topology(16, 1 << 30, devices_per_host=4))
+    monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "two")
+    with pytest.raises(UserError, match="TORCHREC_RESOLVED_POD_SIZE='two'"):
+        CPU.devices_per_host(8)
+
+
+def test_steps_take_hosts_that_fast_links_join_for_one(monkeypatch):
+    given = []
+    monkeypatch.setattr(Hardware, "_group_meter", lambda its, *values: given.append(values[2]))
+    for domain in (None, 4):
+        CPU.step_meter(Topology(8, 1 << 30, devices_per_host=2, devices_per_domain=domain), StepProtocol(), print)
+    assert given == [2, 4]
 
 
 @pytest.mark.slow
