@@ -1,6 +1,6 @@
 """Random exchanges at many levels of imbalance (NeuroShard, section 3.1)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -132,11 +132,3 @@ class CommAugmentation:
             device = rng.choice(num_devices, p=chances) if at_random else sums.argmin()
             sums[device] += weight
         return [int(total) for total in sums]
-
-
-@dataclass(frozen=True)
-@checked
-class TaskExchanges(CommAugmentation):
-    """Which exchanges are drawn between as many devices as tasks have: no setting says how many."""
-
-    num_devices: tuple[Devices, ...] = field(default=CommAugmentation.num_devices, init=False)

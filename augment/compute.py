@@ -4,7 +4,7 @@ Beyond that method, combinations may lie in blocks of rows, or be copies, as the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from math import ceil
 from typing import Annotated, TypeVar
@@ -233,20 +233,6 @@ class ComputeAugmentation:
         fitting = (w for w in (table.dim, *narrower) if _block_bytes(table.with_dim(w), sharers) <= room)
         width = next(fitting, None)
         return None if width is None else table.with_dim(width)
-
-
-@dataclass(frozen=True)
-@checked
-class ColumnCalls(ComputeAugmentation):
-    """Which combinations of tables in columns are drawn: no setting says another form.
-
-    What combinations in rows take is foreseen only once their lookups are drawn, which is when they are measured.
-    """
-
-    forms: tuple[str, ...] = field(default=ComputeAugmentation.forms, init=False)
-    sharers: tuple[Devices, ...] = field(default=ComputeAugmentation.sharers, init=False)
-    hot_first_share: Share = field(default=ComputeAugmentation.hot_first_share, init=False)
-    max_copy_bytes: ByteSize = field(default=ComputeAugmentation.max_copy_bytes, init=False)
 
 
 def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tuple[Table, ...]:

@@ -31,19 +31,13 @@ from shared import CPU, simulator_of
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.models.bundle import load_bundle
-from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records import DataDirectory
 from neuroshard.records.run_directory import RunDirectory, runs_below
-from neuroshard.records.store import MEASURED
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
-from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
-from neuroshard.stages.pretrain.refine.rounds import Shares
-from neuroshard.stages.pretrain.refine.run import Refine
-from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.heuristics import Greedy, Random
+from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.results.search_results import SearchRun
@@ -128,23 +122,6 @@ def collect_made_up() -> object:
     return Collect(tables, device, compute, comm, (1024,), "out", 0, 480, 160, 48).run()
 
 
-def refine_made_up() -> object:
-    """Refine the installed models in small rounds; a second passes with every measurement, so that minutes repeat."""
-    compute, comm = Ensemble(Additive(training_further=_BRIEF)), SetCommunication(training_further=_BRIEF)
-    calls, exchanges = ComputeAugmentation(max_dim=64, max_tables=8), CommAugmentation(max_dim=64, min_tables=2)
-    return Refine(
-        "cpu", _tasks(3), (Greedy("dim"),), MadeUpHardware(), calls, exchanges, compute, comm, "out",
-        Shares(measurements=40), minutes=2.0, enough=0.0, clock=_measured_so_far,
-    ).run()  # fmt: skip
-
-
-def _measured_so_far() -> float:
-    directory = DataDirectory(Path("out") / MEASURED)
-    if not Manifest.exists(directory.path):
-        return 0.0
-    return float(sum(len(chunk) for chunks in (directory.compute(), directory.comm()) for chunk in chunks.each()))
-
-
 def verified(count: int, hardware: Hardware, means: Means, passes: int) -> object:
     """Search tasks and measure their finalists."""
     searcher = NeuroShard(2, 1, 1, GridSettings(points=2), Improvement(shakes=1), choice=None, forms=("columns",))
@@ -174,10 +151,8 @@ def _tasks(count: int) -> tuple[Task, ...]:
 
 _STEPS = StepProtocol(builds=2, turns=1, steps=1)
 _MIRRORED = InMirror(_STEPS, exchanges="cpu")
-_BRIEF = TrainingSettings(3, 32, 1e-3, "cosine", "absolute_relative", 3)
 _MOST_ROWS = 20_000
 _DATA = ("manifest.json", "tables.parquet", "compute/*.parquet", "comm/*.parquet", "local/*.parquet")
-_REFINED = ("rounds/*.json", "budget.json", "rounds.parquet", "models/*.*", *(f"measured/{one}" for one in _DATA))
 _BEGUN = ("settings.json", "tasks.json", "run.json")
 _PASSES = ("plans/*.json", "finalists/*/*.json", "finalists.parquet")
 _FINALISTS, _BUILDS, _RANKS = ((f"{name}/*/*.json", *_BEGUN) for name in ("finalists", "builds", "ranks"))
@@ -194,7 +169,6 @@ CASES = (
         _DATA, _same_samples,
     ),
     Case("collect-made-up", collect_made_up, _DATA, _same_files(*_DATA)),
-    Case("refine-made-up", refine_made_up, (*_REFINED, *_BEGUN), _same_files(*_REFINED, *_BEGUN)),
     Case(
         "verify-made-up", partial(verified, 4, MadeUpHardware(), InParts(), 4),
         (*_PASSES, *_BEGUN, "finalists/*.json", "records/*.json", "results.parquet", "measured/*/*.parquet"),

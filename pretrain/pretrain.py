@@ -37,7 +37,7 @@ class Pretrain:
     """Everything `neuroshard pretrain` needs.
 
     Attributes:
-        data: a directory that neuroshard collect wrote, or where refine, evaluate or a verified search measured plans;
+        data: a directory that neuroshard collect wrote, or where evaluate or a verified search measured plans;
             or several, [data/cpu, data/more].
         out: directory for the bundle.
         compute_model, comm_model: the kinds of the models, and how they are fitted.

@@ -3,7 +3,7 @@
 from neuroshard.plumbing.configs import headline
 
 COMMANDS = (
-    *("collect", "pretrain", "refine", "search", "evaluate"),
+    *("collect", "pretrain", "search", "evaluate"),
     *("explain", "export", "report", "compile", "train-policy"),
 )
 LISTINGS = {  # which have no settings

@@ -9,7 +9,7 @@ from rich.table import Table as Grid
 
 from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
 from neuroshard.cost.cost import PARTS
-from neuroshard.models.bundle import bundle_at, load_bundle
+from neuroshard.models.bundle import load_bundle
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.datasheets import checks
 from neuroshard.models.trust import ModelTest, Range
@@ -48,7 +48,7 @@ def _card(name: str) -> dict[str, Any]:
     CostModels.load(name)  # which says what is wrong with the name
     while shipped_path(name) is None and not Path(name).exists():
         name = name.rpartition("+")[0]  # words behind it change how it is costed, not what was measured
-    return asdict(load_bundle(shipped_path(name) or bundle_at(Path(name)))[1])
+    return asdict(load_bundle(shipped_path(name) or Path(name))[1])
 
 
 def _shipped_bundles() -> Grid:

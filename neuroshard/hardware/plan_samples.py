@@ -41,7 +41,7 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
     tables = tuple(plan.task.tables[p.shard.table].with_dim(p.shard.dim) for p in placements)
     samples, shares = plan.task.batch_size, layout.batch_shares(plan.task.topology.num_devices)
     if shares > 1:
-        tables, samples = tuple(of_share(table, shares) for table in tables), max(1, samples // shares)
+        tables, samples = tuple(_of_share(table, shares) for table in tables), max(1, samples // shares)
     blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements) if layout.blocks else ()
     return ComputeSample(tables, samples, layout.form, blocks, home=_common_home(placements))
 
@@ -55,7 +55,7 @@ def _common_home(placements: Sequence[Placement]) -> Home:
     return Home(first.tier, min(sum(p.shard.rows * p.home.cached_share for p in placements) / rows, 1.0))
 
 
-def of_share(table: Table, shares: int) -> Table:
+def _of_share(table: Table, shares: int) -> Table:
     """Return the table as one of so many equal shares of a batch looks it up."""
     reuse = reuse_at(np.array(table.reuse), 1 / shares)
     return replace(table, reuse=tuple(reuse.tolist()))

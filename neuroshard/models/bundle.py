@@ -36,7 +36,6 @@ from neuroshard.words.placement import Tier
 _FAMILY = "neuroshard-bundle-"
 _FORMAT = f"{_FAMILY}3"
 _NAME = "bundle.json"
-_OF_A_RUN, _BEGUN = "models", "settings.json"  # of a run that fits models
 _LEFT_BEHIND = re.compile(
     r"weights-[0-9a-f]{64}\.safetensors|\.(weights-[0-9a-f]{64}\.safetensors|bundle\.json)\.\d+\.tmp"
 )
@@ -229,21 +228,6 @@ class _Content:
     batch_size: BatchSize | None
     ranges: Ranges | None
     margins: Margins | None
-
-
-def bundle_at(path: Path) -> Path:
-    """Find the bundle's directory: `path`, or `models` in it where a run left its bundle, as `neuroshard refine` does.
-
-    Raises:
-        UserError: a run was begun there that has left none.
-    """
-    directory = next((place for place in (path, path / _OF_A_RUN) if (place / _NAME).exists()), None)
-    if directory is None and (path / _BEGUN).exists():
-        raise UserError(
-            f"no model bundle in {path}: the run there has left none; if neuroshard refine began it, start that again "
-            "with the same settings, and it goes on to its end"
-        )
-    return directory or path
 
 
 def check_place(path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
-from neuroshard.models.bundle import ModelSet, bundle_at, load_with_digest
+from neuroshard.models.bundle import ModelSet, load_with_digest
 from neuroshard.models.parts import HostWait
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import build
@@ -103,7 +103,7 @@ class CostModels(ModelSet):
         "NAME+fp16" are the same models where exchanges have fewer bits, "NAME+fp16/bf16" where gradients have others;
         "NAME+torchrec" where what TorchRec adds to a step counts (of a datasheet as on an H100),
         "NAME+torchrec+dense8ms" beside a dense network that takes a GPU 8 ms;
-        anything else is a bundle's directory, or that of a run of `neuroshard refine`.
+        anything else is a bundle's directory.
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
@@ -139,7 +139,7 @@ class CostModels(ModelSet):
             if f"{ROOFLINE}{path}" in known_names():
                 raise UserError(f"unknown model {str(path)!r}; did you mean '{ROOFLINE}{path}'?")
             raise unknown_name("model (and no directory is called so)", str(path), known_names())
-        bundle = shipped or bundle_at(Path(path))
+        bundle = shipped or Path(path)
         name = str(path) if shipped is not None else str(bundle.absolute())
         loaded, card, digest = load_with_digest(bundle)
         return cls(**vars(loaded), name=name, hardware=card.hardware, versions=card.versions, digest=digest)

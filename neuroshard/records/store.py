@@ -48,9 +48,9 @@ class Manifest:
     seed: Seed
 
     @classmethod
-    def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any], seed: int = 0) -> "Manifest":
+    def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any]) -> "Manifest":
         """Describe a run that measures plans on such hardware; of fixed tables it holds out samples only."""
-        return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, seed)
+        return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, 0)
 
     @property
     def holds_out_tables(self) -> bool:
@@ -149,7 +149,7 @@ class DataDirectory:
 
     @classmethod
     def at(cls, path: Path) -> "DataDirectory":
-        """Choose `path`, or in it what a run of refine, evaluate or search has measured."""
+        """Choose `path`, or in it what a run of evaluate or search has measured."""
         return cls(path if Manifest.exists(path) or not Manifest.exists(path / MEASURED) else path / MEASURED)
 
     def begin(self, manifest: Manifest, tables: Sequence[Table]) -> None:

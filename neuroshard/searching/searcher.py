@@ -98,10 +98,6 @@ class Searcher(ABC):
         """
         return (plan,)
 
-    def believing(self) -> "Searcher":
-        """Return the same search, taking every predicted gain for true; as it is where it has no such choice."""
-        return self
-
     def reads(self) -> tuple[str, ...]:
         """Digest the files that the search reads, for runs that resume: with other contents it is another search."""
         return ()

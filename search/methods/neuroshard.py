@@ -262,10 +262,6 @@ class NeuroShard(Searcher):
             errors.append(choices.shortage(error, proven))
         raise errors[0] from None
 
-    def believing(self) -> "NeuroShard":
-        """Return the same search, but taking every predicted gain for true."""
-        return replace(self, choice=None)
-
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List first plans and ends of local searches, of several choices of forms, with tables in the same memories.
 

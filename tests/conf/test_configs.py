@@ -27,7 +27,6 @@ NEEDED = {
 GROUPS = {
     "collect": ["tables", "hardware"],
     "pretrain": ["compute_model", "comm_model"],
-    "refine": ["hardware", "searcher"],
     "search": ["tables", "tasks", "searcher", "memory", "constraints", "verify", "hardware"],
     "evaluate": ["hardware", "through"],
     "train-policy": ["learner", "source"],

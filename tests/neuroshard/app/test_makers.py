@@ -27,8 +27,6 @@ def _check(command, *texts, sweeping=False):
         ("pretrain", ["data=data/cuda"], "data=data/cuda", "neuroshard collect hardware=cuda"),
         ("pretrain", ["experiment=pretrain_adapt"], "data=data/adapt", "neuroshard collect experiment=collect_adapt"),
         ("pretrain", ["init=models/adapted", "data=x"], "init=models/adapted", "pretrain experiment=pretrain_adapt"),
-        ("search", ["model=refined/cpu"], "model=refined/cpu", "neuroshard refine hardware=cpu"),
-        ("search", ["model=refined/cpu/models"], "model=refined/cpu/models", "neuroshard refine hardware=cpu"),
         ("search", ["searcher=dreamshard", "searcher.policy=policies/dreamshard"], "policy=policies/dreamshard",
          "neuroshard train-policy searcher=dreamshard"),
         ("search", ["experiment=search_demo"], "model=demo/models", "neuroshard pretrain experiment=pretrain_demo"),

@@ -142,21 +142,6 @@ def test_whenever_writing_stops_the_old_bundle_stands(bundle, monkeypatch, after
     assert CostModels.load(bundle).digest != before.digest
 
 
-def test_a_runs_directory_stands_for_the_bundle_that_it_left(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    with pytest.raises(UserError, match="no model bundle at"):
-        CostModels.load(run)
-    (run / "settings.json").write_text("{}")
-    with pytest.raises(UserError, match="the run there has left none"):
-        CostModels.load(run)
-    save_bundle(run / "models", random_models(), CARD)
-    assert CostModels.load(run).name == str(run / "models")
-    assert CostModels.load(run).digest == CostModels.load(run / "models").digest
-    save_bundle(run, random_models(seed=1), CARD)
-    assert CostModels.load(run).name == str(run)
-
-
 def test_other_files_in_the_directory_are_left_alone(bundle):
     (bundle / "notes.txt").write_text("mine")
     (bundle / "weights-mine.safetensors").write_text("mine")

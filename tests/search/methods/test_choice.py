@@ -256,10 +256,3 @@ def test_what_nobody_would_miss_is_not_said():
     assert declined_remark(other, first, simulator) is None
     tight = replace(first.task, topology=replace(first.task.topology, memory_bytes=max(other.device_bytes) - 1))
     assert declined_remark(replace(first, task=tight), replace(other, task=tight), simulator) is None
-
-
-def test_every_gain_is_believed_where_there_is_a_choice():
-    assert NeuroShard().choice is not None
-    assert NeuroShard(beam_width=2).believing() == NeuroShard(beam_width=2, choice=None)
-    assert ImprovedSearch((BeamSearch(),), choice=Choice()).believing() == ImprovedSearch((BeamSearch(),))
-    assert BeamSearch(4).believing() == BeamSearch(4)
