@@ -15,7 +15,8 @@ from neuroshard.app.commands import COMMANDS
 from neuroshard.app.overrides import check_overrides
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ROOT / "docs", ROOT / "benchmarks" / "archive"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page for one in FOLDERS for page in sorted(one.glob("*.md")))]
 OWN = ("models", "completion", "COMMAND")
 
 
