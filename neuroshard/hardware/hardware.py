@@ -3,8 +3,7 @@
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -93,7 +92,7 @@ class Hardware:
                 f"{measured} on each; make topology.devices_per_host and the hardware agree"
             )
 
-    def comm_meter(self, num_devices: int, warn: Warn) -> AbstractContextManager[Meter[CommSample]]:
+    def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
         """Make the meter of exchanges between `num_devices` processes of this host, or all hosts under torchrun.
 
         Raises:
@@ -101,7 +100,7 @@ class Hardware:
         """
         return self._group_meter(num_devices, self._exchanges, None, warn)
 
-    def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> AbstractContextManager[Meter[Plan]]:
+    def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> Meter[Plan]:
         """Make the meter of training steps of plans for that topology, where `comm_meter` does, or raise as it does."""
         return self._group_meter(topology.num_devices, self._steps(protocol), topology.domain_size, warn)
 
@@ -124,17 +123,12 @@ class Hardware:
     def _steps(self, protocol: StepProtocol) -> Joining[Plan]:
         return Joining(self.device, protocol.timing, self.timeout_s, partial(_step_bench, self.embedding, protocol))
 
-    @contextmanager
-    def _group_meter(
-        self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn
-    ) -> Iterator[Meter[Sample]]:
-        """Yield the meter of `num_devices` processes that measure together, told that a host has `local_size`."""
-        with ExitStack() as open_for:
-            if under_torchrun():
-                yield open_for.enter_context(self._leader(num_devices, how))
-                return
-            make = partial(_make_joined, how, local_size or num_devices)
-            yield open_for.enter_context(WorkerGroup(make, num_devices, self.timeout_s, warn, self._context()))
+    def _group_meter(self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn) -> Meter[Sample]:
+        """Make the meter of `num_devices` processes that measure together, told that a host has `local_size`."""
+        if under_torchrun():
+            return self._leader(num_devices, how)
+        make = partial(_make_joined, how, local_size or num_devices)
+        return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
 
     def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
         started = int(os.environ["WORLD_SIZE"])

@@ -1,7 +1,7 @@
 """The loop that measures: samples in batches of live ones, each a chunk on disk before the next, by open meters."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -46,7 +46,7 @@ class Meters:
         """Return the meter of exchanges between so many devices."""
         return self._opened(num_devices, lambda: self.hardware.comm_meter(num_devices, self.warn))
 
-    def _opened(self, key: str | int, make: Callable[[], AbstractContextManager[Meter[Any]]]) -> Meter[Any]:
+    def _opened(self, key: str | int, make: Callable[[], Meter[Any]]) -> Meter[Any]:
         """Return what was opened under the key before, or open it now."""
         if key not in self._open:
             self._open[key] = self._open_for.enter_context(make())
