@@ -1,4 +1,4 @@
-"""What every test stands on: one thread of arithmetic, examples that repeat, no deadlines, a toy with bounds."""
+"""What every test stands on: one thread of arithmetic, examples that repeat, no deadlines."""
 
 import gc
 import os
@@ -9,16 +9,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from hypothesis import HealthCheck, settings
 
-from neuroshard.stages.search.space.exchange_bounds import least_outline, of_widest
-from neuroshard.testing import LinearComm
-
 slow_is_fine = [HealthCheck.too_slow]
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, max_examples=50, suppress_health_check=slow_is_fine
 )
 settings.load_profile("repeatable")
-
-least_outline.register(LinearComm)(of_widest)
 
 gc.disable()
 

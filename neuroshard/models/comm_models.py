@@ -108,14 +108,7 @@ class SetComm(Stored, CommModel):
 
     def outline(self, traffic: Traffic) -> Outline:
         """Outline transfers, exactly: the first segment has no lead."""
-        return self._outline(self._segments_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1))
-
-    def least_between(self, least: FloatArray, most: FloatArray) -> Outline:
-        """Outline the shortest transfers, (X, 1, P), of devices whose features lie between these, (X, F) each."""
-        outputs = self.network.least(self.normaliser(least), self.normaliser(most))
-        return self._outline(self._in_ms(outputs - _ROUNDING)[:, None])
-
-    def _outline(self, segments: FloatArray) -> Outline:
+        segments = self._segments_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1)
         share = np.concatenate([np.ones(1), self.share])
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
@@ -125,16 +118,13 @@ class SetComm(Stored, CommModel):
         if self.sees_hosts:
             features = np.concatenate([features, host_features(traffic)], axis=2)
         features = features.reshape(-1, features.shape[2])
-        return self._in_ms(self.network(self.normaliser(features)).astype(np.float64))
+        outputs = self.network(self.normaliser(features)).astype(np.float64)
+        return np.exp(np.minimum(outputs, _MAX_EXPONENT)) * self.scale_ms
 
     @property
     def sees_hosts(self) -> bool:
         """Whether it was measured on one host and between several, and sees what crosses their links."""
         return len(self.normaliser.shift) > NUM_FEATURES
-
-    def _in_ms(self, outputs: FloatArray) -> FloatArray:
-        """Convert what the network puts out into segments, (n, 1 + G) ms."""
-        return np.exp(np.minimum(outputs, _MAX_EXPONENT)) * self.scale_ms
 
     def check(self) -> None:
         """Raise ValueError if the network doesn't fit the shares, these are no shares, or costs could overflow."""

@@ -89,19 +89,6 @@ class Mlp:
             raise ValueError(f"the layers of {name!r} don't fit together")
         return cls(tuple(weights), tuple(biases))
 
-    def least(self, least: Float32Array, most: Float32Array) -> FloatArray:
-        """Bound outputs from below, (..., out), where inputs lie between `least` and `most` (..., in).
-
-        For networks in which every path from an input to an output has the same sign: the outputs at one end.
-        """
-        low, high = least.astype(np.float64), most.astype(np.float64)
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if layer:
-                low, high = np.maximum(low, 0), np.maximum(high, 0)
-            rising, falling = np.maximum(weight, 0), np.minimum(weight, 0)
-            low, high = low @ rising + high @ falling + bias, high @ rising + low @ falling + bias
-        return low
-
     def largest(self, inputs: float) -> float:
         """Bound all outputs' magnitudes where the inputs' are at most `inputs`."""
         bound = inputs

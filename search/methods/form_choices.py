@@ -9,13 +9,11 @@ import numpy as np
 
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.methods.improved import ImprovedSearch, Start
 from neuroshard.stages.search.space.base import Base, placed_bytes
-from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.cache_widths import has_bounds
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.exact import ways_that_fit
@@ -41,7 +39,6 @@ from neuroshard.stages.search.space.sizes import Sizes, device_loads
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Placement
 
-_BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
 _NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order
 _ESTIMATED = 1.2  # times that cost: a choice that is estimated to cost less may have a cheaper quick plan
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
@@ -149,22 +146,6 @@ class FormChoices:
     def _uneven(self) -> BoolArray:
         """Which tables have more to look up in some rows than in others, (T,)."""
         return np.array([bool(table.row_lookups) for table in self.task.tables])
-
-    def beats_columns(self, plan: Plan) -> bool:
-        """Tell whether a plan is proven to be predicted cheaper than any in columns: these needn't be searched then.
-
-        Models that know their margins prove nothing: how large those are hangs on the plans.
-        """
-        models = self.simulator.models
-        if self.catalog is None or (self.first != COLUMNS).any() or models.margins is not None:
-            return False
-        if self.simulator.compute_for(self.task) is not models.compute:
-            return False  # what other parts ask for each shard is no bound
-        cost_ms = self.simulator.cost(plan.task, plan).total_ms
-        if cost_ms >= self.estimates.costs(Forms(self.first[None]))[1][0]:
-            return False  # of tables that lie evenly: hardly ever does a bound lie above it
-        bound_ms = lower_bound_ms(self.catalog, _BOUND_STEPS)
-        return bound_ms is not None and cost_ms < bound_ms
 
     def likely(self, tries: int) -> list["Tried"]:
         """List, of the choices that are estimated to be cheap, some whose quick plans are nearly the cheapest.

@@ -215,8 +215,6 @@ class NeuroShard(Searcher):
         tried = sorted(likely, key=_BOTH_MS)[:_LIKELY]
         others = _searched(tried, self.beside_search)
         other = self._cheapest(others, simulator) if others else None
-        if other is not None and self.choice is None and len(spaces) == 1 and spaces[0].beats_columns(other.plan):
-            return other
         try:
             columns = self._in_columns(spaces, simulator)
         except InfeasibleError as error:

@@ -6,7 +6,7 @@ from math import isnan
 import numpy as np
 
 from neuroshard.cost.cost import Cost, described_expectation, described_wait
-from neuroshard.layouts import LAYOUTS, Layout
+from neuroshard.layouts import Layout
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.moves import Places, TableChange, table_changes
 from neuroshard.plans.picture import plan_png
@@ -75,7 +75,6 @@ def _summary(explanation: Explanation) -> Section:
     facts = (
         ("predicted cost", f"{cost.total_ms:.2f} ms{margin} for {cost.scope}{_caveat(cost)}"),
         *([("expected cost", expected)] if expected is not None else []),
-        ("best possible", _best(explanation)),
         ("if spread evenly", _evenly(explanation)),
         ("bottleneck", _why(explanation)),
         *([("host", waited)] if waited is not None else []),
@@ -89,18 +88,6 @@ def _summary(explanation: Explanation) -> Section:
 
 def _caveat(cost: Cost) -> str:
     return "" if cost.caveat is None else f", {cost.caveat}"
-
-
-def _best(explanation: Explanation) -> str:
-    if explanation.plan.violations:
-        return "not known: the plan breaks its task"
-    others = [str(its) for its in LAYOUTS.values() if not its.free and its in explanation.plan.layouts]
-    if others:
-        return f"not known for plans with tables in {' and '.join(others)}: the bound is one of columns alone"
-    if explanation.gap is None:
-        return "not known for models of this kind"
-    gap = np.ceil(explanation.gap * 1000) / 1000  # never less than it is
-    return f"at least {explanation.bound_ms:.2f} ms in columns: the plan is within {gap:.1%} of it (bound)"
 
 
 def _evenly(explanation: Explanation) -> str:

@@ -16,7 +16,6 @@ from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.report.what_if import Change, SplitWorth, changed_compute_ms, split_worths
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tables import Table
@@ -67,10 +66,8 @@ class Explanation:
         splits: of every table that is split; first those that fit nowhere whole, then those that bought most.
         next_move: or why there is none.
         heuristics: costs of the plans of other methods, or why there is no plan, by name.
-        bound_ms: what no plan that keeps the task's constraints is predicted to cost less than (`lower_bound_ms`); None
-            for models that can't say, and for plans that break their task.
-        balanced_ms: what the plan would cost if its compute and its columns were spread evenly: an estimate of what
-            could be had at best, not a bound. Shards can't be spread so, but cheaper ones may be.
+        balanced_ms: predicted cost if the plan's compute and columns were spread evenly: a rough estimate of the best
+            possible cost. Shards can't be spread that evenly, but other splits may be cheaper.
         exchange_excess_ms: what it would cost less if its columns alone were.
         warnings: what lies outside the models' range, what the plan breaks of its task.
     """
@@ -81,15 +78,9 @@ class Explanation:
     splits: tuple[SplitWorth, ...]
     next_move: NextMove | str
     heuristics: dict[str, Cost | str]
-    bound_ms: float | None
     balanced_ms: float
     exchange_excess_ms: float
     warnings: tuple[str, ...]
-
-    @property
-    def gap(self) -> float | None:
-        """How far above the best possible cost the plan's is at most, as a share of that; None where nobody can say."""
-        return None if not self.bound_ms else self.cost.total_ms / self.bound_ms - 1
 
     @property
     def slowest(self) -> int:
@@ -131,19 +122,10 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
         split_worths(plan, cost, simulator),
         _next_move(same, simulator),
         {f"{score}_greedy": _heuristic(score, same, simulator) for score in SCORES},
-        _bound_ms(same, simulator),
         _even_ms(plan, np.full_like(cost.compute, cost.compute.mean()), simulator),
         cost.total_ms - _even_ms(plan, cost.compute, simulator),
         (*(f"the plan breaks its task: {broken}" for broken in plan.violations), *simulator.warnings(plan)),
     )
-
-
-def _bound_ms(plan: Plan, simulator: Simulator) -> float | None:
-    """Compute a lower bound of all costs, ms; None unless the plan is in columns and keeps its constraints."""
-    if plan.violations or not plan.in_columns:
-        return None
-    kernels = Simulator(simulator.models)  # what other parts ask for each shard is no bound
-    return lower_bound_ms(Catalog.checked(Base.empty(plan.task), kernels))
 
 
 def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, ...]:

@@ -14,7 +14,6 @@ from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance, toy_tables
-from tests.kit.exchange_bounds import Bounded
 from tests.kit.made_up import measured
 
 TRAINING = TrainingSettings(epochs=20, batch_size=32, learning_rate=1e-2, loss="absolute_relative")
@@ -83,11 +82,11 @@ class TestFittedRegression(PhysicalComputeConformance):
     make = staticmethod(_regression)
 
 
-class TestFittedForward(Bounded, PhysicalCommConformance):
+class TestFittedForward(PhysicalCommConformance):
     make = partial(_comm, FORWARD)
 
 
-class TestFittedBackward(Bounded, PhysicalCommConformance):
+class TestFittedBackward(PhysicalCommConformance):
     make = partial(_comm, BACKWARD)
 
 

@@ -28,7 +28,6 @@ from neuroshard.testing import (
     toy_tables,
 )
 from neuroshard.testing.devices import MadeUpCpu, MadeUpExchange, MadeUpGpu
-from tests.kit.exchange_bounds import Bounded
 
 INSTALLED = CostModels.load("cpu")
 
@@ -86,7 +85,7 @@ class TestPhysicalComputeOfNoSum(_Made, PhysicalComputeConformance):
 
 
 @pytest.mark.parametrize("make", [lambda: random_models().forward], ids=["neural"])
-class TestComm(_Made, Bounded, CommModelConformance):
+class TestComm(_Made, CommModelConformance):
     pass
 
 
@@ -105,7 +104,7 @@ PHYSICAL_COMM = {
 
 
 @pytest.mark.parametrize("make", PHYSICAL_COMM.values(), ids=PHYSICAL_COMM)
-class TestPhysicalComm(_Made, Bounded, PhysicalCommConformance):
+class TestPhysicalComm(_Made, PhysicalCommConformance):
     pass
 
 

@@ -13,7 +13,6 @@ from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import PhysicalCommConformance
 from neuroshard.words.collective import Collective
-from tests.kit.exchange_bounds import Bounded
 from tests.kit.plans import COPIES, laid_out, table
 
 CALL_MS = 0.109
@@ -31,7 +30,7 @@ def curves(gb_per_s):
     return Curves(sizes, {"alltoall": once, "reduce_scatter": once, "all_gather": once, "all_reduce": twice})
 
 
-class TestRooflineComm(Bounded, PhysicalCommConformance):
+class TestRooflineComm(PhysicalCommConformance):
     def make(self):
         return RooflineComm(curves(100.0), 10.0, 8)
 

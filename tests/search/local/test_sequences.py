@@ -9,10 +9,8 @@ from neuroshard import CostModels, Simulator, Topology, search
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
-from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.testing import random_form_models, sequence_task
-from neuroshard.words.form import Form
 from tests.kit.searches import catalog_of, ms_of
 
 MODELS = {"roofline": CostModels.load("roofline:h100"), "by_form": random_form_models()}
@@ -44,13 +42,11 @@ def test_plans_on_the_way_cost_what_the_simulator_says(task, simulator):
 
 
 @pytest.mark.parametrize(("task", "simulator"), _cases())
-def test_searches_keep_their_shapes_and_the_bound(task, simulator):
+def test_searches_keep_their_shapes_and_cost_no_more_than_columns_alone(task, simulator):
     plan = search(task, simulator, tolerance=0)
     assert plan.violations == ()
     cost, in_columns = (ms_of(one, simulator) for one in (plan, BeamSearch(max_splits=2).find(task, simulator).plan))
     assert cost <= in_columns * (1 + 1e-6)
-    bounded = cost if set(plan.forms) == {Form.COLUMNS} else in_columns  # rows may cost less than any columns
-    assert lower_bound_ms(catalog_of(task, simulator)) <= bounded * (1 + 1e-6)
 
 
 def test_a_sequence_table_is_halved_where_it_is_too_large():

@@ -304,16 +304,6 @@ def test_models_that_know_columns_only_are_asked_once_and_as_before(monkeypatch)
     assert quick.asked == []
 
 
-def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more(monkeypatch):
-    small, large = (
-        [hot_table(f"{rows}_{i}", rows, dim, 1) for i in range(20)] for rows, dim in ((50, 128), (1_000_000, 64))
-    )
-    columns = _Recorded(ALL.column_search)
-    _searched_by(monkeypatch, columns)
-    ALL.find(Task((*small, *large[:4]), Topology(4, "80GiB"), BATCH), H100)
-    assert [count for _, count in columns.asked] == [4]
-
-
 def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
     task, columns = _criteo(), ALL.column_search
     for tries in (0, 1, 3, 6):

@@ -21,7 +21,6 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.explanation import explain
-from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import fewest_shards
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.targets.target import TARGETS, target_named
@@ -125,7 +124,6 @@ def test_bytes_and_costs_of_what_a_device_holds_are_those_of_its_shards():
         assert catalog.size_bytes[catalog.first[:, None] + held].sum(axis=0).tolist() == [*plan.device_bytes]
         assert catalog.items.held(plan).tolist() == held.tolist()
         assert catalog.costs([held])[0].total_ms == pytest.approx(H100.cost(task, plan).total_ms, rel=1e-6)
-        assert lower_bound_ms(catalog) <= H100.cost(task, plan).total_ms
         assert moved_bytes(plan, plan) == 0
 
 

@@ -374,31 +374,6 @@ def _summary_of(found):
     return dict(summary.facts)
 
 
-def test_how_far_the_plan_is_from_the_best_possible():
-    """Two equal tables, together on one device or one on each, which is the best there is: nothing waits."""
-    best = explain(whole(_task([32, 32])), SIMULATOR)
-    cost_ms = PER_TABLE + PER_COLUMN * 32 + 2 * PER_SENT * 32
-    assert best.bound_ms == pytest.approx(cost_ms, rel=5e-3)
-    assert 0 <= best.gap < 5e-3
-    bad = explain(whole(_task([32, 32]), 0), SIMULATOR)
-    assert bad.bound_ms == best.bound_ms
-    assert bad.gap == pytest.approx(bad.cost.total_ms / best.bound_ms - 1)
-    shown = _summary_of(bad)["best possible"]
-    assert shown.startswith(f"at least {best.bound_ms:.2f} ms in columns: the plan is within 1")
-    assert shown.endswith("% of it (bound)")
-
-
-def test_no_bound_is_made_up():
-    opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
-    for found, why in (
-        (explain(whole(_task([32, 32])), opaque), "not known for models of this kind"),
-        (explain(whole(_task([32, 32], memory_bytes=1000)), SIMULATOR), "not known: the plan breaks its task"),
-    ):
-        assert (found.bound_ms, found.gap) == (None, None)
-        assert _summary_of(found)["best possible"] == why
-        assert "estimate of the best" in _summary_of(found)["if spread evenly"]
-
-
 def test_the_expected_cost_stands_beside_the_predicted_where_it_is_known():
     known = replace(linear_models(2), margins=Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0)))
     found = explain(whole(_task([32, 32])), Simulator(known))
@@ -416,12 +391,6 @@ def test_a_balanced_plan_has_no_bottleneck():
         assert (_summary_of(found)["bottleneck"] == "none: the devices are balanced") == balanced
         assert ("What slows device" in text) != balanced
         assert ("is the straggler" in text) != balanced
-
-
-def test_copies_and_rows_are_the_reason_where_there_is_no_bound():
-    for where, form in ((COPIES, "copies"), (range(2), "rows")):
-        found = explain(laid_out(_task([32, 32]), where, 1), H100)
-        assert _summary_of(found)["best possible"].startswith(f"not known for plans with tables in {form}: the bound")
 
 
 def test_columns_are_counted_alike_everywhere():
