@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.cost.cost import Prediction
-from neuroshard.cost.loads import Loads, LoadSets, Traffic
+from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS, Layout, given_bytes, in_columns, layouts_of, placed_loads
 from neuroshard.layouts.layout import table_of
 from neuroshard.plumbing.arrays import IntArray, own_places
@@ -112,11 +112,6 @@ class Plan:
     def by_table(self) -> tuple[tuple[Placement, ...], ...]:
         """(T,) the placements of each table, in the plan's order."""
         return by_table(self.placements, len(self.task.tables))
-
-    @cached_property
-    def table_loads(self) -> Loads:
-        """(T,) loads of the whole tables, each in columns on a device, in the memory that it lies in."""
-        return Loads.of(self.task.tables, self.task.batch_size).at(self.homes)
 
     @cached_property
     def device_loads(self) -> LoadSets:

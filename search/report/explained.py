@@ -11,9 +11,8 @@ from neuroshard.models.trust import LEVEL
 from neuroshard.plans.moves import Places, TableChange, table_changes
 from neuroshard.plans.picture import plan_png
 from neuroshard.plumbing.schema import readable_bytes
-from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
+from neuroshard.stages.search.report.explanation import Explanation, ShardShare
 from neuroshard.stages.search.report.page import Grid, Picture, Section
-from neuroshard.stages.search.report.what_if import SplitWorth
 from neuroshard.words.placement import Tier
 
 _MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table has those that compute so
@@ -26,8 +25,6 @@ def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> li
         Section("Warnings", items=explanation.warnings) if explanation.warnings else None,
         replace(_devices(explanation), pictures=pictures),
         _bottleneck(explanation),
-        _splits(explanation),
-        _next_step(explanation),
         _heuristics(explanation),
     ]
     return [section for section in shown if section is not None]
@@ -69,7 +66,7 @@ def difference(first: Explanation, second: Explanation) -> Section:
 
 
 def _summary(explanation: Explanation) -> Section:
-    cost, plan, step = explanation.cost, explanation.plan, explanation.next_move
+    cost, plan = explanation.cost, explanation.plan
     margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
     expected, waited = described_expectation(cost.total_ms, cost.expected_ms), described_wait(cost.waited_ms)
     facts = (
@@ -78,7 +75,6 @@ def _summary(explanation: Explanation) -> Section:
         ("if spread evenly", _evenly(explanation)),
         ("bottleneck", _why(explanation)),
         *([("host", waited)] if waited is not None else []),
-        ("best single step", f"{step.total_ms - cost.total_ms:+.2f} ms" if isinstance(step, NextMove) else step),
         ("tables", plan.described_shards),
         ("devices", f"{plan.task.topology.num_devices:,}, batch {plan.task.batch_size:,}"),
         ("fullest device", _fullest(explanation)),
@@ -149,7 +145,7 @@ def _short(explanation: Explanation) -> tuple[int, ...]:
     return tuple(dict.fromkeys([explanation.bottleneck, *chosen]))
 
 
-_SHARD_COLUMNS = ("table", "columns", "of", "size", "alone, ms", "saved without it, ms")
+_SHARD_COLUMNS = ("table", "columns", "of", "size", "alone, ms")
 
 
 def _shard_row(share: ShardShare) -> tuple[str, ...]:
@@ -159,7 +155,6 @@ def _shard_row(share: ShardShare) -> tuple[str, ...]:
         f"{share.table.dim}{_besides(share)}",
         readable_bytes(share.size_bytes),
         f"{share.alone_ms:.3f}",
-        f"{share.saved_ms:.3f}",
     )
 
 
@@ -192,36 +187,6 @@ def _bottleneck(explanation: Explanation) -> Section:
             f"What lies on device {explanation.bottleneck}", "No device is slower than the others.", grids=grids
         )
     return Section(f"What slows device {explanation.bottleneck}", facts=facts, grids=grids)
-
-
-def _splits(explanation: Explanation) -> Section | None:
-    if not explanation.splits:
-        return None
-    rows = tuple(_split_row(worth, explanation.cost.total_ms) for worth in explanation.splits)
-    columns = ("table", "shards, columns", "plan with it whole, ms", "its split saves")
-    text = "A table is taken as whole on the one of its devices where the plan then costs least."
-    if not explanation.plan.in_columns:
-        text += " Rows and copies compute and exchange in ways of their own: what that costs is in what they save."
-    return Section("Splits", text, grids=(Grid(columns, rows, texts=frozenset({0, 1})),))
-
-
-def _split_row(worth: SplitWorth, total_ms: float) -> tuple[str, ...]:
-    shards = " + ".join(map(str, worth.dims)) if worth.layout.free else _spread(worth.layout, len(worth.dims))
-    if worth.whole_ms is None:
-        return worth.table, shards, "fits on none", "memory"
-    return worth.table, shards, f"{worth.whole_ms:.2f}", f"{worth.whole_ms - total_ms:.2f} ms"
-
-
-def _next_step(explanation: Explanation) -> Section:
-    step = explanation.next_move
-    if not isinstance(step, NextMove):
-        return Section("Best single step", f"{step[0].upper()}{step[1:]}.")
-    change = step.total_ms - explanation.cost.total_ms
-    return Section(
-        "Best single step",
-        f"{change:+.2f} ms ({change / explanation.cost.total_ms:+.1%}), to {step.total_ms:.2f} ms.",
-        grids=(_moves_grid(step.moves),),
-    )
 
 
 def _moves_grid(steps: tuple[TableChange, ...]) -> Grid:

@@ -1,4 +1,4 @@
-"""Why a plan costs what it does: its devices, its tables, its splits, and what would be next."""
+"""Why a plan costs what it does: its devices, its shards, and what heuristics would cost."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,10 @@ from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import Layout
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.report.what_if import Change, SplitWorth, changed_compute_ms, split_worths
-from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tables import Table
 from neuroshard.words.placement import Placement
@@ -26,13 +21,12 @@ _NOTICED = 0.005  # of a plan's cost
 
 @dataclass(frozen=True)
 class ShardShare:
-    """A shard's share in its device's cost.
+    """A shard and its compute cost.
 
     Attributes:
         placed, table, layout: what lies where, and of which table in which layout.
         size_bytes: on the device.
         alone_ms: compute cost of the shard alone.
-        saved_ms: what the device would compute less without it.
     """
 
     placed: Placement
@@ -40,20 +34,6 @@ class ShardShare:
     layout: Layout
     size_bytes: int
     alone_ms: float
-    saved_ms: float
-
-
-@dataclass(frozen=True)
-class NextMove:
-    """The best single step away from a plan: shards moved, split or swapped.
-
-    Attributes:
-        moves: of the tables that it moves.
-        total_ms: plan cost after it.
-    """
-
-    moves: tuple[TableChange, ...]
-    total_ms: float
 
 
 @dataclass(frozen=True)
@@ -62,9 +42,7 @@ class Explanation:
 
     Attributes:
         cost: predicted.
-        shards: of all devices, those that cost their device most first.
-        splits: of every table that is split; first those that fit nowhere whole, then those that bought most.
-        next_move: or why there is none.
+        shards: of all devices, the most expensive ones first.
         heuristics: costs of the plans of other methods, or why there is no plan, by name.
         balanced_ms: predicted cost if the plan's compute and columns were spread evenly: a rough estimate of the best
             possible cost. Shards can't be spread that evenly, but other splits may be cheaper.
@@ -75,8 +53,6 @@ class Explanation:
     plan: Plan
     cost: Cost
     shards: tuple[ShardShare, ...]
-    splits: tuple[SplitWorth, ...]
-    next_move: NextMove | str
     heuristics: dict[str, Cost | str]
     balanced_ms: float
     exchange_excess_ms: float
@@ -118,9 +94,7 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
     return Explanation(
         plan,
         cost,
-        _shares(plan, cost, simulator),
-        split_worths(plan, cost, simulator),
-        _next_move(same, simulator),
+        _shares(plan, simulator),
         {f"{score}_greedy": _heuristic(score, same, simulator) for score in SCORES},
         _even_ms(plan, np.full_like(cost.compute, cost.compute.mean()), simulator),
         cost.total_ms - _even_ms(plan, cost.compute, simulator),
@@ -128,35 +102,14 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
     )
 
 
-def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, ...]:
-    model, loads = simulator.models.compute, plan.device_loads.loads
-    devices = [placement.device for placement in plan.by_device]
-    gone = [Change(placement.shard.table, placement.device, 0) for placement in plan.by_device]
-    saved = cost.compute[devices] - changed_compute_ms(plan, gone, model)
-    alone = model.predict(LoadSets.alone(loads))
+def _shares(plan: Plan, simulator: Simulator) -> tuple[ShardShare, ...]:
+    loads = plan.device_loads.loads
+    alone = simulator.models.compute.predict(LoadSets.alone(loads))
     shares = []
-    for placed, size, alone_ms, saved_ms in zip(plan.by_device, loads.size_bytes, alone, saved, strict=True):
+    for placed, size, alone_ms in zip(plan.by_device, loads.size_bytes, alone, strict=True):
         table = placed.shard.table
-        what = placed, plan.task.tables[table], plan.layouts[table]
-        shares.append(ShardShare(*what, int(size), float(alone_ms), float(saved_ms)))
-    return tuple(sorted(shares, key=lambda share: (-share.saved_ms, share.table.name)))
-
-
-def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
-    if plan.violations:
-        return "not looked for: the plan breaks its task"
-    if not any(layout.free for layout in plan.layouts):
-        return "not looked for: steps move columns, and no table lies in columns"
-    base = Base.of_plan(plan, simulator.compute_for(plan.task))
-    catalog = Catalog.checked(base, simulator)
-    held = catalog.items.held(plan)
-    local = LocalSearch(catalog, held)
-    better = local.best_step(local.costed(held))
-    after = plan if better is None else catalog.items.plan(better.held)
-    before_ms, after_ms = (cost.total_ms for cost in simulator.costs(plan.task, [plan, after]))
-    if after_ms >= before_ms:  # in a whole step the first cut may cost more than any step of local search knows
-        return "no single move, split or swap of shards was found that makes the plan cheaper"
-    return NextMove(table_changes(plan, after), after_ms)
+        shares.append(ShardShare(placed, plan.task.tables[table], plan.layouts[table], int(size), float(alone_ms)))
+    return tuple(sorted(shares, key=lambda share: (-share.alone_ms, share.table.name)))
 
 
 def _heuristic(score: str, plan: Plan, simulator: Simulator) -> Cost | str:

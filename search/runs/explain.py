@@ -37,7 +37,7 @@ class Explain:
     out: PathName | None = None
 
     def run(self) -> "ExplainResult":
-        """Explain each plan; with two, what it takes to get from the first to the second.
+        """Explain each plan; with two plans, list the differences between them first.
 
         Raises:
             UserError: a file is no plan, there are more than two, they are of different tables, or `out` is not
@@ -133,11 +133,11 @@ class ExplainResult:
         save_page(self.page, render(title, self._intro(), chapters))
 
     def show(self, console: Console) -> None:
-        """Print the explanation of every plan, and their comparison."""
+        """Print the difference between two plans first, then the explanation of every plan."""
         console.print(plain(self._intro(), "dim"), soft_wrap=True)
+        show_sections(console, self._comparison())
         for name, one in zip(self._titles(), self.explanations, strict=True):
             show_sections(console, [titled(section, name) for section in sections(one)])
-        show_sections(console, self._comparison())
         if self.page is not None:
             console.print(plain(f"page: {self.page}"), soft_wrap=True)
 

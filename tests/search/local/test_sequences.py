@@ -8,7 +8,6 @@ import pytest
 from neuroshard import CostModels, Simulator, Topology, search
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.testing import random_form_models, sequence_task
 from tests.kit.searches import catalog_of, ms_of
@@ -55,14 +54,3 @@ def test_a_sequence_table_is_halved_where_it_is_too_large():
     tight = replace(task, tables=(wide, *task.tables[1:]), topology=Topology(4, int(wide.size_bytes * 0.8)))
     plan = search(tight, Simulator(MODELS["roofline"]))
     assert sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0) == [32, 32]
-
-
-@pytest.mark.parametrize("models", MODELS.values(), ids=MODELS.keys())
-def test_changes_are_costed_in_the_call_that_they_belong_to(models):
-    task, simulator = sequence_task(9, 3), Simulator(models)
-    plan = search(task, simulator)
-    cost = simulator.cost(task, plan).compute
-    for placed in plan.placements:
-        shard, device = placed.shard, placed.device
-        whole = changed_compute_ms(plan, [Change(shard.table, device, shard.dim)], models.compute)
-        np.testing.assert_allclose(whole, cost[device], rtol=1e-4)
