@@ -1,12 +1,13 @@
-"""What people read: sections, on one page that needs nothing but itself, or printed in short; CSV."""
+"""Sections of text, pandas tables and pictures: on one HTML page that needs no other file, or printed in short; CSV."""
 
 import csv
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich import box
@@ -17,7 +18,7 @@ from rich.text import Text
 from neuroshard.plumbing.files import write_atomically
 
 _FORMULA = re.compile(r"\s*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # also as wide as Chinese and Japanese letters
-_SHOWN = 10  # rows and list items
+_SHOWN = 16  # rows that are printed
 
 
 def save_csv(path: Path, frame: pd.DataFrame) -> None:
@@ -39,9 +40,30 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def texts(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Make a table of texts for people, by the heads of its columns; as objects, for Arrow refuses some characters."""
+    return pd.DataFrame(dict(columns), dtype=object)
+
+
+def in_words(frame: pd.DataFrame, columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+    """Make a table of texts for people; a column without any known value is left out.
+
+    Args:
+        frame: of numbers and texts.
+        columns: by their heads in the table, each with its name in the frame and the format of its cells.
+    """
+    cells = {head: [_in_words(cell, how) for cell in frame[name]] for head, (name, how) in columns.items()}
+    return texts({head: some for head, some in cells.items() if any(some)})
+
+
+def _in_words(cell: object, how: str) -> str:
+    unknown = cell is None or (isinstance(cell, float) and not np.isfinite(cell))
+    return "" if unknown else format(cell, how)
+
+
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with the words beside it."""
+    """A PNG with a caption."""
 
     name: str
     caption: str
@@ -53,47 +75,29 @@ class Picture:
         return f"data:image/png;base64,{b64encode(self.png).decode()}"
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table: texts, row by row.
-
-    Attributes:
-        marked: numbers of the rows that stand out.
-        texts: numbers of the columns that hold words rather than numbers.
-        short: the rows to show where there is room for few only; None for the first ones.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    marked: frozenset[int] = frozenset()
-    texts: frozenset[int] = frozenset({0})
-    short: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Section:
-    """A section of the page: its facts, text, items, pictures and grids, shown in this order.
-
-    Attributes:
-        facts: key figures, each with its name.
-        text: a sentence or two.
-        items: a list of sentences.
-    """
+    """A section of a page: a text, pictures and a table of texts, in this order."""
 
     title: str
     text: str = ""
-    facts: tuple[tuple[str, str], ...] = ()
-    items: tuple[str, ...] = ()
+    table: pd.DataFrame | None = None
     pictures: tuple[Picture, ...] = ()
-    grids: tuple[Grid, ...] = ()
+
+    @property
+    def table_html(self) -> str:
+        """The whole table as an HTML element whose cells pandas escapes; empty without a table."""
+        if self.table is None:
+            return ""
+        with pd.option_context("display.max_colwidth", None):
+            html: str = self.table.to_html(index=False, border=0, justify="left")
+        return html
 
 
 def render(title: str, intro: str, sections: Sequence[Section]) -> str:
     """Render sections as an HTML page; every text is shown as it is, whatever it holds."""
     loader = PackageLoader("neuroshard.stages.search.report", "templates")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("page.html.j2").render(title=title, intro=intro, sections=sections)
 
 
@@ -103,23 +107,14 @@ def save_page(path: Path, html: str) -> None:
 
 
 def show_sections(console: Console, sections: Sequence[Section]) -> None:
-    """Print sections; of long tables and lists the rows that matter most, and how many more there are."""
+    """Print sections; of a long table the first rows, and how many rows it has."""
     for section in sections:
         console.print()
         console.print(plain(section.title, "bold"), soft_wrap=True)
-        if section.facts:
-            table = Table(box=None, show_header=False, pad_edge=False)
-            for name, value in section.facts:
-                table.add_row(plain(name, "dim"), plain(value))
-            console.print(table)
         if section.text:
             console.print(plain(section.text))
-        for item in section.items[:_SHOWN]:
-            console.print(plain(f"- {item}"))
-        if len(section.items) > _SHOWN:
-            console.print(plain(f"... and {len(section.items) - _SHOWN:,} more", "dim"))
-        for grid in section.grids:
-            _show_grid(console, grid)
+        if section.table is not None:
+            _show_table(console, section.table)
 
 
 def plain(text: str, style: str = "") -> Text:
@@ -128,14 +123,13 @@ def plain(text: str, style: str = "") -> Text:
     return Text(shown, style=style, overflow="fold")
 
 
-def _show_grid(console: Console, grid: Grid) -> None:
-    chosen = range(min(_SHOWN, len(grid.rows))) if grid.short is None else grid.short
+def _show_table(console: Console, frame: pd.DataFrame) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="", show_edge=False)
-    for number, column in enumerate(grid.columns):
-        table.add_column(plain(column), justify="left" if number in grid.texts else "right", overflow="fold")
-    for number in chosen:
-        style = "bold" if number in grid.marked else ""
-        table.add_row(*(plain(cell, style) for cell in grid.rows[number]))
+    for name, cells in frame.items():
+        numbers = all(map(_is_number, cells))
+        table.add_column(plain(str(name)), justify="right" if numbers else "left", overflow="fold")
+    for row in frame[:_SHOWN].itertuples(index=False):
+        table.add_row(*map(plain, row))
     console.print(table)
-    if len(chosen) < len(grid.rows):
-        console.print(plain(f"{len(chosen)} of {len(grid.rows):,} rows", "dim"))
+    if len(frame) > _SHOWN:
+        console.print(plain(f"{_SHOWN} of {len(frame):,} rows", "dim"))

@@ -10,16 +10,16 @@ from neuroshard.plumbing.arrays import FloatArray
 
 _LEVEL = 0.95
 _COMPARED = [
-    "group", "method", "tasks", "solved", "common", "mean_ms", "ci_ms", "saved", "saved_ci", "p", "seconds",
+    "group", "method", "tasks", "solved", "common", "mean_ms", "ci_ms", "saved", "saved_ci", "p", "seconds", "caveat",
 ]  # fmt: skip
-_CURVE = ["tasks", "setting", "value", "solved", "mean_ms", "relative", "relative_ci"]
+_CURVE = ["tasks", "setting", "value", "solved", "mean_ms", "relative", "relative_ci", "caveat"]
 
 
 def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
     """Compare methods, a row for each method in each group.
 
     Args:
-        frame: with the columns `group`, method, task, `cost`, seconds, solved.
+        frame: with the columns `group`, method, task, `cost`, seconds, solved, and caveat if costs may have one.
         group: what tells tasks apart.
         cost: the column of costs, ms.
 
@@ -28,7 +28,7 @@ def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
         mean_ms with half the width of its 95% interval (ci_ms), saved (mean over common tasks of what the group's
         cheapest method costs less, relative) with its interval (saved_ci) and p, the probability of so large a
         difference if there were none (Wilcoxon's signed-rank test; NaN for the cheapest itself), median seconds of
-        search.
+        search, and the caveats of its costs.
     """
     rows = [row for name, subset in frame.groupby(group, sort=False) for row in _compared(str(name), subset, cost)]
     return pd.DataFrame(rows, columns=_COMPARED)
@@ -57,7 +57,13 @@ def _compared(group: str, subset: pd.DataFrame, cost: str) -> Iterator[dict[str,
             "saved_ci": interval(saved),
             "p": _p_value(theirs, mine),
             "seconds": float(of_method["seconds"].median()),
+            "caveat": _caveats(of_method),
         }
+
+
+def _caveats(subset: pd.DataFrame) -> str | None:
+    """Join the different caveats of some costs; None without any."""
+    return "; ".join(subset["caveat"].dropna().unique()) or None if "caveat" in subset else None
 
 
 def _mean(values: FloatArray) -> float:
@@ -90,7 +96,7 @@ def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
     Returns:
         tasks, setting, value, solved (how many tasks), mean_ms; relative: mean over tasks of the cost over the task's
         mean over all values, less 1, with half the width of its 95% interval (relative_ci): tasks differ more than
-        settings do. NaN where no task was solved with every value.
+        settings do. NaN where no task was solved with every value. caveat: the caveats of the costs.
     """
     rows = [
         row
@@ -113,4 +119,5 @@ def _by_value(tasks: str, setting: str, subset: pd.DataFrame) -> Iterator[dict[s
             "mean_ms": _mean(costs[value].to_numpy()),
             "relative": _mean(relative[value].to_numpy()),
             "relative_ci": interval(relative[value].to_numpy()),
+            "caveat": _caveats(subset[subset["value"] == value]),
         }

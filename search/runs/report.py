@@ -11,13 +11,11 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_directory, write_atomically
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import check_nothing_else
-from neuroshard.stages.search.report.gather import find_runs, gather
+from neuroshard.stages.search.report.gather import Gathered, find_runs, gather
 from neuroshard.stages.search.report.page import plain, render, save_csv, save_page
 from neuroshard.stages.search.report.reported import (
-    caveats_of,
-    comparisons_shown,
+    compared_shown,
     learning_shown,
-    overview,
     sensitivities_shown,
     trust_shown,
 )
@@ -57,19 +55,29 @@ class Report:
         for name, frame in tables.items():
             if not frame.empty:
                 save_csv(out / "tables" / f"{name}.csv", frame)
-        caveats = caveats_of(searched)
-        sections = [
-            overview(gathered, paths),
-            *comparisons_shown(tables["predicted"], "mean predicted cost", "Predicted", "tasks", caveats),
-            *sensitivities_shown(tables["sensitivity"], caveats),
-            *comparisons_shown(tables["measured"], "mean measured cost", "Measured", "evaluation"),
-            *trust_shown(gathered.measured),
-            *learning_shown(gathered),
+        answers = [
+            compared_shown(tables["predicted"], "Predicted", "tasks", "mean predicted cost"),
+            sensitivities_shown(tables["sensitivity"]),
+            compared_shown(tables["measured"], "Measured", "evaluation", "mean measured cost"),
+            trust_shown(gathered.measured),
+            learning_shown(gathered.learned, gathered.references),
         ]
+        sections = [section for section in answers if section is not None]
         for picture in (picture for section in sections for picture in section.pictures):
             write_atomically(out / "figures" / f"{picture.name}.png", picture.png)
-        save_page(out / "report.html", render("Sharding plans compared", "", sections))
+        save_page(out / "report.html", render("Sharding plans compared", _intro(gathered, paths), sections))
         return ReportResult(out, len(sections))
+
+
+def _intro(gathered: Gathered, paths: Sequence[Path]) -> str:
+    """Name the directories that were read, and count the runs of each kind in them."""
+    counts = {
+        "search run(s)": gathered.searched["path"].nunique(),
+        "evaluation(s) on hardware": gathered.measured["run"].nunique(),
+        "training(s)": gathered.learned["run"].nunique(),
+    }
+    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    return f"{listed} from {', '.join(map(str, paths))}"
 
 
 def _check_out(out: Path, runs: Sequence[Path]) -> None:

@@ -90,8 +90,8 @@ def test_moves_between_forms_are_named():
         "t0": (Form.ROWS, Form.COLUMNS), "t1": (Form.COPIES, Form.COLUMNS),
     }  # fmt: skip
     assert (moves["t0"].size_bytes, moves["t1"].size_bytes) == (50 * 64 * 4, 0)
-    (grid,) = difference(explain(rows, H100), explain(columns, H100)).grids
-    assert grid.rows[0][:3] == ("t0", "rows on 2 devices, 0 to 1", "64 on 0")
+    table = difference(explain(rows, H100), explain(columns, H100)).table
+    assert table.iloc[0].tolist()[:3] == ["t0", "rows on 2 devices, 0 to 1", "64 on 0"]
 
 
 def test_a_plan_without_columns_is_explained():
@@ -135,13 +135,13 @@ def test_a_terminal_shows_a_few_of_many_devices():
     task = _task([4 * (1 + i % 16) for i in range(256)], devices=128)
     text = _shown(explain(assemble(task, [(i, t.dim, i // 2) for i, t in enumerate(task.tables)]), SIMULATOR_128))
     devices = text[text.index("Devices") : text.index("What slows")]
-    assert len(devices.splitlines()) < 20
+    assert len(devices.splitlines()) < 25
     assert "of 128 rows" in devices
     assert len(text.splitlines()) < 80
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_bottleneck_is_among_the_devices_shown():
+def test_the_bottleneck_is_the_first_of_the_devices():
     """The device with the most columns is neither among those that compute longest nor among the shortest."""
     tables = tuple(Table(f"t{i}", 100, 4, 10.0 + i, ONCE) for i in range(32))
     task = Task((*tables, Table("wide", 100, 128, 0.5, ONCE)), Topology(33, 1 << 30), 256)
@@ -150,9 +150,8 @@ def test_the_bottleneck_is_among_the_devices_shown():
     found = explain(whole(task), Simulator(replace(models, forward=dear, backward=dear)))
     assert found.bottleneck == found.widest == 32
     (devices,) = (section for section in sections(found) if section.title == "Devices")
-    assert 32 in devices.grids[0].short
-    assert len(devices.grids[0].rows) == 33
-    assert len(devices.grids[0].short) == 10
+    assert devices.table["device"][0] == "32"
+    assert sorted(map(int, devices.table["device"])) == list(range(33))
 
 
 @pytest.fixture
@@ -169,7 +168,7 @@ def test_one_plan_as_a_page(files):
     result = Explain(str(files / "one.json"), str(files / "models"), str(files / "page.html")).run()
     text = (files / "page.html").read_text()
     assert "data:image/png;base64," in text
-    assert '<td class="words">t2</td><td>1</td><td>8</td>' in text
+    assert re.search(r"<td>t2</td>\s*<td>1</td>\s*<td>8</td>", text)
     for title in ("Summary", "Devices", "What slows device", "Heuristics compared", "All shards"):
         assert f"<h2>{title}" in text
     assert len(result.explanations) == 1
@@ -193,7 +192,7 @@ def test_a_page_shows_every_move_a_terminal_the_first(files, capsys):
     page = (files / "page.html").read_text()
     moved = page[page.index("From the first plan") : page.index("<h2>First plan: summary")]
     assert moved.count("8 on 1") == 30
-    assert "10 of 30 rows" in capsys.readouterr().out
+    assert "16 of 30 rows" in capsys.readouterr().out
 
 
 def test_names_are_shown_as_they_are(files, capsys):
@@ -308,7 +307,7 @@ def test_an_exchange_that_was_counted_is_counted_again():
 
 def _summary_of(found):
     (summary,) = (section for section in sections(found) if section.title == "Summary")
-    return dict(summary.facts)
+    return dict(summary.table.itertuples(index=False))
 
 
 def test_the_expected_cost_stands_beside_the_predicted_where_it_is_known():
@@ -323,7 +322,7 @@ def test_a_balanced_plan_has_no_bottleneck():
     even = explain(whole(_task([32, 32])), SIMULATOR)
     uneven = explain(whole(_task([32, 32]), 0), SIMULATOR)
     for found, balanced in ((even, True), (uneven, False)):
-        text = str([*sections(found)])
+        text = _shown(found)
         assert found.is_balanced == balanced
         assert (_summary_of(found)["bottleneck"] == "none: the devices are balanced") == balanced
         assert ("What slows device" in text) != balanced
@@ -335,7 +334,6 @@ def test_columns_are_counted_alike_everywhere():
     plan = laid_out(_task([32, 32]), COPIES, 1)
     found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")
-    column = devices.grids[0].columns.index("columns")
-    explained = [row[column] for row in devices.grids[0].rows]
+    explained = devices.table.sort_values("device")["columns"].tolist()
     told = [re.search(r"(\d+) columns", line)[1] for line in str(plan).splitlines()[1:]]
     assert explained == told == ["0", "32"]

@@ -7,19 +7,19 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard.stages.search.report.page import Grid, Section, render, save_csv, save_page, show_sections
+from neuroshard.stages.search.report.page import Section, in_words, render, save_csv, save_page, show_sections, texts
 
 HOSTILE = "<script>x</script> & [bold]b[/bold] [/] {{ 1 }} '\""
 
 
 def _section(text):
-    return Section(text, text, ((text, text),), (text,), (), (Grid((text, "n"), ((text, "1"),)),))
+    return Section(text, text, texts({"name": [text], "n": ["1"]}))
 
 
 def test_a_page_holds_no_markup_of_others():
     page = render(HOSTILE, HOSTILE, [_section(HOSTILE)])
     assert "<script>x" not in page
-    assert page.count("&lt;script&gt;x&lt;/script&gt; &amp; [bold]b[/bold] [/] {{ 1 }}") == 11
+    assert page.count("&lt;script&gt;x&lt;/script&gt; &amp; [bold]b[/bold] [/] {{ 1 }}") == 6
 
 
 def test_halves_of_characters_do_not_stop_a_page(tmp_path):
@@ -34,7 +34,7 @@ def _printed(sections, width=80):
 
 
 def test_a_terminal_shows_markup_as_it_is():
-    assert _printed([_section(HOSTILE)], 300).count(HOSTILE) == 7
+    assert _printed([_section(HOSTILE)], 300).count(HOSTILE) == 3
 
 
 def test_a_terminal_is_given_no_commands():
@@ -44,14 +44,19 @@ def test_a_terminal_is_given_no_commands():
     assert "\\x1b[31m\\x07\\u202eb\\ud800" in shown
 
 
-def test_long_tables_and_lists_are_cut_and_counted():
-    rows = tuple((f"row{i}", "1") for i in range(256))
-    shown = _printed([Section("many", items=tuple(f"item{i}" for i in range(50)), grids=(Grid(("a", "b"), rows),))])
-    assert len(shown.splitlines()) < 40
-    assert "10 of 256 rows" in shown
-    assert "and 40 more" in shown
-    chosen = _printed([Section("some", grids=(Grid(("a", "b"), rows, short=(200, 7)),))])
-    assert [line.split()[0] for line in chosen.splitlines() if line.startswith("row")] == ["row200", "row7"]
+def test_a_page_shows_whole_tables_and_a_terminal_their_first_rows():
+    long = Section("many", table=texts({"a": [f"row{i}{'x' * 200}" for i in range(256)], "b": ["1"] * 256}))
+    page, shown = render("", "", [long]), _printed([long], 300)
+    assert all(f"<td>row{i}{'x' * 200}</td>" in page for i in range(256))
+    assert "16 of 256 rows" in shown
+    assert shown.count("xrow") + shown.count("\nrow") == 16
+
+
+def test_what_nobody_knows_is_left_out():
+    frame = pd.DataFrame({"n": [1, 2], "ms": [1.25, float("nan")], "x": [float("inf"), None], "text": [None, "why"]})
+    heads = {"number": ("n", "d"), "cost": ("ms", ".1f"), "nothing": ("x", ".1f"), "why": ("text", "")}
+    table = in_words(frame, heads)
+    assert table.to_dict("list") == {"number": ["1", "2"], "cost": ["1.2", ""], "why": ["", "why"]}
 
 
 def test_long_names_stay_within_the_width():

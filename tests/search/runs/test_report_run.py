@@ -1,9 +1,6 @@
 """Reports: what is gathered, what is compared, and a page that needs nothing but itself."""
 
-import json
 import re
-import shutil
-import subprocess
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -18,15 +15,13 @@ from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.trust import DATASHEET
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.report.gather import gather
-from neuroshard.stages.search.report.reported import comparisons_shown
+from neuroshard.stages.search.report.reported import compared_shown
 from neuroshard.stages.search.report.sweep_statistics import comparisons, in_sweep, interval, sensitivities
 from neuroshard.stages.search.runs.report import Report
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
-from tests.kit.processes import PATIENCE_S
 
 CAVEAT = f"{DATASHEET}: kernels covered, exchanges covered"
-CHROMIUM = shutil.which("chromium")
 TASKS = tuple(toy_task(6, seed=seed) for seed in range(4))
 
 
@@ -71,7 +66,8 @@ def test_predicted_costs_that_nobody_measured_say_so(tmp_path):
         Search("roofline:h100", (toy_task(6),), Greedy(method), method, str(tmp_path / "runs" / method)).run()
     Report(str(tmp_path / "runs"), str(tmp_path / "report")).run()
     page = (tmp_path / "report/report.html").read_text()
-    assert f"Predicted costs are {CAVEAT}." in page
+    assert f"<td>{CAVEAT}</td>" in page
+    assert pd.read_csv(tmp_path / "report/tables/predicted.csv")["caveat"].tolist() == [CAVEAT] * 2
     assert gather([tmp_path / "runs"]).searched["caveat"].tolist() == [CAVEAT] * 2
 
 
@@ -102,9 +98,10 @@ def test_a_method_that_solves_nothing_is_counted_and_hides_no_others():
     assert found["solved"].tolist() == [1, 1, 0]
     assert found["mean_ms"].tolist()[:2] == [1.0, 2.0]
     assert np.isnan(found.loc["a", "mean_ms"])
-    (section,) = comparisons_shown(found.reset_index(), "mean", "Predicted", "tasks")
-    assert section.text.startswith("0 of 1 task solved by every method; a solved none, the others 1")
-    assert [row[:2] for row in section.grids[0].rows] == [("c", "1/1"), ("b", "1/1"), ("a", "0/1")]
+    table = compared_shown(found.reset_index(), "Predicted", "tasks", "mean").table
+    assert table["method"].tolist() == ["c", "b", "a"]
+    assert table["solved"].tolist() == ["1", "1", "0"]
+    assert table["mean ms"].tolist() == ["1.000", "2.000", ""]
 
 
 def _swept(costs, values):
@@ -182,9 +179,8 @@ class _Page(HTMLParser):
 def test_the_page_holds_everything_and_needs_nothing(runs, tmp_path):
     result = Report(str(runs), str(tmp_path / "out")).run()
     page = _Page((tmp_path / "out" / "report.html").read_text())
-    assert result.num_sections == len(page.heads) == 5
-    heads = ["Overview", "Predicted", "Sensitivity", "Measured", "Predicted against measured"]
-    assert [head.split(":")[0] for head in page.heads] == heads
+    assert result.num_sections == len(page.heads)
+    assert page.heads == ["Predicted", "Sensitivity", "Measured", "Predicted against measured"]
     assert len(page.images) == 4
     for image in page.images:
         assert b64decode(image.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
@@ -192,43 +188,6 @@ def test_the_page_holds_everything_and_needs_nothing(runs, tmp_path):
     predicted = pd.read_csv(tmp_path / "out" / "tables" / "predicted.csv")
     assert set(predicted["method"]) == {"dim_greedy", "random"}
     assert len(list((tmp_path / "out" / "figures").glob("*.png"))) == 4
-
-
-_FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-_PROBE = """<iframe style="border:0"></iframe><script>
-const frame = document.querySelector("iframe");
-frame.width = WIDTH;
-frame.srcdoc = PAGE;
-frame.onload = () => {
-  const page = frame.contentDocument;
-  const root = page.documentElement;
-  const ends = [...page.images].map(i => Math.ceil(i.getBoundingClientRect().right));
-  const cut = Math.max(0, ...ends.map(end => end - root.clientWidth));
-  const fading = [...page.querySelectorAll(".wide")].filter(box => box.matches(".more")).length;
-  const widths = [...page.images].map(i => i.naturalWidth);
-  document.title = [root.scrollWidth - root.clientWidth, cut, fading, ...widths].join(" ");
-};
-</script>"""
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize("width", [390, 1440])
-def test_a_browser_shows_the_figures_and_nothing_is_too_wide(runs, tmp_path, width):
-    (runs / "random").rename(runs / ("random" * 30))
-    Report(str(runs), str(tmp_path / "out")).run()
-    page = json.dumps((tmp_path / "out" / "report.html").read_text()).replace("</", "<\\/")
-    probe = tmp_path / "probe.html"
-    probe.write_text(_PROBE.replace("PAGE", page).replace("WIDTH", str(width)))
-    command = [CHROMIUM, *_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probe.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
-    too_wide, cut, fading, *images = map(int, re.search(r"<title>([\d ]+)</title>", shown)[1].split())
-    assert (too_wide, cut) == (0, 0)
-    assert (fading > 0) == (width == 390)  # tables that go on to the right
-    assert len(images) == 4
-    assert all(image > 500 for image in images)
 
 
 def test_same_names_of_different_runs_are_told_apart(runs, tmp_path):
@@ -242,18 +201,18 @@ def test_same_names_of_different_runs_are_told_apart(runs, tmp_path):
 
 
 def _reported(tmp_path):
-    """What a report of all runs says, without its scripts, styles and pictures, and of how many sections it is."""
+    """What a report of all runs says, without its styles and pictures, and of how many sections it is."""
     result = Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
-    text = re.sub(r"(?s)<(script|style)>.*?</\1>|<[^>]*>", " ", (tmp_path / "out" / "report.html").read_text())
+    text = re.sub(r"(?s)<style>.*?</style>|<[^>]*>", " ", (tmp_path / "out" / "report.html").read_text())
     return " ".join(text.split()), result.num_sections
 
 
 def test_one_run_has_no_bars_and_no_numbers_that_nobody_knows(models, tmp_path):
     _search(tmp_path, "random", Random(), TASKS[:1])
     words, num_sections = _reported(tmp_path)
-    assert num_sections == 2
+    assert num_sections == 1
     assert not re.search(r"\bnan\b", words, re.IGNORECASE)
-    assert "95%" not in words
+    assert "± ms" not in words
     assert not (tmp_path / "out" / "figures").exists()
     assert "random" in words
 
@@ -277,13 +236,13 @@ def test_what_is_not_known_is_not_shown(tmp_path, rows):
     _evaluation(tmp_path / "runs" / "one", rows)
     words, _ = _reported(tmp_path)
     assert not re.search(r"\b(nan|inf|None)\b", words)
-    assert "inside their" not in words or rows[0][3] == 0
+    assert "inside it" not in words or rows[0][3] == 0
 
 
 def test_thirty_evaluations_of_a_plan_each_are_one_table(tmp_path):
     for number in range(30):
         _evaluation(tmp_path / "runs" / str(number), [("task-0000", 0, 1.0 + number, 1.0, 2.0 + number, NAN)])
-    assert _reported(tmp_path)[1] == 3
+    assert _reported(tmp_path)[1] == 2
     page = (tmp_path / "out" / "report.html").read_text()
     places = [page.index(f">{tmp_path / 'runs' / str(number)}<") for number in range(30)]
     assert places == sorted(places)  # 2 before 10

@@ -53,7 +53,7 @@ def test_costs_that_nobody_measured_say_so_once_and_in_every_file(tmp_path):
     assert plan.prediction.caveat == f"{DATASHEET}: kernels covered, exchanges covered"
     assert DATASHEET in str(plan)
     found = explain(plan, H100)
-    assert DATASHEET in dict(sections(found)[0].facts)["predicted cost"]
+    assert DATASHEET in dict(sections(found)[0].table.itertuples(index=False))["predicted cost"]
     assert any(DATASHEET in warning for warning in found.warnings)
 
 
