@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from neuroshard.stages.pretrain.refine.propose import random_plan
 
 import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, PinnedShard, Placement, Plan, Simulator, TableRule, Task, Topology
@@ -16,7 +17,6 @@ from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
-from neuroshard.stages.pretrain.refine.propose import random_plan
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
