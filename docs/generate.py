@@ -15,7 +15,7 @@ _WIDTH = 120
 DOCS = Path(__file__).resolve().parent
 GROUPS = (
     "tables", "tasks", "searcher", "memory", "constraints", "verify", "hardware", "compute_model", "comm_model",
-    "learner", "source", "experiment",
+    "learner", "experiment",
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from neuroshard.stages.search.results.finalist_files import FinalistFiles, Measu
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
-from neuroshard.stages.search.rl.learner import Session, Simulated
+from neuroshard.stages.search.rl.learner import Session
 from neuroshard.stages.search.rl.policy import DreamShardPolicy
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.train_policy import TrainPolicy, _restored
@@ -128,13 +128,13 @@ TASKS = tuple(toy_task(4, seed=seed) for seed in range(3))
 
 def _training(root):
     tasks = tuple(toy_task(4, seed=seed) for seed in range(3))
-    return TrainPolicy(str(root / "bundle"), tasks, LEARNER, "dreamshard", Simulated(), str(root / "trained"), 1)
+    return TrainPolicy(str(root / "bundle"), tasks, LEARNER, "dreamshard", str(root / "trained"), 1)
 
 
 def _train_on(root):
     """One more round after what the checkpoint tells."""
     simulator = Simulator(random_models())
-    session = Session(LEARNER, TASKS[:2], simulator, Simulated(), 0)
+    session = Session(LEARNER, TASKS[:2], simulator, 0)
     history, best = _restored(root / "trained", session)
     session.round(len(history), lambda: None)
     session.agent.restore(best)

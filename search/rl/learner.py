@@ -1,4 +1,4 @@
-"""The training of a policy: rounds of measuring, fitting the cost network, and policy updates on estimated costs."""
+"""The training of a policy: rounds of costing placements, fitting the cost network, and updating the policy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,16 +7,11 @@ from typing import cast
 import numpy as np
 import torch
 
-from neuroshard.cost.cost import Cost
-from neuroshard.hardware import Hardware
-from neuroshard.lab.plan_costs import measure_plans
-from neuroshard.lab.recorder import meters_of
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.stored import within
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import SEEDS, NonNegative, Positive, PositiveCount, Seed
+from neuroshard.plumbing.schema import SEEDS, NonNegative, Positive, PositiveCount
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.stages.search.rl.agent import Agent, Tensors
 from neuroshard.stages.search.rl.batch import TaskBatch
@@ -84,37 +79,6 @@ Algorithm = Reinforce | ActorCritic  # what turns episodes into a loss: dead one
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """The simulator as the source of costs: placements cost what it predicts."""
-
-    def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
-        """Predict each plan's cost."""
-        return [simulator.cost(plan.task, plan) for plan in plans]
-
-
-@dataclass(frozen=True)
-@checked
-class OnHardware:
-    """Real hardware as the source of costs: placements cost what they do there.
-
-    Attributes:
-        hardware: what plans run on.
-        seed: fixes the lookups.
-    """
-
-    hardware: Hardware
-    seed: Seed = 0
-
-    def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
-        """Measure each plan's cost, or say why it couldn't be measured."""
-        with meters_of(self.hardware, print) as meters:
-            return measure_plans(meters, plans, self.seed, lambda _: None)
-
-
-CostSource = Simulated | OnHardware
-
-
-@dataclass(frozen=True)
 class RandomOrder:
     """A random order of items while a policy is trained: shows what the order of the papers is worth."""
 
@@ -154,9 +118,9 @@ class Learner:
 class Session:
     """A training under way: everything that a checkpoint has to hold, and one round at a time."""
 
-    def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, source: CostSource, seed: int):
+    def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, seed: int):
         torch.manual_seed(seed)
-        self._learner, self._simulator, self._source, self._seed = learner, simulator, source, seed
+        self._learner, self._simulator, self._seed = learner, simulator, seed
         self._batch = TaskBatch.of(tasks, "train-policy")
         network = None if learner.cost_network is None else CostNetwork(learner.cost_network)
         self.agent = Agent(learner.policy(), network)
@@ -211,7 +175,7 @@ class Session:
         return fit(network, self._optimizers["costs"], self._batch, self._measured, generator)
 
     def _collect(self, network: CostNetwork, generator: torch.Generator) -> MeasuredPlacements:
-        """Measure placements that the policy draws, some of them cut off half-way."""
+        """Predict the costs of placements that the policy draws; some of these are cut off after some of the items."""
         count, items = network.settings.placements, self._batch.num_items
         chosen = torch.randint(len(self._batch), (count,), generator=generator)
         batch = self._batch.take(chosen)
@@ -222,12 +186,9 @@ class Session:
         placed = environment.order.argsort(dim=1) < steps[:, None]
         held = final.held & placed[..., None]
         plans = [_placed_plan(batch, index, held[index]) for index in range(count)]
-        costs = self._source.costs(plans, self._simulator)
-        good = [index for index, cost in enumerate(costs) if isinstance(cost, Cost)]
-        if not good:
-            raise UserError(f"no placement could be measured: {costs[0]}")
-        parts_ms = [np.stack([c.compute, c.forward, c.backward], axis=-1) for c in costs if isinstance(c, Cost)]
-        return MeasuredPlacements(chosen[good], held[good], torch.from_numpy(np.stack(parts_ms).astype(np.float32)))
+        costs = [self._simulator.cost(plan.task, plan) for plan in plans]
+        parts_ms = [np.stack([cost.compute, cost.forward, cost.backward], axis=-1) for cost in costs]
+        return MeasuredPlacements(chosen, held, torch.from_numpy(np.stack(parts_ms).astype(np.float32)))
 
     def tensors(self) -> Tensors:
         """Collect the agent's weights, the optimizers' state and what was measured, as a checkpoint holds them."""

@@ -30,7 +30,7 @@ from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.rl.agent import Agent, Tensors, save_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.stages.search.rl.learner import CostSource, Learner, Session
+from neuroshard.stages.search.rl.learner import Learner, Session
 from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -50,7 +50,6 @@ class TrainPolicy:
         num_valid: of the tasks, the last ones: they say which round's policy is kept.
         learner: how it is trained.
         method: its name in results.
-        source: who says what placements cost, for a cost network of its own.
         seed: fixes everything that is not measured.
         out: directory for the policy; a run that was stopped resumes there.
     """
@@ -59,7 +58,6 @@ class TrainPolicy:
     tasks: tuple[Task, ...]
     learner: Learner
     method: str
-    source: CostSource
     out: str
     num_valid: Count = 20
     seed: Seed = 0
@@ -83,7 +81,7 @@ class TrainPolicy:
 
     def _train(self, directory: RunDirectory, simulator: Simulator) -> "TrainResult":
         train, valid = self.tasks[: -self.num_valid], self.tasks[-self.num_valid :]
-        session = Session(self.learner, train, simulator, self.source, self.seed)
+        session = Session(self.learner, train, simulator, self.seed)
         directory.begin(self._settings(), self.tasks)  # nothing is left where no session can be had
         path = directory.path
         history, best = _restored(path, session)
@@ -118,7 +116,6 @@ class TrainPolicy:
             "num_valid": self.num_valid,
             "seed": self.seed,
             "learner": repr(self.learner),
-            "source": repr(self.source),
         }
 
 

@@ -29,7 +29,7 @@ GROUPS = {
     "pretrain": ["compute_model", "comm_model"],
     "search": ["tables", "tasks", "searcher", "memory", "constraints", "verify", "hardware"],
     "evaluate": ["hardware", "through"],
-    "train-policy": ["learner", "source"],
+    "train-policy": ["learner"],
 }
 MANDATORY = {
     "evaluate": ["plans=plan.json"],

@@ -10,21 +10,18 @@ import pytest
 import torch
 
 from neuroshard import InfeasibleError, Simulator, UserError
-from neuroshard.hardware import Hardware
 from neuroshard.layouts import in_columns
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.learned import PolicySearch
 from neuroshard.stages.search.rl import policies
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.stages.search.rl.learner import OnHardware, RandomOrder, Session, Simulated
+from neuroshard.stages.search.rl.learner import RandomOrder, Session
 from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.stages.search.runs.train_policy import TrainPolicy
 from neuroshard.testing import linear_models, random_models, toy_task
-from tests.kit.hydra_configs import compose_config
 from tests.kit.searches import best_ms, ms_of
 from tests.search.rl.toys import NETWORK, autoshard, dreamshard, task
 
@@ -53,7 +50,7 @@ def _best_ms(one, simulator):
 )
 def test_the_known_optimum_is_learned(learner):
     simulator = Simulator(linear_models(2))
-    session = Session(learner, KNOWN, simulator, Simulated(), seed=1)
+    session = Session(learner, KNOWN, simulator, seed=1)
     for number in range(learner.rounds):
         session.round(number, lambda: None)
     costs = session.agent.costs(simulator)
@@ -70,7 +67,7 @@ def test_the_known_optimum_is_learned(learner):
 
 def _run(tmp_path, name="run", **settings):
     tasks = tuple(toy_task(6, 2, seed=seed) for seed in range(8))
-    given = {"learner": dreamshard(NETWORK), "num_valid": 3, "seed": 5, "source": Simulated()} | settings
+    given = {"learner": dreamshard(NETWORK), "num_valid": 3, "seed": 5} | settings
     return TrainPolicy(
         model=str(tmp_path / "models"), tasks=tasks, method="dreamshard", out=str(tmp_path / name), **given
     )
@@ -143,18 +140,6 @@ def test_damaged_files_are_one_line(tmp_path, models):
         load_agent(str(tmp_path / "run"))
     with pytest.raises(UserError, match="installed: autoshard, dreamshard"):
         load_agent(str(tmp_path / "nowhere"))
-
-
-def test_costs_from_hardware(tmp_path):
-    """Real processes, a few placements."""
-    hardware: Hardware = instantiate_config(compose_config("evaluate", ["plans=x", "hardware=cpu"]).hardware)
-    fast = replace(hardware, compute_timing=replace(hardware.compute_timing, rounds=2))
-    few = replace(NETWORK, placements=3, steps=5)
-    tasks = [toy_task(4, 2, seed=seed) for seed in range(2)]
-    session = Session(dreamshard(few), tasks, Simulator(linear_models(2)), OnHardware(fast), seed=0)
-    losses = session.round(0, lambda: None)
-    assert np.isfinite(losses["cost_loss"])
-    assert (session.tensors()["measured.parts"].sum(dim=-1) > 0).any(dim=-1).all()
 
 
 def test_installed_policies_say_where_they_come_from():
