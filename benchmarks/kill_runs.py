@@ -6,7 +6,7 @@ A run is started, killed with SIGKILL after a random share of the time that a wh
 the same command, until it is done; then a fresh one begins, until so many were killed and one was done at least. After
 every kill, whatever was finished before must still be there, byte for byte, and be readable; worker processes must
 have ended. Finished runs must equal one that nobody killed: in all but times, and on a made-up device, whose times
-are known, in all. Training a policy replaces its checkpoint: what it says of a round must stay as it was.
+are known, in all.
 
 Pre-training replaces a finished bundle by one of another seed, and is killed up to 20 ms after it begins to write: what
 is there must load, and be one of the two bundles, byte for byte.
@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
 from shared import CPU, simulator_of
 
 from neuroshard.hardware import Hardware
@@ -41,7 +40,6 @@ from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.stages.search.runs.in_parts import InParts, Means
@@ -89,8 +87,6 @@ def _read(out: Path) -> None:
         _sample_ids(manifest.parent)
     for bundle in out.rglob("bundle.json"):
         load_bundle(bundle.parent)
-    for policy in out.rglob("policy.json"):
-        load_agent(str(policy.parent))
     for run in runs_below(out):
         if (run.path / "plans").exists():
             SearchRun.load(run.path).plans()
@@ -157,7 +153,6 @@ _BEGUN = ("settings.json", "tasks.json", "run.json")
 _PASSES = ("plans/*.json", "finalists/*/*.json", "finalists.parquet")
 _FINALISTS, _BUILDS, _RANKS = ((f"{name}/*/*.json", *_BEGUN) for name in ("finalists", "builds", "ranks"))
 _EVALUATED = ("devices.parquet", "tasks/*.json", *_BEGUN)  # results say how long searches took, too
-_POLICY = ("policy.json", "policy.safetensors", "curve.parquet", *_BEGUN)
 
 CASES = (
     Case(
@@ -182,13 +177,6 @@ CASES = (
     ),
     Case("evaluate-steps", partial(evaluated, InSteps(replace(_STEPS, builds=4))), _BUILDS, _same_names),
     Case("evaluate-mirrored", partial(evaluated, _MIRRORED), _RANKS, _same_names),
-    Case(
-        "train-policy",
-        ("-m", "neuroshard", "train-policy", "out=out", "num_valid=4", "tasks.draw.count=12", "learner.rounds=12",
-         "tasks.draw.min_tables=8", "tasks.draw.max_tables=8", "learner.updates=4", "learner.episodes=4",
-         "learner.cost_network.steps=40"),
-        _POLICY, _same_files(*_POLICY, "checkpoint.safetensors"),
-    ),
     Case(
         "sweep",
         ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=8",
@@ -270,7 +258,7 @@ def _tried(case: Case, kills: int, folder: Path, rng: np.random.Generator) -> st
         place.mkdir(exist_ok=True)
         killed = _killed(case, place, float(rng.uniform(*_SHARES)) * whole_s)
         _read(place / "out")
-        now = _digests(case.finished, place / "out") | _rounds_learned(place / "out")
+        now = _digests(case.finished, place / "out")
         lost += sum(now.get(name) != digest for name, digest in held.items())
         held = now
         done, with_files = done + killed, with_files + bool(killed and now)
@@ -308,16 +296,6 @@ def _await_workers(session: int) -> None:
 def _digests(patterns: Sequence[str], out: Path) -> dict[str, str]:
     files = [file for pattern in patterns for file in out.glob(pattern) if not file.name.startswith(".")]
     return {str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def _rounds_learned(out: Path) -> dict[str, str]:
-    """Read what a policy's checkpoint says of each round; nothing where there is none."""
-    checkpoint = out / "checkpoint.safetensors"
-    if not checkpoint.exists():
-        return {}
-    with safe_open(checkpoint, framework="np") as opened:
-        _, _, told = opened.metadata()["history"].partition(" ")  # after its digest
-    return {f"round {row['round']}": json.dumps(row) for row in json.loads(told)}
 
 
 if __name__ == "__main__":

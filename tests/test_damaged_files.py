@@ -6,7 +6,7 @@ NEUROSHARD_FUZZ=10000 pytest tests/test_damaged_files.py tries 10,000 of each ki
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from neuroshard import CostModels, Found, Plan, Simulator, UserError, load_table
 from neuroshard.app.arguments import as_overrides, split_flags
 from neuroshard.app.overrides import check_overrides
 from neuroshard.models import Card, load_bundle, save_bundle
-from neuroshard.plumbing.registry import build, instantiate_config
+from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
@@ -32,11 +32,7 @@ from neuroshard.stages.search.report.gather import gather
 from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
-from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
-from neuroshard.stages.search.rl.learner import Session
-from neuroshard.stages.search.rl.policy import DreamShardPolicy
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.stages.search.runs.train_policy import TrainPolicy, _restored
 from neuroshard.tasks.constraints import load_constraints
 from neuroshard.tasks.draw import from_file, save_tasks
 from neuroshard.testing import constrained_task, random_models, toy_tables, toy_task
@@ -84,7 +80,6 @@ def good(tmp_path_factory):
         cost = cost_of(*np.tile([1.0, 2.0, 3.0, 4.0], (3, 1)))
         finalists.passes((plan, plan)).keep(number, Pass((MeasuredOnce.of(cost), MeasuredOnce(error="MemoryError"))))
     _data(root / "data")
-    _trained(root)
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"
     (root / "policy").mkdir()
     for file in installed.iterdir():
@@ -116,37 +111,6 @@ def _go_on(root):
     directory = DataDirectory(root / "data")
     directory.begin(MANIFEST, toy_tables(4))
     return directory.compute().read(), directory.comm().read()
-
-
-LEARNER = replace(build("learner", "dreamshard"), rounds=1, updates=1, tasks=2, episodes=2)
-LEARNER = replace(LEARNER, cost_network=CostNetworkSettings((8, 4), 8, placements=4, steps=1, batch_size=2))
-LEARNER = replace(LEARNER, policy=lambda: DreamShardPolicy((8, 4), (4,), 8))
-
-
-TASKS = tuple(toy_task(4, seed=seed) for seed in range(3))
-
-
-def _training(root):
-    tasks = tuple(toy_task(4, seed=seed) for seed in range(3))
-    return TrainPolicy(str(root / "bundle"), tasks, LEARNER, "dreamshard", str(root / "trained"), 1)
-
-
-def _train_on(root):
-    """One more round after what the checkpoint tells."""
-    simulator = Simulator(random_models())
-    session = Session(LEARNER, TASKS[:2], simulator, 0)
-    history, best = _restored(root / "trained", session)
-    session.round(len(history), lambda: None)
-    session.agent.restore(best)
-
-
-def _trained(root):
-    _training(root).run()
-
-
-def _train_again(root):
-    run = _training(root)
-    RunDirectory(Path(run.out)).begin(run._settings(), run.tasks)
 
 
 def _search(root):
@@ -214,8 +178,6 @@ READERS = {
         "runs/one/plans/task-0000.json",
         lambda root: SearchRun.load(root / "runs/one").plans(),
     ),
-    "training that goes on": ("trained/settings.json", _train_again),
-    "checkpoint": ("trained/checkpoint.safetensors", _train_on),
     "runs to report": ("runs/one/tasks.json", lambda root: gather([root / "runs"])),
     "policy": ("policy/policy.json", lambda root: load_agent(str(root / "policy"))),
     "policy's weights": ("policy/policy.safetensors", lambda root: load_agent(str(root / "policy"))),

@@ -61,7 +61,7 @@ class RunDirectory:
         return cls(_next_free(Path("runs") / kind, name) if out is None else Path(out))
 
     @contextmanager
-    def held(self, marks: Collection[str] = (_RUN, _SETTINGS, "policy.json")) -> Iterator[None]:
+    def held(self, marks: Collection[str] = (_RUN, _SETTINGS)) -> Iterator[None]:
         """Keep other runs out of it; a run that leaves no file leaves no new directory either.
 
         `marks` are the files that say that what is there is of this kind.

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.models.stored import within
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import SEEDS, NonNegative, Positive, PositiveCount
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.stages.search.rl.agent import Agent, Tensors
+from neuroshard.stages.search.rl.agent import Agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, MeasuredPlacements, fit
 from neuroshard.stages.search.rl.environment import Environment
@@ -116,7 +115,7 @@ class Learner:
 
 
 class Session:
-    """A training under way: everything that a checkpoint has to hold, and one round at a time."""
+    """A training under way, one round at a time."""
 
     def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, seed: int):
         torch.manual_seed(seed)
@@ -189,32 +188,6 @@ class Session:
         costs = [self._simulator.cost(plan.task, plan) for plan in plans]
         parts_ms = [np.stack([cost.compute, cost.forward, cost.backward], axis=-1) for cost in costs]
         return MeasuredPlacements(chosen, held, torch.from_numpy(np.stack(parts_ms).astype(np.float32)))
-
-    def tensors(self) -> Tensors:
-        """Collect the agent's weights, the optimizers' state and what was measured, as a checkpoint holds them."""
-        tensors = self.agent.tensors()
-        for name, optimizer in self._optimizers.items():
-            for index, state in optimizer.state_dict()["state"].items():
-                tensors |= {f"optimizer.{name}.{index}.{key}": value for key, value in state.items()}
-        if self._measured is not None:
-            tensors |= {f"measured.{name}": tensor for name, tensor in vars(self._measured).items()}
-        return tensors
-
-    def restore(self, tensors: Tensors) -> None:
-        """Restore the session to where `tensors` were taken.
-
-        Raises:
-            UserError: the agent's are of another one, or not finite; the others are taken as they are.
-        """
-        self.agent.restore(tensors)
-        for name, optimizer in self._optimizers.items():
-            state: dict[int, Tensors] = {}
-            for key, tensor in within(tensors, f"optimizer.{name}").items():
-                index, value = key.split(".")
-                state.setdefault(int(index), {})[value] = tensor
-            optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-        if measured := within(tensors, "measured"):
-            self._measured = MeasuredPlacements(**measured)
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:

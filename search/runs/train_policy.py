@@ -1,26 +1,21 @@
-"""The train-policy run: a learner, training tasks, checkpoints after every round."""
+"""The train-policy run: a learner, training tasks, and the policy of the best round."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from rich.console import Console
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.models.stored import within
 from neuroshard.plans.picture import curves_png
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.plumbing.files import regular_file, write_atomically
+from neuroshard.plumbing.files import write_atomically
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import progress_bar
 from neuroshard.plumbing.schema import Count, Seed
@@ -35,9 +30,6 @@ from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
 
-_CHECKPOINT = "checkpoint.safetensors"
-_TOLD = "history"  # with the digest before it: several texts would stand in any order in the file
-
 
 @dataclass(frozen=True)
 @checked
@@ -50,8 +42,8 @@ class TrainPolicy:
         num_valid: of the tasks, the last ones: they say which round's policy is kept.
         learner: how it is trained.
         method: its name in results.
-        seed: fixes everything that is not measured.
-        out: directory for the policy; a run that was stopped resumes there.
+        seed: fixes all random choices; the same seed gives the same policy.
+        out: directory for the policy; it must not hold a run or a policy yet.
     """
 
     model: str
@@ -66,7 +58,7 @@ class TrainPolicy:
         """Train the policy, round by round; that of the best round on the validation tasks is kept.
 
         Raises:
-            UserError: too few tasks, or `out` holds another run.
+            UserError: too few tasks, or `out` already holds a run or a policy.
         """
         if not 0 < self.num_valid < len(self.tasks):
             raise UserError(
@@ -76,34 +68,30 @@ class TrainPolicy:
         for task in self.tasks:
             simulator.models.check(task)
         directory = RunDirectory(Path(self.out))
-        with directory.held():
+        with directory.held(marks=()):
             return self._train(directory, simulator)
 
     def _train(self, directory: RunDirectory, simulator: Simulator) -> "TrainResult":
         train, valid = self.tasks[: -self.num_valid], self.tasks[-self.num_valid :]
         session = Session(self.learner, train, simulator, self.seed)
-        directory.begin(self._settings(), self.tasks)  # nothing is left where no session can be had
-        path = directory.path
-        history, best = _restored(path, session)
+        history, best = list[dict[str, Any]](), Tensors()
         references = _references(valid, simulator)
         with progress_bar() as progress:
             total = self.learner.rounds * self.learner.updates
-            bar = progress.add_task(self.method, total=total, completed=len(history) * self.learner.updates)
-            for number in range(len(history), self.learner.rounds):
+            bar = progress.add_task(self.method, total=total)
+            for number in range(self.learner.rounds):
                 losses = session.round(number, lambda: progress.advance(bar))
                 cost, success = _validate(session.agent, valid, simulator)
-                known = [row["valid_ms"] for row in history]
-                history.append({"round": number, "valid_ms": cost, "success": success} | losses)
-                if not known or cost <= min(known):
+                if all(cost <= row["valid_ms"] for row in history):
                     best = {name: tensor.clone() for name, tensor in session.agent.tensors().items()}
-                _checkpoint(path, session, history, best)
+                history.append({"round": number, "valid_ms": cost, "success": success} | losses)
                 progress.update(bar, description=f"{self.method}: {cost:.2f} ms")
         session.agent.restore(best)
-        result = TrainResult(path, self.method, pd.DataFrame(history), references)
+        result = TrainResult(directory.path, self.method, pd.DataFrame(history), references)
         facts = {"settings": self._settings(), "versions": versions()}
         shape = {"tables": len(self.tasks[0].tables), "devices": self.tasks[0].topology.num_devices}
         outcome = {"valid_ms": result.best_ms, "references_ms": references}
-        save_agent(path, session.agent, facts | shape | outcome)
+        save_agent(directory.path, session.agent, facts | shape | outcome)
         result.save(facts | {"cores": os.cpu_count()})
         return result
 
@@ -117,37 +105,6 @@ class TrainPolicy:
             "seed": self.seed,
             "learner": repr(self.learner),
         }
-
-
-def _restored(path: Path, session: Session) -> tuple[list[dict[str, Any]], Tensors]:
-    """Restore the session from a checkpoint; return history and best weights of its rounds, none without one."""
-    file = path / _CHECKPOINT
-    if not file.exists():
-        return [], {}
-    try:
-        with safe_open(regular_file(file, "checkpoint"), framework="pt") as opened:
-            digest, _, history = (opened.metadata() or {}).get(_TOLD, "").partition(" ")
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
-        if digest != _digest(history, tensors):
-            raise UserError("its digest is missing, or of other contents")
-        session.restore(within(tensors, "session"))
-    except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error}); delete {path} and train again") from None
-    return json.loads(history), within(tensors, "best")
-
-
-def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], best: Tensors) -> None:
-    tensors = {f"session.{name}": tensor for name, tensor in session.tensors().items()}
-    tensors |= {f"best.{name}": tensor for name, tensor in best.items()}
-    # One tensor may stand under two names: safetensors wants each to have memory of its own.
-    own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    told = json.dumps(history)
-    write_atomically(path / _CHECKPOINT, save(own, {_TOLD: f"{_digest(told, own)} {told}"}))
-
-
-def _digest(history: str, tensors: Tensors) -> str:
-    """Compute the digest that a checkpoint is sealed with."""
-    return sha256(history.encode() + save(tensors)).hexdigest()
 
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:

@@ -477,10 +477,10 @@ def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
     write = Path.write_bytes
 
     def full(path, content):
-        if "checkpoint.safetensors" in path.name:
+        if "policy.safetensors" in path.name:
             raise OSError(28, "No space left on device", str(path))
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
     _, err = _failed(capsys, "No space left on device", *_train(here, "learner.rounds=1", "out=trained"))
-    assert "checkpoint.safetensors" in err.splitlines()[-1]
+    assert "policy.safetensors" in err.splitlines()[-1]
