@@ -11,7 +11,7 @@ from torch import nn
 from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.perceptron import perceptron
-from neuroshard.plumbing.errors import UserError, check_name
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total, check_whole
@@ -20,7 +20,6 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Tier
 
 FEATURES = FeatureSet("physical")
-_REDUCTIONS = ("sum", "mean", "max")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,38 +119,6 @@ def _tensors(items: Items, most_tables: int, most_rivals: int) -> list[torch.Ten
         rivals[index, : end - start] = limits.rivals[start:end]
     arrays = (features, present, dims, size_bytes, limits.allowed, rivals, items.free_bytes)
     return [torch.from_numpy(array) for array in arrays]
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The sum, mean or max of representations; max starts from 0."""
-
-    name: str
-
-    def __post_init__(self) -> None:
-        check_name("reduction", self.name, _REDUCTIONS)
-
-    def add(self, total: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
-        """Add `more` to `total`, shapes alike; zeros change nothing, if representations aren't negative."""
-        return torch.maximum(total, more) if self.name == "max" else total + more
-
-    def finish(self, total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Compute what a total of `count` (...) representations stands for, (..., H)."""
-        return total / count.clamp(min=1)[..., None] if self.name == "mean" else total
-
-    def before(self, steps: torch.Tensor) -> torch.Tensor:
-        """Compute the totals before each of I steps, (B, I, D, H), that add `steps` (B, I, D, H)."""
-        through = steps.cummax(dim=1).values if self.name == "max" else steps.cumsum(dim=1)
-        start = torch.zeros_like(steps[:, :1])
-        return torch.cat([start, through[:, :-1]], dim=1)
-
-    def total(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """Add up all representations along one dimension, as `add` does, for `finish`."""
-        return values.amax(dim=dim) if self.name == "max" else values.sum(dim=dim)
-
-    def over(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """Reduce all representations along one dimension."""
-        return values.mean(dim=dim) if self.name == "mean" else self.total(values, dim)
 
 
 class TableEncoder(nn.Module):

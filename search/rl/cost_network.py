@@ -18,7 +18,7 @@ from neuroshard.plumbing.arrays import sums_of
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Positive, PositiveCount, Share
-from neuroshard.stages.search.rl.batch import Reduction, TableEncoder, TaskBatch
+from neuroshard.stages.search.rl.batch import TableEncoder, TaskBatch
 from neuroshard.stages.search.space.items import Items
 
 NUM_PARTS = len(PARTS)
@@ -30,13 +30,7 @@ def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
 
 
 class SimulatorCosts:
-    """What the simulator's pre-trained cost models say of placements.
-
-    Attributes:
-        reduction: of items to a device: a sum, as in every compute model that learned policies can look at.
-    """
-
-    reduction = Reduction("sum")
+    """What the simulator's pre-trained cost models say of placements."""
 
     def __init__(self, simulator: Simulator) -> None:
         """Keep a simulator with models of the papers' kind.
@@ -94,8 +88,6 @@ class CostNetworkSettings:
     Attributes:
         table: widths of the table network's layers.
         head: width of the head's hidden layer.
-        table_reduction: sum | mean | max: of tables to a device. The paper's is "sum".
-        device_reduction: sum | mean | max: of devices to a plan. The paper's is "max".
         placements: costed in every round, for the cost network to learn from.
         partial_share: share of them that is cut off half-way.
         steps: of training the cost network in every round.
@@ -105,17 +97,11 @@ class CostNetworkSettings:
 
     table: Widths = (128, 32)
     head: Width = 64
-    table_reduction: str = "sum"
-    device_reduction: str = "max"
     placements: PositiveCount = 100
     partial_share: Share = 0.5
     steps: PositiveCount = 300
     batch_size: PositiveCount = 64
     learning_rate: Positive = 5e-4
-
-    def __post_init__(self) -> None:
-        Reduction(self.table_reduction)
-        Reduction(self.device_reduction)
 
 
 class CostNetwork(nn.Module):
@@ -128,7 +114,7 @@ class CostNetwork(nn.Module):
 
     def __init__(self, settings: CostNetworkSettings) -> None:
         super().__init__()
-        self.settings, self.reduction = settings, Reduction(settings.table_reduction)
+        self.settings = settings
         self.encoder = TableEncoder(tuple(settings.table))
         width = settings.table[-1]
         self.heads = nn.ModuleList(perceptron((2 * width, settings.head, 1)) for _ in range(NUM_PARTS))
@@ -160,8 +146,7 @@ class CostNetwork(nn.Module):
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Predict parts (B, D, P) and totals (B,) of held (B, I, D), as multiples of `scale_ms`; with gradients."""
         encoded = batch.encode(self.encoder)
-        on_device = held.float()[..., None] * encoded[:, :, None]
-        vectors = self.reduction.finish(self.reduction.total(on_device, dim=1), held.sum(dim=1))
+        vectors = (held.float()[..., None] * encoded[:, :, None]).sum(dim=1)
         return self._parts(vectors, self._of_plan(vectors)), self._total(vectors)
 
     def _parts(self, vectors: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
@@ -174,7 +159,7 @@ class CostNetwork(nn.Module):
         return total
 
     def _of_plan(self, vectors: torch.Tensor) -> torch.Tensor:
-        return Reduction(self.settings.device_reduction).over(vectors, dim=-2)
+        return vectors.amax(dim=-2)
 
 
 PlacementCosts = SimulatorCosts | CostNetwork  # from one vector for each item: of what lies on each device

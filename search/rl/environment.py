@@ -77,13 +77,11 @@ class Environment:
 
     def parts(self, state: EpisodeState) -> torch.Tensor:
         """Predict the costs of the devices, (B, D, P) ms."""
-        vectors = self.costs.reduction.finish(state.vectors, state.count)
-        return self.costs.parts(self.batch, vectors, state.dims, state.count)
+        return self.costs.parts(self.batch, state.vectors, state.dims, state.count)
 
     def total_ms(self, state: EpisodeState) -> torch.Tensor:
         """Predict the cost of each task's plan so far, (B,) ms: what an episode is rewarded by."""
-        vectors = self.costs.reduction.finish(state.vectors, state.count)
-        return self.costs.total(vectors, self.parts(state))
+        return self.costs.total(state.vectors, self.parts(state))
 
     def step(self, state: EpisodeState, legal: torch.Tensor, device: torch.Tensor) -> EpisodeState:
         """Place the next item on `device` (B,), and return the state after it; `legal` (B, D) as `legal()` says."""
@@ -98,7 +96,7 @@ class Environment:
         return replace(
             state,
             step=state.step + 1,
-            vectors=self.costs.reduction.add(state.vectors, more),
+            vectors=state.vectors + more,
             dims=state.dims + chosen * self.batch.dims[rows, item][:, None],
             count=state.count + chosen,
             free_bytes=free_bytes,

@@ -11,7 +11,7 @@ from torch import nn
 from neuroshard.models.perceptron import AnyWidths, Width, Widths, perceptron
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.rl.batch import Reduction, TableEncoder, TaskBatch
+from neuroshard.stages.search.rl.batch import TableEncoder, TaskBatch
 from neuroshard.stages.search.rl.cost_network import NUM_PARTS
 from neuroshard.stages.search.rl.environment import Environment, EpisodeState
 
@@ -25,7 +25,6 @@ class Policy(nn.Module):
         kind: its class's name in files.
         settings: what made it, JSON-ready.
         encoder: what looks at tables.
-        reduction: of items to a device.
         cost: what looks at costs of devices; None for a policy that sees none.
         head: what scores a device.
     """
@@ -33,7 +32,6 @@ class Policy(nn.Module):
     kind: ClassVar[str]
     settings: dict[str, Any]
     encoder: TableEncoder
-    reduction: Reduction
     cost: nn.Module | None
     head: nn.Module
 
@@ -84,18 +82,14 @@ class DreamShardPolicy(Policy):
         table: widths of the table network's layers.
         cost: widths of the layers that see what devices cost so far; [] sees nothing of it.
         head: width of the head's hidden layer.
-        reduction: of tables to a device: sum, mean or max. The paper's is "sum".
     """
 
     kind = "dreamshard"
 
     @checked
-    def __init__(
-        self, table: Widths = (128, 32), cost: AnyWidths = (64, 32), head: Width = 64, reduction: str = "sum"
-    ) -> None:
+    def __init__(self, table: Widths = (128, 32), cost: AnyWidths = (64, 32), head: Width = 64) -> None:
         super().__init__()
-        self.settings = {"table": list(table), "cost": list(cost), "head": head, "reduction": reduction}
-        self.reduction = Reduction(reduction)
+        self.settings = {"table": list(table), "cost": list(cost), "head": head}
         self.encoder = TableEncoder(tuple(table))
         self.cost = perceptron((NUM_PARTS, *cost)) if cost else None
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
@@ -124,7 +118,6 @@ class AutoShardPolicy(Policy):
     ) -> None:
         super().__init__()
         self.settings = {"table": list(table), "memory": memory, "cost": list(cost), "head": head}
-        self.reduction = Reduction("sum")
         self.encoder = TableEncoder(tuple(table))
         self.memory = nn.LSTM(table[-1], memory, batch_first=True)
         self.cost = perceptron((1, *cost)) if cost else None
@@ -185,10 +178,9 @@ def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
     actions, legals, observed = [], [], []
     for step in range(environment.batch.num_items):
         legal, costs = environment.legal(state), environment.observe(state)
-        seen = policy.reduction.finish(devices, state.count)
-        action = choose(policy.log_probabilities(seen, context[:, step], costs, legal))
+        action = choose(policy.log_probabilities(devices, context[:, step], costs, legal))
         chosen = nn.functional.one_hot(action, environment.batch.num_devices)
-        devices = policy.reduction.add(devices, chosen[..., None] * left[:, step, None])
+        devices = devices + chosen[..., None] * left[:, step, None]
         state = environment.step(state, legal, action)
         actions.append(action)
         legals.append(legal)
@@ -223,8 +215,7 @@ def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Repl
     """Compute what the policy makes of the states and actions of finished episodes, all steps at once."""
     left, context = policy.encode(environment.batch, environment.order)
     chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()
-    totals = policy.reduction.before(chosen[..., None] * left[:, :, None])
-    count = chosen.cumsum(dim=1) - chosen
-    devices = policy.reduction.finish(totals, count)
+    after = (chosen[..., None] * left[:, :, None]).cumsum(dim=1)
+    devices = torch.cat([torch.zeros_like(after[:, :1]), after[:, :-1]], dim=1)  # what lay on each before the step
     logs = policy.log_probabilities(devices, context, episodes.costs, episodes.legal)
     return Replayed(logs, logs.gather(-1, episodes.actions[..., None])[..., 0], devices, context)

@@ -52,7 +52,6 @@ def test_wrong_weights_are_one_line(policy, change, message):
         (["policy", "settings", "hat"], 3, "settings of the dreamshard policy.*'hat'"),
         (["policy", "kind"], "dreamchart", "unknown kind of policy 'dreamchart'; did you mean 'dreamshard'"),
         (["policy", "kind"], [], r"policy.kind=\[\] must be text"),
-        (["costs", "table_reduction"], "min", "unknown reduction 'min'"),
         (["costs", "partial_share"], 2, "partial_share=2 must be a number of at most"),
         (["features"], None, "features=None must be a list"),
         (["format"], 1, "not of format 'neuroshard-policy-1' but 1"),
