@@ -40,8 +40,8 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task
-from neuroshard.testing.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
 from neuroshard.words.topology import Topology
+from tests.kit.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
 from tests.kit.kinds import task_of
 
 _EVEN = ImprovedSearch((EvenLayouts(),), Improvement(shakes=0), max_moved_bytes=0)

@@ -27,6 +27,8 @@ from pathlib import Path
 import numpy as np
 from shared import CPU, simulator_of
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.models.bundle import load_bundle
@@ -49,8 +51,8 @@ from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task
-from neuroshard.testing.devices.made_up import MadeUpHardware
 from neuroshard.words.topology import Topology
+from tests.kit.devices.made_up import MadeUpHardware
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
 _WORKERS_END_S, _WRITING_S = 10.0, 0.02

@@ -28,7 +28,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.testing.devices import MADE_UP, MadeUpDevice
+from tests.kit.devices import MADE_UP, MadeUpDevice
 from tests.kit.kinds import KINDS, task_of
 
 _DEVICES, _SEEDS, _TASKS = 8, 3, 2 * len(KINDS)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from neuroshard.testing.devices import MADE_UP
+from tests.kit.devices import MADE_UP
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

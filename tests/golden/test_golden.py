@@ -26,11 +26,11 @@ from neuroshard.hardware import DeviceSpec
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.stages.augment.comm import CommAugmentation
-from neuroshard.testing.devices import MADE_UP
-from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
-from neuroshard.testing.devices.made_up_kernels import drawn_cpu
 from neuroshard.words.fingerprint import fingerprint
 from tests.golden.golden_tasks import all_tasks, replanned
+from tests.kit.devices import MADE_UP
+from tests.kit.devices.made_up import MadeUpHardware, SlowerBy
+from tests.kit.devices.made_up_kernels import drawn_cpu
 from tests.kit.hydra_configs import compose_config
 from tests.kit.made_up import OnTwoHosts
 

@@ -18,9 +18,9 @@ from neuroshard.stages.pretrain.fit_additive import Additive
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables import Table
-from neuroshard.testing.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
-from neuroshard.testing.devices.made_up import MadeUpHardware, SlowerBy
 from neuroshard.words.fingerprint import Fingerprint
+from tests.kit.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
+from tests.kit.devices.made_up import MadeUpHardware, SlowerBy
 
 MACHINE = Fingerprint("cpu", "none", 2, 1 << 30)
 BRIEF = TrainingSettings(2, 64, 3e-3, "cosine", "absolute_relative", 2)

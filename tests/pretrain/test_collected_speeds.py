@@ -17,7 +17,7 @@ from neuroshard.stages.pretrain.fit_additive import Regression
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.testing import toy_tables
-from neuroshard.testing.devices import MADE_UP
+from tests.kit.devices import MADE_UP
 from tests.kit.made_up import BRIEF_SETS, drifting
 
 TRUTH = MADE_UP["cpu"].compute

@@ -22,9 +22,9 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.testing.devices import MADE_UP, measured_comm
 from neuroshard.words.collective import Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form
+from tests.kit.devices import MADE_UP, measured_comm
 from tests.kit.made_up import BRIEF, BRIEF_SETS, MACHINE, begun, collected
 from tests.kit.plans import COPIES, laid_out, whole
 

@@ -15,8 +15,8 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import fit_host_tiers
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.testing.devices import MADE_UP
 from neuroshard.words.form import IN_COLUMNS, Call, Form
+from tests.kit.devices import MADE_UP
 from tests.kit.made_up import BRIEF_SETS, collected, measured
 
 DEVICE = MADE_UP["gpu"]

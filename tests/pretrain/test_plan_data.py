@@ -17,8 +17,8 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.testing import toy_task
-from neuroshard.testing.devices.made_up import MadeUpHardware
 from neuroshard.words.form import Form
+from tests.kit.devices.made_up import MadeUpHardware
 from tests.kit.made_up import BRIEF_SETS, drifting
 from tests.kit.plans import COPIES, laid_out, whole
 

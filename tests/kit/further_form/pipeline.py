@@ -22,10 +22,10 @@ from neuroshard.stages.search.runs.search import Search
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.testing.devices import MADE_UP, MadeUpExchange
 from neuroshard.words.collective import name_of
 from neuroshard.words.form import FORMS, Form
 from tests.kit.commands import shown
+from tests.kit.devices import MADE_UP, MadeUpExchange
 from tests.kit.made_up import OnTwoHosts
 from tests.kit.measuring import CPU
 

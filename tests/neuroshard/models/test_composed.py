@@ -18,8 +18,8 @@ from neuroshard.testing import (
     sequence_task,
     toy_tables,
 )
-from neuroshard.testing.devices import MADE_UP
 from neuroshard.words.form import Call, Form
+from tests.kit.devices import MADE_UP
 
 TABLES = sequence_task(14).tables
 ALL = Loads.of(TABLES, 256)

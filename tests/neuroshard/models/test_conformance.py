@@ -27,7 +27,7 @@ from neuroshard.testing import (
     random_set_comm,
     toy_tables,
 )
-from neuroshard.testing.devices import MadeUpCpu, MadeUpExchange, MadeUpGpu
+from tests.kit.devices import MadeUpCpu, MadeUpExchange, MadeUpGpu
 
 INSTALLED = CostModels.load("cpu")
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from neuroshard.models.calibration import Calibration
 from rich.console import Console
 
 from neuroshard import CostModels, Plan, Prediction, Simulator, Task, Topology, UserError
 from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
 from neuroshard.models import Card, save_bundle
-from neuroshard.models.calibration import Calibration
 from neuroshard.models.predicted_for import PredictedFor
 from neuroshard.models.trust import DATASHEET
 from neuroshard.plumbing.files import exclusive
@@ -24,9 +24,9 @@ from neuroshard.stages.search.runs.in_mirror import TaskInMirror
 from neuroshard.stages.search.runs.in_parts import InParts
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
-from neuroshard.testing.devices.made_up import MadeUpHardware
 from tests.kit.commands import shown
 from tests.kit.costs import cost_of
+from tests.kit.devices.made_up import MadeUpHardware
 from tests.kit.measuring import CPU
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.searches import H100

@@ -33,9 +33,9 @@ from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.targets.target import constrained
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.testing import linear_models, random_models, toy_task
-from neuroshard.testing.devices import MADE_UP, MadeUpCpu
-from neuroshard.testing.devices.made_up import MadeUpHardware
 from tests.kit.commands import shown
+from tests.kit.devices import MADE_UP, MadeUpCpu
+from tests.kit.devices.made_up import MadeUpHardware
 from tests.kit.measuring import CPU
 from tests.kit.processes import PATIENCE_S, as_if_under_torchrun
 from tests.kit.searches import ms_of

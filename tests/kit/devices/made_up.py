@@ -16,10 +16,10 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.sample_loads import loads_of, own_traffic
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, Sample
-from neuroshard.testing.devices.made_up_kernels import MadeUpCpu, MadeUpGpu, bounded_by
 from neuroshard.words.collective import Collective
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import FORMS
+from tests.kit.devices.made_up_kernels import MadeUpCpu, MadeUpGpu, bounded_by
 
 _HELD_UP = 0.7  # of the straggler's time, which all others take at least
 

@@ -1,6 +1,6 @@
 """Made-up devices: what they cost is known exactly, so that gains which models promise can be told from true ones."""
 
-from neuroshard.testing.devices.made_up import MADE_UP, MadeUpDevice, MadeUpExchange, measured_comm, measured_compute
-from neuroshard.testing.devices.made_up_kernels import MadeUpCpu, MadeUpGpu
+from tests.kit.devices.made_up import MADE_UP, MadeUpDevice, MadeUpExchange, measured_comm, measured_compute
+from tests.kit.devices.made_up_kernels import MadeUpCpu, MadeUpGpu
 
 __all__ = ["MADE_UP", "MadeUpCpu", "MadeUpDevice", "MadeUpExchange", "MadeUpGpu", "measured_comm", "measured_compute"]

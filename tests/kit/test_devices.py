@@ -8,9 +8,9 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpGpu, measured_comm, measured_compute
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
+from tests.kit.devices import MADE_UP, MadeUpCpu, MadeUpGpu, measured_comm, measured_compute
 
 _TABLES = dlrm_like(num_tables=40, batch_size=4096)
 
