@@ -54,6 +54,14 @@ def test_the_core_imports_no_stage_and_stages_no_other(folder, its_own):
         assert _stages_imported(path) <= its_own, path
 
 
+@pytest.mark.parametrize("folder", ["neuroshard", *STAGES, "examples"])
+def test_nothing_that_users_run_imports_tests(folder):
+    files = _files(folder)
+    assert files
+    for path in files:
+        assert not [name for name, _ in _imported_names(path) if name.split(".")[0] == "tests"], path
+
+
 @pytest.mark.parametrize("name", [*(f"stages/{stage}" for stage in STAGES), "conf"])
 def test_stages_are_reached_through_committed_links(name):
     link = ROOT / "neuroshard" / name
