@@ -12,7 +12,8 @@ from neuroshard.models import CostModels
 from neuroshard.models.compute_models import ComputeEnsemble
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
 from neuroshard.records.samples import CommSample, ComputeSample
-from neuroshard.testing import random_by_widest, random_ensemble, random_set_comm, toy_tables
+from neuroshard.testing import toy_tables
+from tests.kit.random_models import random_by_widest, random_ensemble, random_set_comm
 
 
 def newer_models() -> CostModels:

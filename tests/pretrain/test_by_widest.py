@@ -14,8 +14,9 @@ from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.fit_additive import Additive, AdditiveNetwork
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
-from neuroshard.testing import random_by_widest, toy_tables
+from neuroshard.testing import toy_tables
 from tests.kit.made_up import BRIEF, measured
+from tests.kit.random_models import random_by_widest
 
 TRAINING = TrainingSettings(epochs=60, batch_size=16, learning_rate=1e-2, loss="absolute_relative", patience=60)
 NARROW, SAVED = 32, 0.4

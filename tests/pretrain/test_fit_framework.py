@@ -18,9 +18,10 @@ from neuroshard.stages.pretrain.fit_additive import Regression
 from neuroshard.stages.pretrain.fit_framework import fit_framework, predicted_framework
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.testing import linear_models, random_form_models
+from neuroshard.testing import linear_models
 from neuroshard.words.collective import Precision
 from tests.kit.made_up import BRIEF_SETS, collected, measured
+from tests.kit.random_models import random_form_models
 
 TRUTH = Framework(
     0.7,

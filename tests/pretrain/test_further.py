@@ -18,18 +18,17 @@ from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.stages.pretrain.pieces import at_speed, nearest, pieces_of
 from neuroshard.stages.pretrain.training import TrainingSettings
-from neuroshard.testing import (
-    random_by_widest,
-    random_ensemble,
-    random_form_models,
-    random_models,
-    random_regression,
-    random_set_comm,
-    toy_tables,
-)
+from neuroshard.testing import random_models, toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Call, Form
 from tests.kit.made_up import measured
+from tests.kit.random_models import (
+    random_by_widest,
+    random_ensemble,
+    random_form_models,
+    random_regression,
+    random_set_comm,
+)
 from tests.kit.searches import H100
 
 TABLES = toy_tables(40)

@@ -26,9 +26,9 @@ from neuroshard.stages.search.space.forms import Forms, allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.targets.target import TARGETS, target_named
-from neuroshard.testing import random_form_models
 from neuroshard.words.form import CALLS, FORMS, Form
 from tests.kit.further_form import pipeline
+from tests.kit.random_models import random_form_models
 
 BATCH, SIMULATOR = 32768, ns.Simulator(ns.CostModels.load("roofline:a100"))
 

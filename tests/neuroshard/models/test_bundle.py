@@ -19,11 +19,12 @@ from neuroshard.models import bundle as bundles
 from neuroshard.models.bundle import check_place
 from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.trust import Accuracy, Margin, Margins, ModelTest, ModelTests
-from neuroshard.testing import random_by_widest, random_form_models, random_models, random_regression, toy_tables
+from neuroshard.testing import random_models, toy_tables
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Call, Form
 from tests.kit.bundles import newer_models, parts_of, write_parts
 from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.random_models import random_by_widest, random_form_models, random_regression
 
 TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)
 CARD = Card(

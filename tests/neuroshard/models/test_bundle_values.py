@@ -12,9 +12,10 @@ import pytest
 
 from neuroshard import CostModels, Simulator, UserError
 from neuroshard.models import Card, save_bundle
-from neuroshard.testing import random_models, random_regression, toy_task
+from neuroshard.testing import random_models, toy_task
 from tests.kit.bundles import newer_models, write_parts
 from tests.kit.plans import whole
+from tests.kit.random_models import random_regression
 from tests.kit.wrong_values import change_for
 
 H100 = CostModels.load("roofline:h100")

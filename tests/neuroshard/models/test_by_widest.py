@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from neuroshard import Table, zipf_reuse
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.compute_models import AdditiveCompute
-from neuroshard.testing import random_by_widest
+from tests.kit.random_models import random_by_widest
 
 BATCH_SIZE = 256
 MODEL = random_by_widest().members[0]

@@ -13,13 +13,13 @@ from neuroshard.testing import (
     LinearCompute,
     OpaqueCompute,
     SumModelConformance,
-    random_by_form,
     random_models,
     sequence_task,
     toy_tables,
 )
 from neuroshard.words.form import Call, Form
 from tests.kit.devices import MADE_UP
+from tests.kit.random_models import random_by_form
 
 TABLES = sequence_task(14).tables
 ALL = Loads.of(TABLES, 256)

@@ -18,16 +18,18 @@ from neuroshard.testing import (
     PhysicalCommConformance,
     PhysicalComputeConformance,
     SumModelConformance,
+    random_models,
+    toy_tables,
+)
+from tests.kit.devices import MadeUpCpu, MadeUpExchange, MadeUpGpu
+from tests.kit.random_models import (
     random_by_collective,
     random_by_form,
     random_by_widest,
     random_ensemble,
-    random_models,
     random_regression,
     random_set_comm,
-    toy_tables,
 )
-from tests.kit.devices import MadeUpCpu, MadeUpExchange, MadeUpGpu
 
 INSTALLED = CostModels.load("cpu")
 

@@ -10,10 +10,11 @@ from neuroshard.cost.loads import Traffic
 from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.interface import waits
 from neuroshard.models.trust import Margin, Margins, Range
-from neuroshard.testing import random_ensemble, random_form_models, random_set_comm, toy_tables
+from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, Form
 from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.random_models import random_ensemble, random_form_models, random_set_comm
 
 MODELS = random_form_models()
 TABLES = tuple(replace(table, rows=table.rows + 8) for table in toy_tables(4))

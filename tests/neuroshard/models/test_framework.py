@@ -12,8 +12,9 @@ from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models.parts import CONVERTED, COUNTS, TERMS, Framework, counts_of
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.targets.target import target_named
-from neuroshard.testing import linear_models, random_form_models, toy_task
+from neuroshard.testing import linear_models, toy_task
 from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.random_models import random_form_models
 
 FRAMEWORK = Framework(
     0.5,

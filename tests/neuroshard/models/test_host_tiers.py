@@ -14,17 +14,11 @@ from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.host_tiers import HostLink, HostTiers, link_bytes, managed_lookups, memory_bytes
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.configs import choices
-from neuroshard.testing import (
-    OpaqueCompute,
-    random_ensemble,
-    random_form_models,
-    random_models,
-    random_regression,
-    toy_tables,
-)
+from neuroshard.testing import OpaqueCompute, random_models, toy_tables
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import table
+from tests.kit.random_models import random_ensemble, random_form_models, random_regression
 
 IN_HOST = Home(Tier.HOST)
 TABLE = table(rows=10**6, dim=32)

@@ -15,9 +15,10 @@ from neuroshard.models.precision import Conversion, converted_mb, narrowed
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.testing import random_form_models, toy_task
+from neuroshard.testing import toy_task
 from neuroshard.words.collective import Collective, Precision
 from tests.kit.plans import COPIES, laid_out
+from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
 from tests.kit.step_plans import mixed_plan
 

@@ -9,7 +9,8 @@ from neuroshard import CostModels, Simulator, Topology, search
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.packing import packed
-from neuroshard.testing import random_form_models, sequence_task
+from neuroshard.testing import sequence_task
+from tests.kit.random_models import random_form_models
 from tests.kit.searches import catalog_of, ms_of
 
 MODELS = {"roofline": CostModels.load("roofline:h100"), "by_form": random_form_models()}

@@ -13,8 +13,9 @@ from neuroshard.stages.search.methods.improved import EvenLayouts, KindByKind, i
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.testing import constrained_task, linear_models, random_form_models, random_models, toy_task
+from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 from neuroshard.words.form import Form
+from tests.kit.random_models import random_form_models
 from tests.kit.searches import ms_of, uncertain
 
 SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=4), form_tries=3)

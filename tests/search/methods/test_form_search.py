@@ -20,9 +20,10 @@ from neuroshard.stages.search.space.forms import allowed_forms
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.testing import constrained_task, linear_models, random_form_models, sequence_task, toy_task
+from neuroshard.testing import constrained_task, linear_models, sequence_task, toy_task
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
 from tests.kit.tasks import hot_table, plain_task
 

@@ -12,11 +12,11 @@ from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import target_named
-from neuroshard.testing.toys import random_by_collective, random_form_models
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from tests.kit.plans import laid_out
+from tests.kit.random_models import random_by_collective, random_form_models
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
 from tests.kit.tasks import hot_table
 

@@ -17,7 +17,8 @@ from neuroshard.stages.search.placement.grid import (
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog, equal_shards, fewest_shards
 from neuroshard.stages.search.space.sizes import Room, device_loads, devices_with_room, put
-from neuroshard.testing import linear_models, random_by_widest, random_models, toy_task
+from neuroshard.testing import linear_models, random_models, toy_task
+from tests.kit.random_models import random_by_widest
 
 
 def _catalog(seed, devices, models, count=24):

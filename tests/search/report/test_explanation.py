@@ -18,9 +18,10 @@ from neuroshard.stages.search.report.explained import difference, sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.page import show_sections
 from neuroshard.stages.search.runs.explain import Explain, models_of
-from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_form_models, random_models, toy_task
+from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_models, toy_task
 from neuroshard.words.form import Form
 from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
 from tests.kit.tasks import plain_task
 

@@ -15,8 +15,9 @@ from neuroshard.stages.search.report.explained import sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.testing import random_form_models, random_models, toy_task
+from neuroshard.testing import random_models, toy_task
 from tests.kit.commands import shown
+from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
 
 MARGINS = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))

@@ -13,9 +13,10 @@ from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls, leaders
 from neuroshard.stages.search.space.sizes import device_loads
-from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_form_models, toy_task
+from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, toy_task
 from neuroshard.words.form import FORMS, Form
 from tests.kit.plans import laid_out
+from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, catalog_of
 from tests.kit.tasks import plain_tables
 

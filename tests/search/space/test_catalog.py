@@ -5,7 +5,8 @@ import pytest
 
 from neuroshard import CostModels, Simulator
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.testing import LinearCompute, random_by_widest, random_ensemble, random_models, toy_task
+from neuroshard.testing import LinearCompute, random_models, toy_task
+from tests.kit.random_models import random_by_widest, random_ensemble
 from tests.kit.searches import sizes_of
 
 ROOFLINE = CostModels.load("roofline:h100").compute

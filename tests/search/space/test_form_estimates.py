@@ -15,8 +15,8 @@ from neuroshard.stages.search.space.form_estimates import FormEstimates, dearest
 from neuroshard.stages.search.space.forms import Changes, Forms, Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import device_loads
 from neuroshard.testing import constrained_task
-from neuroshard.testing.toys import random_by_form
 from neuroshard.words.form import CALLS, FORMS, Form
+from tests.kit.random_models import random_by_form
 from tests.kit.searches import H100, catalog_of, ms_of
 from tests.kit.tasks import hot_table
 

@@ -17,8 +17,8 @@ from neuroshard.stages.search.space.forms import (
     ranked_changes,
     total_by_form,
 )
-from neuroshard.testing import random_form_models
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from tests.kit.random_models import random_form_models
 from tests.kit.tasks import plain_tables
 
 TABLES = plain_tables([16] * 4, 100)
