@@ -10,9 +10,10 @@ from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models.parts import EXCHANGES
 from neuroshard.models.trust import Margin
-from neuroshard.testing import LinearComm, LinearCompute, random_regression, toy_task
+from neuroshard.testing import LinearComm, LinearCompute, toy_task
 from neuroshard.torchrec.made_for import digests
 from tests.kit.plans import whole
+from tests.kit.random_models import random_regression
 
 CPU = CostModels.load("cpu")
 OWN = {
