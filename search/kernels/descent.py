@@ -15,18 +15,14 @@ from neuroshard.stages.search.kernels.estimates import (
     fill,
     on_device,
     ready_all,
-    ready_ms,
     relisted,
     rescore,
-    score_with,
 )
 from neuroshard.stages.search.kernels.steps import Bounds, Steps, after_moving, best_steps, may_move, moved_by
 from neuroshard.stages.search.space.compiled import kernel
 from neuroshard.stages.search.space.items import Limits
 
 _LEAST_GAIN = 1e-6  # relative
-_SHAKES = 4  # of which one clears a device of a kind of items,
-_MOST_CLEARED = 8  # where no more lie there
 _TRIES = 64  # to draw a step that is allowed
 _MOST_STEPS = 10_000  # float32's noise must not keep a descent going for ever
 
@@ -45,9 +41,6 @@ def explore(
 ) -> tuple[int, IntArray]:  # fmt: skip
     """Make K plans of one, each shaken by random steps, then improved by the best step until none helps.
 
-    Where items are of several kinds, every fourth shake or so clears a device of one: what a kernel call costs besides
-    its tables is saved by the last one that leaves only, and no single step is worth taking before.
-
     Args:
         start: the plan.
         bounds: with what may still be moved from `start` on.
@@ -58,7 +51,7 @@ def explore(
     Returns:
         how many plans were looked at, and (n, 4) what is held otherwise than in `start`: plan, item, device, units.
     """
-    looked, changes, several = 0, np.empty((0, 4), np.int64), all_shards.kinds.max() > 0
+    looked, changes = 0, np.empty((0, 4), np.int64)
     mine = Contents(
         start.held.copy(), start.lists, start.sums.copy(), start.size_bytes.copy(), start.units.copy(),
         start.score.copy(),
@@ -67,11 +60,8 @@ def explore(
         plan, left = _with_lists(mine, copied(start.lists)), bounds
         touched = _Touched(np.zeros(plan.held.shape[0], np.bool_), np.zeros(plan.held.shape[1], np.bool_))
         np.random.seed(seeds[k])
-        if shake_steps and several and np.random.randint(_SHAKES) == 0:
-            plan, left = _clear(plan, touched, all_shards, left, costs)
-        else:
-            for _ in range(shake_steps):
-                plan, left = _shake(plan, touched, all_shards, left, costs)
+        for _ in range(shake_steps):
+            plan, left = _shake(plan, touched, all_shards, left, costs)
         plan, seen = _descend(plan, touched, all_shards, left, costs)
         looked += seen
         for d in np.flatnonzero(touched.devices):
@@ -135,60 +125,6 @@ def _shake(
         if more <= room[target] and less <= room[source] and moved <= bounds.bytes_left:
             return _apply(plan, touched, all_shards, step, costs)[0], after_moving(bounds, moved)
     return plan, bounds
-
-
-@kernel
-def _clear(
-    plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
-) -> tuple[Contents, Bounds]:
-    """Clear a random device, or the last to be ready, of a random item and those of its kind, unless many are alike.
-
-    Each goes to the device that is ready first then, whole or, where no device has room, halved until one has; what
-    finds no room stays.
-    """
-    drawn_device = np.random.randint(plan.held.shape[1])
-    source = drawn_device if np.random.randint(2) else int(np.argmax(ready_all(plan, costs)))
-    here, kinds = on_device(plan.lists, source).copy(), all_shards.kinds
-    if len(here):
-        drawn = here[np.random.randint(len(here))]
-        alike = here[kinds[here] == kinds[drawn]]
-        for item in alike if len(alike) <= _MOST_CLEARED else np.array([drawn]):
-            while plan.held[item, source] > 0:
-                step = _first_ready(plan, all_shards, bounds, costs, item, source)
-                if step[1] < 0:
-                    break
-                bounds = after_moving(bounds, _moved(plan, all_shards, bounds, step))
-                plan = _apply(plan, touched, all_shards, step, costs)[0]
-    return plan, bounds
-
-
-@kernel
-def _first_ready(
-    plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs, item: int, source: int
-) -> tuple[int, int, int, int, int]:
-    """Find the step that moves most of an item to the device that is ready first then; to -1 if no device has room."""
-    held, first, vectors, widest = plan.held, all_shards.first, all_shards.vectors, plan.units.max()
-    portion = held[item, source]
-    while portion > 0:
-        target, least = -1, np.inf
-        for d in range(held.shape[1]):
-            step = (source, d, item, portion, -1)
-            if d == source or not _allowed(plan, all_shards.limits, step, 0):
-                continue
-            more = _bytes_at(all_shards.size_bytes, first, held, item, d, portion)
-            if more > bounds.memory_bytes[d] - plan.size_bytes[d]:
-                continue
-            if _moved(plan, all_shards, bounds, step) > bounds.bytes_left:
-                continue
-            old = first[item] + held[item, d]
-            score = score_with(plan.sums[d], vectors[old + portion], vectors[old], costs.weight)
-            ready = ready_ms(costs, d, score, plan.units[d] + all_shards.given[first[item] + portion], widest)
-            if ready < least:
-                target, least = d, ready
-        if target >= 0:
-            return (source, target, item, portion, -1)
-        portion //= 2
-    return (source, -1, item, 0, -1)
 
 
 @kernel

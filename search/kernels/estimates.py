@@ -88,7 +88,6 @@ class AllShards(NamedTuple):
         first: (I,) first entry of each item.
         size_bytes, state_bytes, given, vectors: (N,), (N,), (N,), (N, H) of each entry.
         least_score: (N,) what each adds to the score of a device that holds nothing of its item, at least.
-        kinds: (I,) numbers from 0 on, equal for items whose vectors fill the same numbers: those of one kernel call.
     """
 
     limits: Limits
@@ -98,7 +97,6 @@ class AllShards(NamedTuple):
     given: FloatArray
     vectors: Float32Array
     least_score: FloatArray
-    kinds: IntArray
 
 
 class Contents(NamedTuple):

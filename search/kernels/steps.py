@@ -156,7 +156,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
         how many there are, in no order, and how many were looked at.
     """
     held, (num_shards, start, items, without), sums, size, units, score = contents
-    limits, first, size_bytes, _, given, vectors, least, _ = all_shards
+    limits, first, size_bytes, _, given, vectors, least = all_shards
     weight, num_devices = costs.weight, held.shape[1]
     ready = ready_all(contents, costs)
     order = np.argsort(ready)

@@ -80,7 +80,7 @@ class LocalSearch:
         self._start, self._max_moved_bytes = start, max_moved_bytes
         self._shards = AllShards(
             catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.given,
-            catalog.vectors, catalog.least_score, catalog.kinds,
+            catalog.vectors, catalog.least_score,
         )  # fmt: skip
         base_ms, exchanges = catalog.items.base.compute_ms, self._exchanges()
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, exchanges, base_ms)

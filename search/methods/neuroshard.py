@@ -56,7 +56,7 @@ class NeuroShard(Searcher):
 
     By prediction it never costs more than the published search, but for `tolerance`; that one's plan is kept where the
     gain may be the models' error. Settings of its stages lie side by side, so that users needn't know whose each is.
-    Where tables need several kernels, another first plan and some shakes of local search keep these apart.
+    Where tables need several kernels, another first plan keeps these apart.
 
     Tables lie in rows or in copies where that is predicted to cost less, or where nothing else fits. They are the same
     on every device whatever becomes of the other tables, so those are searched beside them: choices of forms are

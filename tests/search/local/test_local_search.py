@@ -191,16 +191,3 @@ def test_a_device_that_gives_out_far_more_than_others_is_seen_to():
     (cut,) = local.others(whole, 0, [0])
     assert whole.units[0] > 3 * whole.units.mean()
     assert cut.cost_ms < 0.8 * whole.cost_ms
-
-
-def test_devices_are_cleared_of_all_that_needs_one_more_kernel():
-    """Two random steps and a descent leave three tables' kernel where it is."""
-    mixed = plain_task([64] * 12, lookups=100.0, devices=4, batch_size=16384)
-    kinds = [{"bytes_per_element": size, "pooled": pooled} for pooled in (True, False) for size in (2, 4)]
-    tables = tuple(replace(table, **kinds[t % 4]) for t, table in enumerate(mixed.tables))
-    task, simulator = replace(mixed, tables=tables), Simulator(CostModels.load("roofline:h100"))
-    held = np.zeros((12, 4), dtype=np.int64)
-    held[np.arange(12), np.arange(12) // 4 % 4] = 16
-    local = _local(task, simulator, held)
-    (descended,) = local.others(local.costed(held), 0, [0])
-    assert min(plan.cost_ms for plan in local.others(descended, 2, range(20))) < 0.85 * descended.cost_ms
