@@ -13,7 +13,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.caches import shared_caches
 from neuroshard.plans.moves import layout_key
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import ByteSize
@@ -33,8 +33,6 @@ _MOST_SHARDS = 512  # of all tables together, where each is cut into equally man
 _NARROW_SHARES = (0.03, 0.07)  # where memory is so scarce that no wider shards find room
 _NEAR = 1.1  # times the cheapest first plan's cost: from these local search begins,
 _STARTS = 3  # and from so many at least: the cheapest may be where it gets stuck
-
-_FILLINGS = 12  # of all devices, to find the least cost that they can be filled to
 
 
 class Start(Protocol):
@@ -85,74 +83,6 @@ def _shard_counts(catalog: Catalog) -> list[int]:
     """List numbers of shards that all tables are cut into: powers of two, up to as many as there are devices."""
     powers = (1 << power for power in range(1, catalog.items.task.topology.num_devices.bit_length()))
     return [count for count in powers if count * catalog.num_items <= _MOST_SHARDS]
-
-
-@dataclass(frozen=True)
-class KindByKind:
-    """Devices filled one after the other with the items of one kind, then of the next, all to about the same cost.
-
-    Few then hold more than one kind, each of which is a kernel call more on every device that holds any of it. No step
-    that moves one shard leads from mixed devices to such a plan where calls cost more than tables do.
-    """
-
-    def first_held(self, catalog: Catalog) -> IntArray | None:
-        """Fill devices to the least cost at which all items find room.
-
-        None if they find none, may not lie just anywhere, or are all of one kind.
-        """
-        kinds, limits = catalog.kinds, catalog.items.limits
-        if not kinds.any() or catalog.items.confined.any() or (limits.min_shards > 1).any():
-            return None
-        whole_ms = catalog.cost_ms[catalog.whole]
-        in_order = np.lexsort((-whole_ms, kinds, -np.bincount(kinds, whole_ms)[kinds]))
-        low, high = 0.0, float(whole_ms.sum() + catalog.items.base.compute_ms.max())
-        found = _filled(catalog, in_order, high)
-        for _ in range(_FILLINGS):
-            most_ms = (low + high) / 2
-            if (held := _filled(catalog, in_order, most_ms)) is None:
-                low = most_ms
-            else:
-                found, high = held, most_ms
-        return found
-
-
-def _filled(catalog: Catalog, in_order: IntArray, most_ms: float) -> IntArray | None:
-    """Fill devices with items in order, each until the next would make it dearer than `most_ms`, or finds no room.
-
-    What memory has no room for is cut there, if it may be.
-
-    Returns:
-        (I, D) units of each item on each device; None if some are left.
-    """
-    base_ms = catalog.items.base.compute_ms
-    held, left, start = np.zeros((catalog.num_items, len(base_ms)), dtype=np.int64), catalog.full_width.copy(), 0
-    for device in np.argsort(base_ms, kind="stable").tolist():
-        waiting = in_order[start:]
-        entries = catalog.first[waiting] + left[waiting]
-        cost_ms = catalog.model.head(catalog.vectors[entries].cumsum(axis=0)) + base_ms[device]
-        room_bytes = int(catalog.items.free_bytes[device]) - np.append(0, catalog.size_bytes[entries].cumsum())
-        cheap, small = _leading(cost_ms <= most_ms), _leading(room_bytes[1:] >= 0)
-        whole = waiting[: min(cheap, small)]
-        held[whole, device], left[whole] = left[whole], 0
-        start += len(whole)
-        if small < cheap:
-            item = waiting[small]
-            held[item, device] = part = _part(catalog, held, item, int(left[item]), int(room_bytes[small]))
-            left[item] -= part
-    return None if left.any() else held
-
-
-def _leading(true: BoolArray) -> int:
-    """Count how many are true before the first that isn't."""
-    return int(np.logical_and.accumulate(true).sum())
-
-
-def _part(catalog: Catalog, held: IntArray, item: int, left: int, room_bytes: int) -> int:
-    """Count the units of an item, of those that are left, that find room and may be cut from the others; 0 if none."""
-    limits, sizes = catalog.items.limits, catalog.size_bytes[catalog.first[item] :][: left + 1]
-    least = int(limits.min_width[item])
-    part = min(int(np.searchsorted(sizes, room_bytes, side="right")) - 1, left - least)
-    return part if part >= least and np.count_nonzero(held[item]) + 2 <= limits.max_shards[item] else 0
 
 
 @dataclass(frozen=True)

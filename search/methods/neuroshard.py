@@ -21,7 +21,7 @@ from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
 from neuroshard.stages.search.methods.form_choices import FormChoices, Tried
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, KindByKind, Start, in_turns
+from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, Start, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
@@ -56,7 +56,6 @@ class NeuroShard(Searcher):
 
     By prediction it never costs more than the published search, but for `tolerance`; that one's plan is kept where the
     gain may be the models' error. Settings of its stages lie side by side, so that users needn't know whose each is.
-    Where tables need several kernels, another first plan keeps these apart.
 
     Tables lie in rows or in copies where that is predicted to cost less, or where nothing else fits. They are the same
     on every device whatever becomes of the other tables, so those are searched beside them: choices of forms are
@@ -112,7 +111,7 @@ class NeuroShard(Searcher):
 
         Local search comes as far from the other starts, and many devices make the published one the dearest of all.
         """
-        starts: tuple[Start, ...] = (EvenLayouts(self.grid), KindByKind(), *map(Greedy, SCORES))
+        starts: tuple[Start, ...] = (EvenLayouts(self.grid), *map(Greedy, SCORES))
         choice = self.choice
         if choice is not None:  # assumed margins are of whole plans, which `_believed` compares
             choice = replace(choice, assumed_doubt=0.0)

@@ -117,12 +117,6 @@ class Catalog(Sizes):
         return _added(self.vectors, self.model)
 
     @cached_property
-    def kinds(self) -> IntArray:
-        """Numbers from 0 on, (I,), equal for items whose vectors fill the same numbers: those of one kernel call."""
-        kinds: IntArray = np.unique(self.vectors[self.whole] != 0, axis=0, return_inverse=True)[1].reshape(-1)
-        return kinds
-
-    @cached_property
     def _base_called(self) -> Called | None:
         """The kernel calls of what lies on the devices already."""
         loads = self.items.base.loads

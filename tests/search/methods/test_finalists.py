@@ -9,7 +9,7 @@ from neuroshard.plans.moves import layout_key
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
-from neuroshard.stages.search.methods.improved import EvenLayouts, KindByKind, in_turns
+from neuroshard.stages.search.methods.improved import EvenLayouts, in_turns
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
@@ -40,7 +40,7 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
     task, simulator = toy_task(12), Simulator(random_models())
     _, plans = _finalists(SMALL, task, simulator.models, 20)
     keys = {layout_key(plan) for plan in plans}
-    starts = [start for start in SMALL.column_search.starts if start != KindByKind()]  # of one kind it has no plan
+    starts = SMALL.column_search.starts
     for start in starts:
         searcher = replace(SMALL.column_search, starts=(start,), choice=None)
         first = replace(searcher, improvement=Improvement(shakes=0, max_plans=1), max_moved_bytes=0)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 
-from neuroshard import Constraints, InfeasibleError, Simulator, TableRule, Task, Topology
+from neuroshard import InfeasibleError, Simulator, Task, Topology
 from neuroshard.plans.moves import moved_between
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.registry import build, described
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
-from neuroshard.stages.search.methods.improved import EvenLayouts, ExistingPlan, ImprovedSearch, KindByKind
+from neuroshard.stages.search.methods.improved import EvenLayouts, ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
@@ -20,7 +20,6 @@ from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import LinearCompute, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from tests.kit.searches import H100, catalog_of, ms_of
-from tests.kit.tasks import plain_task
 
 NONE, FEW, STEPS = Improvement(shakes=0, max_plans=1), Improvement(shakes=5), Improvement(shakes=0)
 
@@ -96,9 +95,9 @@ def test_neuroshard_is_the_published_search_and_other_starts_improved():
     ours = NeuroShard(4, 2, 5, grid, improvement, choice)
     assert not isinstance(ours, BeamSearch)
     heuristics = tuple(map(Greedy, SCORES))
-    starts = (BeamSearch(4, 2, 5, grid), EvenLayouts(grid), KindByKind(), *heuristics)
+    starts = (BeamSearch(4, 2, 5, grid), EvenLayouts(grid), *heuristics)
     assert ours.column_search == ImprovedSearch(starts, improvement, None, choice)
-    defaults = (BeamSearch(), EvenLayouts(), KindByKind(), *heuristics)
+    defaults = (BeamSearch(), EvenLayouts(), *heuristics)
     assert NeuroShard().column_search == ImprovedSearch(defaults, choice=Choice())
     assert {field.name for field in fields(BeamSearch)} < {field.name for field in fields(NeuroShard)}
 
@@ -109,7 +108,7 @@ def test_every_setting_is_known_by_one_name():
     given = {"beam_width": 5, "num_candidates": 4, "max_splits": 3, "grid": {"points": 2}, "improvement": {"shakes": 1}}
     built = build("searcher", "neuroshard", **given)
     grid = GridSettings(2)
-    starts = (BeamSearch(4, 5, 3, grid), EvenLayouts(grid), KindByKind(), *map(Greedy, SCORES))
+    starts = (BeamSearch(4, 5, 3, grid), EvenLayouts(grid), *map(Greedy, SCORES))
     assert built.column_search == ImprovedSearch(starts, Improvement(shakes=1), None, Choice())
 
 
@@ -121,39 +120,3 @@ def test_narrow_shards_find_room_where_memory_is_nearly_full():
     packed, even = (catalog.items.plan(start.first_held(catalog)) for start in (BeamSearch(), EvenLayouts()))
     assert ms_of(even) < ms_of(packed) / 1.5
     assert not even.violations
-
-
-def _of_kinds(tables, **topology):
-    """Sixteen-column tables in turn of 2 and of 4 bytes: two kernel calls."""
-    task = plain_task([16] * tables, lookups=4.0, batch_size=16384, **topology)
-    return replace(task, tables=tuple(replace(t, bytes_per_element=2 + 2 * (n % 2)) for n, t in enumerate(task.tables)))
-
-
-def test_devices_are_filled_kind_by_kind():
-    catalog = catalog_of(_of_kinds(12), H100)
-    held = KindByKind().first_held(catalog)
-    assert sorted(sorted({int(item) % 2 for item in np.flatnonzero(on)}) for on in held.T) == [[0], [1]]
-    mixed = np.zeros_like(held)
-    mixed[np.arange(12), np.arange(12) // 6] = 4
-    apart, both = catalog.costs([held, mixed])
-    assert apart.total_ms < 0.7 * both.total_ms
-
-
-def test_devices_that_are_filled_cut_what_finds_no_room():
-    task = _of_kinds(3, devices=3, memory_bytes=_of_kinds(3).size_bytes * 45 // 100)
-    plan = catalog_of(task, H100).items.plan(KindByKind().first_held(catalog_of(task, H100)))
-    assert plan.violations == ()
-    assert len(plan.placements) > 3
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        pytest.param(plain_task([16] * 6), id="one kind"),
-        pytest.param(_of_kinds(1, memory_bytes=30_000), id="no room"),
-        pytest.param(replace(_of_kinds(6), constraints=Constraints(apart=(("t0", "t1"),))), id="kept apart"),
-        pytest.param(replace(_of_kinds(6), constraints=Constraints(rules=(TableRule("t0", min_shards=2),))), id="cut"),
-    ],
-)
-def test_devices_that_cant_be_filled_kind_by_kind_are_not(task):
-    assert KindByKind().first_held(catalog_of(task, H100)) is None
