@@ -96,8 +96,9 @@ def _rounded(content):
 
 
 def _line(plan):
-    """A plan as its file has it: its cost, what it is made of, and the digest of it all."""
+    """A plan as its file has it, but for words: its cost, what it is made of, and the digest of it all."""
     content = plan.to_json()
+    content["prediction"].pop("scope", None)
     return f"{content['prediction']['cost_ms']:.4g} ms, {len(content['placements'])} shards, {_digest(content)}"
 
 
