@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from neuroshard.records.samples import CommSample, ComputeSample
 
 _SLACK = 0.05
+_UNREAD = 1.001  # lookups in a batch of a table that nobody reads, at most: sources count a pooling factor of 0 as 1
 _LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all
 _MOST = 1e6
 _NO_EXCHANGES = {"devices": None, "columns_on_a_device": None}
@@ -241,7 +242,7 @@ class Ranges:
 
         Tables that no batch reads cost nothing, and are no trouble.
         """
-        tables = [table for table in task.tables if table.pooled and table.pooling_factor * task.batch_size >= 1]
+        tables = [table for table in task.tables if table.pooled and table.pooling_factor * task.batch_size > _UNREAD]
         if not tables:
             return ()
         return _warnings(

@@ -79,9 +79,11 @@ def test_tables_that_device_memory_does_not_hold_are_warned_of():
     assert asked == task.constraints
 
 
-def test_tables_that_nobody_reads_are_outside_no_range():
+@pytest.mark.parametrize("pooling_factor", [1e-9, 1 / TASK.batch_size])
+def test_tables_that_nobody_reads_are_outside_no_range(pooling_factor):
+    """A file's pooling factor of 0 counts as one lookup in a batch."""
     simulator = Simulator(CostModels.load("cpu"))
-    odd = replace(TASK.tables[0], rows=10**9, pooling_factor=1e-9)
+    odd = replace(TASK.tables[0], rows=10**9, pooling_factor=pooling_factor)
     unread = whole(replace(TASK, tables=(odd, *TASK.tables[1:])))
     read = whole(replace(TASK, tables=(replace(odd, pooling_factor=1.0), *TASK.tables[1:])))
     assert not any("rows" in one or "pooling" in one for one in simulator.warnings(unread))
