@@ -4,7 +4,6 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.searching.searcher import within_hosts
-from neuroshard.stages.pretrain.refine.propose import plans_for
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.results.finalist_files import Searched
@@ -45,7 +44,6 @@ CALLERS = {
     "the planner": lambda searcher: Finder(searcher, SIMULATOR).found(TASK),
     "re-planning": lambda searcher: Replan(whole(toy_task(3), 0), rest=searcher).find(toy_task(6), SIMULATOR),
     "ablations": lambda searcher: WithModels(searcher, NoCommunication()).find(TASK, SIMULATOR),
-    "refine": lambda searcher: list(plans_for([TASK], [searcher], SIMULATOR)),
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, set_ec_index_dedup
+from torchrec.distributed.planner import ParameterConstraints
 
 from neuroshard import MemoryUse, Table
 from neuroshard.hardware.mirror import mirrored_world
@@ -71,7 +72,9 @@ def _measured(batches):
 
 def _planned(batches, sharder, **settings):
     """The plan, and the task that it is for, of a table with the statistics of these batches."""
+    whole = {"goods": ParameterConstraints(sharding_types=["table_wise"])}  # every index goes to one device
     given = {"models": "roofline:h100", "batch_size": SAMPLES, "tables": [_measured(batches)]} | settings
+    given = {"constraints": whole} | given
     ours = planner(DEVICES, cap=1 << 30, **given)
     return ours.plan(_collection(), [sharder]), ours.last_plan.task
 

@@ -15,7 +15,6 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.report.what_if import split_worths
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.testing.toys import cached_task
 from neuroshard.words.placement import Tier
@@ -111,16 +110,6 @@ def test_running_jobs_stay_within_their_caches():
     assert kept.violations == ()
     larger = replace(task, tables=tuple(replace(table, pooling_factor=9.0) for table in task.tables))
     found(Replan(start, improvement=Improvement(shakes=3)), larger)
-
-
-def test_a_table_is_not_called_better_whole_where_it_would_widen_a_cache_too_far():
-    task = _task(50, 2, ([16, 16, 64], [1_000_000, 1_000_000, 40_000]), forms=("columns",))
-    plan = laid_out(task, 0, 1, {0: 16, 1: 48})
-    narrower = laid_out(task, 0, 1, {0: 32, 1: 32})
-    assert not laid_out(task, 0, 1, 0).fits
-    for split in (plan, narrower):
-        (worth,) = split_worths(split, H100.cost(task, split), H100)
-        assert worth.whole_ms is None
 
 
 @given(st.integers(0, 1000), st.integers(0, 1 << 20))

@@ -28,7 +28,9 @@ def _bold(searcher, simulator):
 
     Otherwise it leaves gains within the assumed margins, so that plans may cost more by so much.
     """
-    return searcher if simulator.models.margins is not None else replace(searcher, choice=None)
+    if simulator.models.margins is not None or not hasattr(searcher, "choice"):
+        return searcher
+    return replace(searcher, choice=None)
 
 
 def _check(number, model):

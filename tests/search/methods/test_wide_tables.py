@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from neuroshard.stages.pretrain.refine.propose import random_plan
 
 import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, PinnedShard, Placement, Plan, Simulator, TableRule, Task, Topology
@@ -268,12 +267,6 @@ def test_replanning_keeps_wide_tables_where_they_are():
 def test_plans_with_wide_tables_are_explained():
     plan = found(NeuroShard(), wide_task(2))
     assert len(explain(plan, H100).shards) == len(plan.placements)
-
-
-def test_random_plans_cut_wide_tables():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        check_width(random_plan(wide_task(3), H100.models, rng))
 
 
 @pytest.mark.parametrize("stage", ["compute", "local"])

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from neuroshard.models.calibration import Calibration
 from rich.console import Console
 
 from neuroshard import CostModels, Plan, Prediction, Simulator, Task, Topology, UserError
@@ -303,12 +302,6 @@ def test_costs_predicted_for_this_hardware_may_be_off_as_the_machine_is_busy(mod
     lines = list(trust_lines([_trusted(10.0, 20.0, 1.0, models)] * 4, here))
     assert not any("predicted for" in line for line in lines)
     assert BUSY in lines[-1]
-
-
-def test_a_calibrated_datasheet_predicts_for_its_gpu(tmp_path):
-    Calibration("h200", "sgd").save(tmp_path / "measured")
-    target = PredictedFor.of(str(tmp_path / "measured"))
-    assert (target.kind, target.sheet) == ("cuda", "H200")
 
 
 def test_models_that_are_gone_are_for_unknown_hardware(tmp_path):
