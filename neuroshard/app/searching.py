@@ -44,6 +44,6 @@ def search(
         found = find_plan(method, task, simulator)
         plan = simulator.predicted(found.plan)
     due = [found.warning] if found.warning else []
-    doubts = *simulator.warnings(plan), *its.cost_warnings(simulator.models)
+    doubts = *simulator.warnings(plan), *its.cost_warnings(simulator.models), *its.memory_warnings(task)
     warn_of("neuroshard.search", (*due, *doubts, *its.remarks(plan)))
     return plan

@@ -181,6 +181,20 @@ class Target:
             )
         return models.in_torchrec() if self.steps == "torchrec" and models.framework is not None else models
 
+    @property
+    def trains(self) -> bool:
+        """Whether the target is a system that trains, whose memory holds more than weights."""
+        return self.name != _PLAIN
+
+    def memory_warnings(self, task: Task) -> tuple[str, ...]:
+        """Return a line if the target trains and the task's memory counts the weights alone."""
+        if not self.trains or task.memory not in (MemoryUse(), MemoryUse(host_tables=task.memory.host_tables)):
+            return ()
+        return (
+            f"memory: plans for {self.title} count the weights alone, so training may run out of memory; give the task "
+            "memory=ns.MemoryUse('rowwise_adagrad', batches_in_flight=1), or on the command line memory=training",
+        )
+
     def cost_warnings(self, models: CostModels) -> tuple[str, ...]:
         """Say in a line what the target's steps take that costs by these models leave out."""
         return () if self.steps == "any" else models.left_out(self.title)
@@ -323,8 +337,8 @@ def memory_for(
         dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
             data-parallel tables; null counts the state of `optimizer`.
     """
-    trained = target_named(target).name != _PLAIN
-    usual = MemoryUse("rowwise_adagrad", batches_in_flight=1) if trained else MemoryUse()
+    trains = target_named(target).trains
+    usual = MemoryUse("rowwise_adagrad", batches_in_flight=1) if trains else MemoryUse()
     batches = usual.batches_in_flight if batches_in_flight is None else batches_in_flight
     return MemoryUse(optimizer or usual.optimizer, batches, pipeline, dense_optimizer)
 

@@ -1,9 +1,14 @@
 """What memory counts if nobody says: what training takes for systems that train, else the weights alone."""
 
+import warnings
+from dataclasses import replace
+
 import pytest
 
+from neuroshard import Simulator, search
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.tasks.memory import MemoryUse
+from neuroshard.testing import linear_models, toy_task
 from tests.kit.hydra_configs import compose_config
 
 TRAINING = MemoryUse("rowwise_adagrad", batches_in_flight=1)
@@ -18,6 +23,17 @@ def test_plans_for_systems_that_train_count_training(target):
     assert _memory(f"target={target}") == TRAINING
     assert _memory(f"target={target}", "memory.optimizer=adam") == MemoryUse("adam", batches_in_flight=1)
     assert _memory(f"target={target}", "memory=weights") == MemoryUse()
+
+
+@pytest.mark.parametrize("target", ["torchrec", "hugectr", "sok", "json", None])
+def test_plans_from_python_warn_if_they_count_weights_alone(target):
+    task = toy_task(4, num_devices=2)
+    for memory in (MemoryUse(), TRAINING):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            search(replace(task, memory=memory), Simulator(linear_models(2)), "dim_greedy", target=target)
+        weights_alone = any("count the weights alone" in str(one.message) for one in caught)
+        assert weights_alone is (memory == MemoryUse() and target not in ("json", None))
 
 
 @pytest.mark.parametrize("overrides", [(), ("target=json",)])
