@@ -164,7 +164,13 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 
 def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield a line for each of the models that predict for other hardware than `here`, and one for unlike models."""
+    """Yield lines on what predicted costs count, for what hardware, and by which models.
+
+    Models that predict for other hardware than `here` are warned of, and so are unlike models.
+    """
+    for scope, its in grouped(entries, lambda entry: entry.prediction and entry.prediction.scope).items():
+        if scope is not None:
+            yield f"predicted costs of {_methods(its)} count {scope}"
     by_models = {name: its for name, its in grouped(entries, _models_of).items() if name is not None}
     for name, its in by_models.items():
         target = PredictedFor.of(name)

@@ -159,7 +159,8 @@ def test_predicted_costs_that_nobody_measured_say_so():
     plan = Greedy("dim").find(toy_task(3), simulator := H100).plan
     entries = [replace(_entry("a", 0, 10.0), plan=simulator.predicted(plan)), _entry("b", 0, 10.0)]
     assert list(trust_lines(entries, H100_GPU)) == [
-        f"predicted costs of a are {DATASHEET}: kernels covered, exchanges covered"
+        f"predicted costs of a are {DATASHEET}: kernels covered, exchanges covered",
+        "predicted costs of a count kernels and exchanges",
     ]
 
 
