@@ -8,15 +8,14 @@ from math import isinf
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.methods.improved import ImprovedSearch, Start
-from neuroshard.stages.search.space.base import Base, placed_bytes
-from neuroshard.stages.search.space.cache_widths import has_bounds
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.exact import ways_that_fit
 from neuroshard.stages.search.space.form_estimates import FormEstimates, SharedWork
 from neuroshard.stages.search.space.forms import (
     BLOCKS,
@@ -28,19 +27,18 @@ from neuroshard.stages.search.space.forms import (
     Forms,
     Spread,
     descent,
-    has_other_forms,
     leaders,
     ranked_changes,
 )
-from neuroshard.stages.search.space.homes import has_other_homes
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, narrowest_shards, shortage
+from neuroshard.stages.search.space.packing import NONE_FOUND, check_total, narrowest_shards, shortage
 from neuroshard.stages.search.space.sizes import Sizes, device_loads
 from neuroshard.tasks.task import Task
-from neuroshard.words.placement import Placement
+from neuroshard.words.form import FORMS
 
 _NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order
 _ESTIMATED = 1.2  # times that cost: a choice that is estimated to cost less may have a cheaper quick plan
+_MOST_MOVES = 16  # choices with ever fewer tables in columns, of a task with that many tables or more
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
 
@@ -296,37 +294,34 @@ class FormChoices:
             forms[ordered[: 1 << power]] = form
         return nested[:, self.leaders]
 
-    def fitting(self) -> tuple[IntArray | None, bool]:
-        """Find a choice (T,) that should fit in memory, by integer programming; or prove that none does.
+    def with_fewer_columns(self) -> Iterator[IntArray]:
+        """Yield choices (T,) with ever fewer tables in columns: those go first that save most bytes in another form.
 
-        Neither, where the task is large, or some table may not lie in columns.
+        Tables kept together change as one.
         """
-        if len(self.may) < len(self.task.tables) or self.catalog is None:
-            return None, False
-        item_of = {table: i for i, item in enumerate(self.catalog.items.items) for table, _ in item.tables}
-        ways = [(t, form) for t, form in np.argwhere(self._leading(self.allowed)).tolist() if form != COLUMNS]
-        if not ways:
-            return None, False
-        size = np.array([placed_bytes(self.task, self._placed(*way)) for way in ways])
-        item = np.array([item_of[table] for table, _ in ways])
-        chosen, proven = ways_that_fit(self.catalog, self.catalog.items.free_bytes, item, size)
-        if chosen is None:
-            return None, proven
-        forms = np.full(len(self.task.tables), COLUMNS)
-        for leader, form in (ways[way] for way in chosen.tolist()):
-            forms[self.leaders == leader] = form
-        return forms, False
+        size = np.zeros(self.allowed.shape)
+        np.add.at(size, self.leaders, self._bytes_by_form())
+        size[~self._leading(self.allowed)] = np.inf
+        others = size.copy()
+        others[:, COLUMNS] = np.inf
+        movable = np.flatnonzero(np.isfinite(others.min(axis=1)))
+        saved = size[movable, COLUMNS] - others[movable].min(axis=1)
+        ordered = movable[np.argsort(-saved, kind="stable")]
+        fewest = max(int(np.isinf(saved).sum()), 1)  # these may not lie in columns
+        for count in np.unique(np.linspace(fewest, len(ordered), _MOST_MOVES).astype(np.int64)):
+            forms, moved = self.first.copy(), ordered[:count]
+            forms[moved] = others[moved].argmin(axis=1)
+            yield forms[self.leaders]
 
-    def _placed(self, leader: int, form: int) -> list[Placement]:
-        """Place a table and those that are kept together with it, in rows or copies."""
-        its = np.flatnonzero(self.leaders == leader).tolist()
-        return [placed for table in its for placed in self.spread.placements(table, form)]
+    def _bytes_by_form(self) -> IntArray:
+        """Compute the bytes that each table takes on all devices together in each form, (T, F): whole, in columns."""
+        devices, size_of = self.task.topology.num_devices, self.task.memory.device_bytes
+        shared = (LAYOUTS[FORMS[form]].share(self.task.loads, devices) for form in OTHERS)
+        others = [size_of(loads) * devices for loads in shared]
+        return np.stack([size_of(self.task.loads), *others], axis=1)[:, np.argsort([COLUMNS, *OTHERS])]
 
-    def shortage(self, error: InfeasibleError, proven: bool) -> InfeasibleError:
-        """Make the error of having no plan, `proven` of all allowed forms or not; `error` is of the first choice.
-
-        Of all tables together, wherever all may lie in columns.
-        """
+    def shortage(self, error: InfeasibleError) -> InfeasibleError:
+        """Make the error of having no plan: of all tables in columns if they may lie there, else the first choice's."""
         if len(self.may) < len(self.task.tables):
             return error
         sizes = Sizes.of(Items.of(Base.empty(self.task)))
@@ -334,9 +329,6 @@ class FormChoices:
             check_total(sizes)
         except InfeasibleError as short:
             return short
-        other_ways = has_other_forms(self.task, self.allowed) or has_other_homes(self.task) or has_bounds(sizes.items)
-        if proven and not other_ways:
-            return shortage(sizes, NO_PLAN)
         return error if (self.first == COLUMNS).all() else shortage(sizes, NONE_FOUND)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Literal
 
@@ -243,20 +244,17 @@ class NeuroShard(Searcher):
         return spaces[0].searched(spaces[0].first, self.column_search)
 
     def _in_any_forms(self, spaces: Sequence[FormChoices], error: InfeasibleError) -> Found:
-        """Find a plan with as few large tables in blocks as let the rest fit in columns; else in any forms that fit.
+        """Find a plan with few large tables in blocks; else one that leaves in columns what saves least elsewhere.
 
         Raises:
-            InfeasibleError: there is no plan, which is said only with a proof for all forms, or none was found.
+            InfeasibleError: no plan was found.
         """
         errors = []
         for choices in spaces:
-            for forms in choices.more_in_blocks():
+            for forms in chain(choices.more_in_blocks(), choices.with_fewer_columns()):
                 if found := _searched([Tried(choices, forms)], self.column_search):
                     return found[0]
-            fitting, proven = choices.fitting()
-            if fitting is not None and (found := _searched([Tried(choices, fitting)], self.column_search)):
-                return found[0]
-            errors.append(choices.shortage(error, proven))
+            errors.append(choices.shortage(error))
         raise errors[0] from None
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:

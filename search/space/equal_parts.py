@@ -1,8 +1,7 @@
 """Tables that are cut in equal parts only: which ones in more than two.
 
 Layouts leave such a table whole or halve it, or cut it in as many parts as its rules ask for at least. So each way to
-cut tables in more is a task with a rule besides (`min_shards`) for each of them: what is known of its plans, that none
-exists or that none costs less, is known of that task.
+cut tables in more is a task with one more rule (`min_shards`) for each of them, which is searched like any other task.
 """
 
 from collections.abc import Callable, Collection, Iterator

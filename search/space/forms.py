@@ -11,7 +11,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form, forms_named
+from neuroshard.words.form import FORMS, IN_COLUMNS, Call, Form, forms_named
 from neuroshard.words.placement import Placement
 
 COLUMNS = FORMS.index(IN_COLUMNS.form)
@@ -83,15 +83,6 @@ def leaders(task: Task) -> IntArray:
         its = [number[name] for name in group]
         first[its] = min(its)
     return first
-
-
-def has_other_forms(task: Task, tried: BoolArray) -> bool:
-    """Tell whether the task lets some table lie otherwise than in columns and as was `tried` (T, F), models aside."""
-    if np.delete(allowed_forms(task, CALLS) & ~tried, COLUMNS, axis=1).any():
-        return True
-    host, devices = task.topology.domain_size, task.topology.num_devices
-    forms = {form for limits in task.limits for form in limits.forms}
-    return 1 < host < devices and any(LAYOUTS[form].host_exchanges for form in forms)
 
 
 def _bound(task: Task) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Packing by bytes alone: whether anything fits, what to give devices when nothing does, and errors that say so.
+"""Packing by bytes alone: plans that fit, and errors that name the memory with which one was found.
 
 Items can be cut at every 4 columns, so what is packed are slices of 4 columns, all of an item's of about equal size.
 Items go in descending size of a slice, as much of each as fits to the device with the most room left; only when less
@@ -12,25 +12,23 @@ import numpy as np
 from neuroshard.plans.hosts import least_host_bytes
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.plumbing.schema import DIM_MULTIPLE, readable_bytes, readable_bytes_up
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_BYTES, readable_bytes, readable_bytes_up, to_bytes
 from neuroshard.stages.search.space.base import check_buffers
 from neuroshard.stages.search.space.cache_widths import has_bounds
 from neuroshard.stages.search.space.exact import pack_exactly
-from neuroshard.stages.search.space.forms import has_other_forms
 from neuroshard.stages.search.space.homes import has_other_homes
 from neuroshard.stages.search.space.items import Items, open_devices
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS
 
 _NAMED_ITEMS = 3
 _FRACTIONS = 1000  # of how many times the memory would do
-NO_PLAN = "no plan exists"  # in any form that the task allows
-NO_COLUMNS = "no plan with all tables in columns exists"
-NONE_FOUND = "none found within the search's budget, though there may be a plan,"
+NO_PLAN = "no plan exists"  # a sum of bytes proves it, for every form that the task allows
+NONE_FOUND = "no plan found"
 _PRECISION = 1.002  # of the smallest factor that is reported
 _MOST_GROUPS = 256  # different sets of devices that the constraints confine items to, whose sums are checked
-_TRIES = 16  # other orders, when the usual one fails and the task is too large to be sure
+_MOST_NAMED = 24  # amounts of memory that are checked before one is named: the last is 2.9 times the first
+_TRIES = 16  # other orders, when the usual one fails
 _MOST_CELLS = 1 << 22  # items x devices of all tries together
 _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits end
 
@@ -88,15 +86,24 @@ def no_room(
     )
 
 
-def enough(items: Items, factor: float) -> str:
-    """Name the `topology.memory_bytes` that leave shards so many times the memory they have: never less, as text."""
-    task, shards = items.task, items.free_bytes
+def enough(items: Items, factor: float) -> tuple[str, IntArray] | None:
+    """Name the `topology.memory_bytes` that leave shards `factor` times their memory or more.
+
+    Return it as text, and the bytes that it leaves for the items on each device, (D,); None if a device can't have so
+    much.
+    """
+    task, shards = items.task, np.maximum(items.free_bytes, 1)
     memory = task.topology.memory_bytes
-    each = np.array(memory if isinstance(memory, tuple) else [memory] * task.topology.num_devices, dtype=np.float64)
-    needed = each - shards + np.ceil(shards * factor)
-    if len(set(each)) == 1:
-        return readable_bytes_up(float(needed.max()))
-    return f"{ceil(float((needed / each).max()) * _FRACTIONS) / _FRACTIONS:.10g} times as much"
+    each = np.array(memory if isinstance(memory, tuple) else [memory] * task.topology.num_devices, dtype=np.int64)
+    taken = each - items.free_bytes
+    needed = taken + np.ceil(shards * factor)
+    if needed.max() > MAX_BYTES * (1 - 1 / _FRACTIONS):
+        return None
+    if len(set(each.tolist())) == 1:
+        text = readable_bytes_up(float(needed.max()))
+        return text, to_bytes(text.removesuffix(" bytes"), "memory") - taken
+    times = ceil(float((needed / each).max()) * _FRACTIONS) / _FRACTIONS
+    return f"{times:.10g} times as much", (each * times).astype(np.int64) - taken
 
 
 def described(memory: IntArray) -> str:
@@ -118,7 +125,7 @@ def check_total(sizes: Sizes) -> None:
         raise InfeasibleError(
             f"the tables take {readable_bytes(total)}{_of_bounds(items)}, {described(memory)} hold "
             f"{readable_bytes(memory.sum())}; "
-            f"{_advice(sizes, memory)}, or use more devices"
+            f"{_advice(sizes)}, or use more devices"
         )
     _, least, room = narrowest_shards(sizes)
     if (tight := np.flatnonzero(least > room)).size:
@@ -127,14 +134,14 @@ def check_total(sizes: Sizes) -> None:
 
 def too_large(sizes: Sizes, tight: IntArray) -> InfeasibleError:
     """Make the error of the largest of some items (n,) that fit on no device, however finely they are cut."""
-    items, memory = sizes.items, sizes.items.free_bytes
+    items = sizes.items
     narrowest, least, room = narrowest_shards(sizes)
     item = int(tight[np.argmax(least[tight])])
     whole = narrowest[item] == sizes.full_width[item] > 1
     how = "unsplit" if whole else f"even at {narrowest[item] * DIM_MULTIPLE} columns"
     return InfeasibleError(
         f"table {items.name(item)} takes {readable_bytes(least[item])} {how}{_of_bounds(items)}, "
-        f"a device that may hold it has {readable_bytes(room[item])}; {_advice(sizes, memory)}"
+        f"a device that may hold it has {readable_bytes(room[item])}; {_advice(sizes)}"
     )
 
 
@@ -156,65 +163,75 @@ def _of_bounds(items: Items) -> str:
     return " with all caches as wide as the widest cached table" if has_bounds(items) else ""
 
 
-def _advice(sizes: Sizes, memory: IntArray) -> str:
-    factor = smallest_factor(sizes, np.maximum(memory, 1))
-    return "give each device more" if factor is None else f"give each at least {enough(sizes.items, factor)}"
+def _advice(sizes: Sizes) -> str:
+    named = memory_that_does(sizes)
+    return "give each device more" if named is None else f"give each at least {named}"
 
 
 def packed(sizes: Sizes) -> IntArray:
-    """Pack the columns of the task into some plan, `held` (I, D): quickly where that works, else exactly.
+    """Return a packing of the task's columns, `held` (I, D).
 
     Raises:
-        InfeasibleError: there is none, which is said only with a proof, or none was found. That there is no plan in
-            any form is said only where the task allows no other.
+        InfeasibleError: none was found; that there is none is said only if a sum of bytes proves it.
     """
-    memory = sizes.items.free_bytes
-    held = pack(sizes, memory)
-    if held is not None:
-        return held
-    held, proven = pack_exactly(sizes, memory)
-    if held is None and not proven:
-        held = _pack_in_other_orders(sizes, memory)
-    if held is not None:
-        return held
-    raise shortage(sizes, _outcome(sizes.items) if proven else NONE_FOUND)
+    held = _packed_within(sizes, sizes.items.free_bytes)
+    if held is None:
+        if not sizes.items.base.others:  # with tables in rows or copies, the sum proves nothing about other choices
+            check_confined(sizes)
+        raise shortage(sizes, NONE_FOUND)
+    return held
 
 
-def _outcome(items: Items) -> str:
-    """Tell what a proof that columns don't fit says of a task."""
-    task = items.task
-    if has_other_homes(task) or has_bounds(items):
-        return NONE_FOUND
-    return NO_COLUMNS if has_other_forms(task, np.zeros((len(task.tables), len(FORMS)), dtype=np.bool_)) else NO_PLAN
+def _packed_within(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
+    """Pack items within memory_bytes (D,): by size if that works, else exactly, else in other orders."""
+    if _is_short(sizes, memory_bytes):
+        return None
+    ways = (way(sizes, memory_bytes) for way in (pack, pack_exactly, _pack_in_other_orders))
+    return next((held for held in ways if held is not None), None)
 
 
 def shortage(sizes: Sizes, outcome: str) -> InfeasibleError:
-    """Make the error of having no plan, with the memory that would do in columns, and what is known: `outcome`."""
-    items, memory, size = sizes.items, sizes.items.free_bytes, sizes.size_bytes[sizes.whole]
-    factor = smallest_factor(sizes, memory)
-    if factor is None:
-        held, proven = pack_exactly(sizes, np.full_like(memory, _AMPLE))
-        if held is None and proven and outcome == NO_PLAN:
-            return InfeasibleError("no plan keeps the constraints, whatever the memory; loosen some of them")
-        if held is None:
-            return InfeasibleError(
-                "no plan found that keeps the constraints within the search's budget, though there may be one; loosen "
-                "some, or pin shards to where they may go"
-            )
-        used = sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0)
-        factor = float((used / np.maximum(memory, 1)).max())
+    """Make the error of having no plan: the `outcome`, and the memory with which columns have been packed."""
+    memory, size = sizes.items.free_bytes, sizes.size_bytes[sizes.whole]
+    named = memory_that_does(sizes)
+    if named is None:
+        return InfeasibleError(
+            "no plan found that keeps the constraints, with any amount of memory; loosen some of the constraints, or "
+            "pin shards to devices that may hold them"
+        )
     largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
-    named = ", ".join(f"{items.name(index)} {readable_bytes(size[index])}" for index in largest)
+    tables = ", ".join(f"{sizes.items.name(index)} {readable_bytes(size[index])}" for index in largest)
     return InfeasibleError(
         f"{outcome} for {readable_bytes(size.sum())} of tables on {described(memory)}; "
-        f"{enough(items, factor)} on each would do; the largest tables: {named}"
+        f"{named} on each would do; the largest tables: {tables}"
     )
+
+
+def memory_that_does(sizes: Sizes) -> str | None:
+    """Name a `topology.memory_bytes` into which the items have been packed, as text; None if no amount was found."""
+    memory = np.maximum(sizes.items.free_bytes, 1)
+    factor = smallest_factor(sizes, memory)
+    if factor is None:
+        held = _packed_within(sizes, np.full_like(memory, _AMPLE))
+        if held is None:
+            return None
+        factor = float((sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0) / memory).max())
+    for step in range(_MOST_NAMED):  # with a little more memory than suffices, filling by size may fail
+        named = enough(sizes.items, max(factor, 1.0) * _PRECISION ** (step * step))
+        if named is not None and _packed_within(sizes, named[1]) is not None:
+            return named[0]
+    return None
+
+
+def _is_short(sizes: Sizes, memory_bytes: IntArray) -> bool:
+    """Return True if the items take more bytes than memory_bytes (D,): shards take no fewer than the whole items."""
+    return bool(sum(sizes.size_bytes[sizes.whole].tolist()) > sum(memory_bytes.tolist()))
 
 
 def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
     """Pack items within memory_bytes (D,) and their limits, `held` (I, D), with few cuts; None if that fails."""
-    if sum(sizes.size_bytes[sizes.whole].tolist()) > sum(memory_bytes.tolist()):
-        return None  # shards take no fewer bytes than the whole
+    if _is_short(sizes, memory_bytes):
+        return None
     slice_bytes = sizes.size_bytes[sizes.first + np.where(sizes.items.limits.max_shards > 1, 1, sizes.full_width)]
     return _pack_in_order(sizes, memory_bytes, np.lexsort((-slice_bytes, ~sizes.items.confined)))
 
