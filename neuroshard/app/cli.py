@@ -13,7 +13,17 @@ from neuroshard import __version__
 from neuroshard.app.arguments import HELP_FLAGS, as_overrides, quoted, split_flags
 from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, purpose_of, usage
 from neuroshard.app.completion import bash_script, completions
-from neuroshard.app.failures import DEFECT, EXIT_BUG, EXIT_USER_ERROR, Ended, complain, exit_code, failure_of, one_line
+from neuroshard.app.failures import (
+    DEFECT,
+    EXIT_BUG,
+    EXIT_USER_ERROR,
+    Ended,
+    complain,
+    end_without_reader,
+    exit_code,
+    failure_of,
+    one_line,
+)
 from neuroshard.app.overrides import check_overrides, check_settings
 from neuroshard.app.settings import command_help
 from neuroshard.plumbing.errors import UserError, raised_by, unknown_name
@@ -39,12 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("neuroshard: interrupted; what was finished is kept", file=sys.stderr)
         sys.exit(_INTERRUPTED)
-    except BrokenPipeError:  # `neuroshard ... | head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Ended:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        end_without_reader(error)  # `neuroshard ... | head` has seen enough
         complain(one_line(error))
         sys.exit(exit_code(error))
 
@@ -139,9 +147,10 @@ def _run(config: Any) -> None:
         result: Result | None = built.run()
         if result is not None:
             result.show(plain_console())
-    except BrokenPipeError:
+    except KeyboardInterrupt:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        end_without_reader(error)
         if job is None:
             complain(one_line(error))
             raise Ended(exit_code(error)) from None

@@ -1,5 +1,7 @@
 """How a command ends that fails: in one line, with exit code 2 for a user's mistake and 70 for a defect."""
 
+import os
+import select
 import sys
 import tempfile
 import traceback
@@ -9,6 +11,7 @@ from neuroshard.plumbing.errors import InfeasibleError, user_error_in
 
 EXIT_USER_ERROR = 2
 EXIT_BUG = 70
+_OUTPUTS = (1, 2)  # standard output and standard error
 NO_PLAN, FAILED, DEFECT = "no plan", "failed", "defect"
 
 
@@ -21,7 +24,7 @@ def one_line(error: BaseException) -> str:
     if (mistake := user_error_in(error)) is not None:
         return str(mistake)
     text = " ".join(str(error).split())
-    if isinstance(error, OSError):
+    if _is_of_the_system(error):
         # a full disk, or a directory that can't be written, is the user's to mend too
         return f"{text}; what was finished is kept, start it again when this is mended"
     if isinstance(error, MemoryError):
@@ -31,7 +34,7 @@ def one_line(error: BaseException) -> str:
 
 def exit_code(error: BaseException) -> int:
     """Choose the exit code: 2 for what the user can mend, 70 for a defect."""
-    users = user_error_in(error) is not None or isinstance(error, (OSError, MemoryError))
+    users = user_error_in(error) is not None or _is_of_the_system(error) or isinstance(error, MemoryError)
     return EXIT_USER_ERROR if users else EXIT_BUG
 
 
@@ -42,9 +45,32 @@ def failure_of(error: BaseException) -> str:
     return NO_PLAN if isinstance(user_error_in(error), InfeasibleError) else FAILED
 
 
+def end_without_reader(error: BaseException) -> None:
+    """End the command with code 0 if `error` says that the reader of its output has closed the pipe, as `head` does.
+
+    Any other pipe that breaks, such as that of a worker process, is a failure.
+    """
+    if isinstance(error, BrokenPipeError) and _reader_has_gone():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise Ended(0) from None
+
+
+def _reader_has_gone() -> bool:
+    """Return True if standard output or standard error is a pipe that nobody reads any longer."""
+    outputs = select.poll()
+    for descriptor in _OUTPUTS:
+        outputs.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in outputs.poll(0))
+
+
 def complain(text: str) -> None:
     """Print one line on standard error, whatever it can show."""
     print(f"neuroshard: error: {text}", file=sys.stderr, flush=True)
+
+
+def _is_of_the_system(error: BaseException) -> bool:
+    """Return True if the operating system refused a file or directory. A connection that breaks is not a refusal."""
+    return isinstance(error, OSError) and not isinstance(error, ConnectionError)
 
 
 def _kept(error: BaseException) -> str:

@@ -1,11 +1,13 @@
 """Progress: bars on a terminal, a plain line now and then in a file; one look for every stage."""
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from threading import Event, Thread
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -103,7 +105,15 @@ def _clock(seconds: float) -> str:
 def plain_console(*, stderr: bool = False) -> Console:
     """Make a console that shows text as it is: names may hold what rich takes for markup."""
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else _PLAIN_WIDTH
-    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+    return _Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+
+
+class _Console(Console):
+    """A console that raises BrokenPipeError if its reader has gone; rich's own raises SystemExit."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Raise BrokenPipeError, from which a command knows how to end."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def printer(progress: Progress) -> Callable[[str], None]:

@@ -175,21 +175,17 @@ def _resolved(config: Any) -> Any:
 def _unwrapped(make: Callable[[], Any]) -> Any:
     """Return what Hydra makes. Of an error that Hydra wraps, raise the UserError in it, or else the original error.
 
-    Hydra's own text advises to set a variable that has no effect here.
+    Hydra's own text advises to set a variable that has no effect here. An error of OmegaConf is a defect, because
+    settings are resolved before anything is made.
     """
     from hydra.errors import InstantiationException
 
-    original: BaseException
     try:
         return make()
-    except OmegaConfBaseException as error:
-        original = error
     except InstantiationException as error:
         original = user_error_in(error) or error.__cause__ or error
         if isinstance(original, ImportError) and raised_by(original, "hydra"):
             original = original.__cause__ or original  # an error of any type, which ends an import
-    if isinstance(original, OmegaConfBaseException):
-        raise _of_config(original) from original
     raise original
 
 

@@ -1,10 +1,13 @@
 """Only a UserError is the user's: any other error, wherever it is raised, is a defect with a traceback in a file."""
 
+import asyncio
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from neuroshard.app import cli
 from neuroshard.app.failures import EXIT_BUG, EXIT_USER_ERROR
@@ -59,12 +62,31 @@ def _system_exit():
     sys.exit(0)
 
 
+def _cancelled():
+    raise asyncio.CancelledError
+
+
+def _broken_pipe():
+    """Write to a pipe that nobody reads, as to a worker process that has died."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        os.write(writing, b"x")
+    finally:
+        os.close(writing)
+
+
+def _omegaconf_error():
+    _ = OmegaConf.create({"a": "${no_such_setting}"}).a
+
+
 def _runtime_error():
     raise RuntimeError("stopped in the middle")
 
 
 DEFECTS = [
-    _type_error, _attribute_error, _value_error, _key_error, _import_error, _zero_division, _system_exit, _runtime_error
+    _type_error, _attribute_error, _value_error, _key_error, _import_error, _zero_division, _system_exit,
+    _runtime_error, _cancelled, _broken_pipe, _omegaconf_error,
 ]  # fmt: skip
 
 

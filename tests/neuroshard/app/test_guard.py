@@ -1,5 +1,6 @@
 """Whatever goes wrong becomes one line; only defects leave a traceback, in a file."""
 
+import os
 import re
 import signal
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 from neuroshard.app import cli, entry
 from neuroshard.app.failures import EXIT_BUG, EXIT_USER_ERROR, exit_code, one_line
 from neuroshard.plumbing.errors import UserError
+
+SMALL = ["tables.num_tables=5", "topology.num_devices=2"]
 
 
 def test_a_users_mistake_is_its_own_text():
@@ -66,3 +69,15 @@ def test_a_terminal_that_is_not_utf8_shows_what_it_can():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert b"roofline:h100" in done.stdout
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("words", [["models"], ["search", "--help"], ["search", "searcher=size_greedy", *SMALL]])
+def test_a_reader_that_has_seen_enough_ends_the_command(tmp_path, words, both):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command, stderr = [sys.executable, "-m", "neuroshard", *words], writing if both else subprocess.PIPE
+    done = subprocess.run(command, stdout=writing, stderr=stderr, check=False, cwd=tmp_path)
+    os.close(writing)
+    assert done.returncode == 0
+    assert both or b"error" not in done.stderr.lower()
