@@ -21,7 +21,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from neuroshard.plumbing.errors import InfeasibleError, UserError, raised_by
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, padded
 from neuroshard.torchrec.asked import Asked
-from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, SPLIT, WHOLE, shards_of
+from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, SPLIT, WHOLE, widest_shard
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import (
     estimate,
@@ -114,7 +114,7 @@ def _check_width(parameter: Parameter, plan: ShardingPlan) -> None:
     if parameter.config is None:
         return
     dim, sharding = int(parameter.config.embedding_dim), parameter.sharding_in(plan)
-    widest = max((shard.shard_sizes[1] for shard in shards_of(sharding)), default=dim)
+    widest = widest_shard(sharding, dim)
     if widest <= MAX_SHARD_DIM:
         return
     do = f"constrain it to sharding_types=[{SPLIT!r}] with min_partition={MAX_SHARD_DIM}, or make it narrower"

@@ -36,6 +36,11 @@ def shards_of(sharding: ParameterSharding) -> list[ShardMetadata]:
     return [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
 
 
+def widest_shard(sharding: ParameterSharding, dim: int) -> int:
+    """Return the columns of the widest shard of a table with `dim` columns; a table without shards is in copies."""
+    return max((int(shard.shard_sizes[1]) for shard in shards_of(sharding)), default=dim)
+
+
 def cut_widths(sharding: ParameterSharding) -> list[int]:
     """List the columns of each shard of a table that is cut in columns; none of any other."""
     return [shard.shard_sizes[1] for shard in shards_of(sharding)] if sharding.sharding_type == SPLIT else []

@@ -11,16 +11,22 @@ from torchrec.distributed.planner.planners import extract_plan
 from torchrec.distributed.planner.planners import to_sharding_plan as plan_of_options
 from torchrec.distributed.planner.types import PlanLoader, PlannerError, hash_planner_context_inputs_str
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ModuleSharder,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
 from torchrec.types import DataType
 
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, raised_by
-from neuroshard.plumbing.schema import parse
+from neuroshard.plumbing.schema import MAX_SHARD_DIM, parse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
-from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of
+from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of, widest_shard
 from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON
@@ -154,6 +160,18 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
                 "plan it for this job"
             )
         check_by_pod(f"given: table {parameter.qualified_name!r}", sharding, asked.topology)
+        _check_width(f"given: table {parameter.qualified_name!r}", parameter, sharding)
+
+
+def _check_width(what: str, parameter: Parameter, sharding: ParameterSharding) -> None:
+    """Raise UserError, begun by `what`, if a table has a shard that is wider than kernels take."""
+    if parameter.config is None:
+        return
+    widest = widest_shard(sharding, int(parameter.config.embedding_dim))
+    if widest > MAX_SHARD_DIM:
+        raise UserError(
+            f"{what} has a shard of {widest} columns, and FBGEMM's kernels take {MAX_SHARD_DIM} at most; plan it anew"
+        )
 
 
 def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
@@ -246,7 +264,9 @@ def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[Sha
     if missing:
         raise UserError(f"it lacks {listed(missing)}")
     for parameter in model.division.delegated:
-        check_by_pod(f"table {parameter.qualified_name!r}", parameter.sharding_in(whole), model.left)
+        sharding, what = parameter.sharding_in(whole), f"table {parameter.qualified_name!r}"
+        check_by_pod(what, sharding, model.left)
+        _check_width(what, parameter, sharding)
     if not model.tables:
         return whole, None
     others = (*model.division.delegated, *model.division.fixed)

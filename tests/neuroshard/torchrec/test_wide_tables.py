@@ -75,6 +75,19 @@ def test_sharding_plans_with_wide_shards_break_their_task():
     assert "4096 columns" in broken
 
 
+@pytest.mark.parametrize("kind", ["table_wise", "data_parallel"])
+def test_given_plans_with_wide_shards_are_refused(kind):
+    model = bags("a", dim=4096, rows=ROWS)
+    _, given = planned(model, device="cuda", **H100)
+    uncut = given.plan[""]["a"]
+    uncut.sharding_type, uncut.ranks, uncut.sharding_spec = kind, None, None
+    if kind == "table_wise":
+        shard = ShardMetadata([0, 0], [ROWS, 4096], "rank:0/cuda:0")
+        uncut.ranks, uncut.sharding_spec = [0], EnumerableShardingSpec([shard])
+    with pytest.raises(UserError, match=r"given: table 'a'.* 4096 columns.*2048 at most"):
+        planned(model, device="cuda", given=given, **H100)
+
+
 def test_files_with_wide_shards_are_refused(tmp_path):
     path, task = tmp_path / "sharding.json", Task((table("a", ROWS, 4096),), Topology(2, 1 << 30), 8)
     save_sharding_plan(to_sharding_plan(assemble(task, [(0, 4096, 1)])), path)
