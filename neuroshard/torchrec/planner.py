@@ -52,7 +52,7 @@ from neuroshard.torchrec.planner_report import (
 )
 from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
-from neuroshard.torchrec.unread import unread_remarks, unused_arguments
+from neuroshard.torchrec.unread import no_data_parallel_remark, unread_remarks, unused_arguments
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
@@ -445,7 +445,10 @@ class NeuroShardPlanner(ShardingPlanner):
         _check_type("sharders", sharders, Sequence)
         sharders = sharders or get_default_sharders()
         first = self._asked[0]
-        model = Model.read(module, sharders, first, self._finder.served(first.topology))
+        served = self._finder.served(first.topology)
+        if first.data_parallel and (unused := no_data_parallel_remark(served)):
+            _log.warning(unused)
+        model = Model.read(module, sharders, first, served)
         if remark := precision_remark(model, self._finder.simulator.models):
             _log.warning(remark)
         for remark in unread_remarks(model):

@@ -87,15 +87,23 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
     if not lost:
         return None
     optimizers = ", ".join(dict.fromkeys(map(named_optimizer, lost)))
-    odd = [f"{its.qualified_name} to {padded(its.config.embedding_dim)} columns" for its in lost if its.unlike_kernels]
-    padding = f"; pad {listed(odd)}, because fused kernels take multiples of 4 only" if odd else ""
     return (
         f"{len(lost)} table(s) are data_parallel ({listed([its.qualified_name for its in lost])}), or have the kernel "
         f"'dense'. TorchRec does not apply their optimizer ({optimizers}), which runs inside fused kernels: picked by "
         "in_backward_optimizer_filter they get your dense optimizer instead, and picked by name none at all. Train "
-        "them by neuroshard.torchrec.data_parallel_optimizer(model), or plan them otherwise: leave out "
-        f"data_parallel=True, and data_parallel in sharding_types{padding}"
+        f"them by neuroshard.torchrec.data_parallel_optimizer(model), or plan them otherwise: {_ways_out(lost)}"
     )
+
+
+def _ways_out(lost: Sequence[Parameter]) -> str:
+    """Say what makes fused kernels train tables that have dense ones."""
+    odd = [f"{its.qualified_name} to {padded(its.config.embedding_dim)} columns" for its in lost if its.unlike_kernels]
+    ways = [] if len(odd) == len(lost) else ["leave out data_parallel=True, and data_parallel in sharding_types"]
+    if any(DENSE in (its.said.compute_kernels or ()) for its in lost):
+        ways.append(f"remove {DENSE!r} from compute_kernels")
+    if odd:
+        ways.append(f"pad {listed(odd)}, because fused kernels take multiples of 4 only")
+    return "; ".join(ways)
 
 
 def loading_remarks(plan: Plan) -> tuple[str, ...]:

@@ -6,9 +6,10 @@ from typing import Any
 
 from torchrec.distributed.types import CacheParams, ParameterSharding
 
+from neuroshard.layouts import LAYOUTS
 from neuroshard.torchrec.kernels import PREFETCH, PREFETCHED
 from neuroshard.torchrec.model import Model
-from neuroshard.torchrec.modules import listed
+from neuroshard.torchrec.modules import Served, listed
 from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.words.placement import Tier
@@ -127,6 +128,16 @@ def _follows(sharding: ParameterSharding, asked: CacheParams) -> bool:
         return True
     has = sharding.cache_params or CacheParams()
     return all(getattr(asked, one.name) in (None, getattr(has, one.name)) for one in fields(CacheParams))
+
+
+def no_data_parallel_remark(served: Served) -> str | None:
+    """Say that a search and its models make no table data-parallel, whatever `data_parallel` is; None if they do."""
+    if any(LAYOUTS[call.form].dense for call in served.calls):
+        return None
+    return (
+        "data_parallel=True counts for tables that are left to TorchRec's planner only: this searcher or these models "
+        "make no table data-parallel; choose others, such as searcher='neuroshard', or leave data_parallel=True out"
+    )
 
 
 def unused_arguments(

@@ -39,6 +39,7 @@ def _given():
 PATHS = {
     "searched": (SMALL, lambda: {"data_parallel": True}),
     "named by TorchRec's constraints": (SMALL, lambda: NAMED),
+    "named by its kernel": (SMALL, lambda: {"constraints": {"a": ParameterConstraints(compute_kernels=["dense"])}}),
     "named by rules": (SMALL, lambda: {"rules": Constraints((TableRule("a", forms=("copies",)),))}),
     "of columns that fused kernels refuse": (partial(SMALL, dim=10), dict),
     "delegated": (partial(sequences, "a"), lambda: NAMED),
@@ -57,6 +58,8 @@ def test_a_plan_with_data_parallel_tables_warns_once_of_their_optimizer(path, ca
     (warning,) = _warnings(caplog)
     assert all(text in warning for text in ("(a)", "RowWiseAdagrad"))
     assert ("a to 12 columns" in warning) is ("refuse" in path)
+    assert ("leave out data_parallel=True" in warning) is ("refuse" not in path)  # which would change nothing
+    assert ("compute_kernels" in warning) is ("by its kernel" in path)
 
 
 def test_a_given_plan_with_dense_kernels_is_warned_of_too(caplog):

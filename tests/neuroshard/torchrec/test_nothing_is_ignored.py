@@ -309,6 +309,13 @@ def test_arguments_that_count_are_not_warned_of(settings, path, caplog):
     assert "goes with" not in caplog.text
 
 
+@pytest.mark.parametrize("searcher", ["neuroshard", "dim_greedy"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_searcher_that_makes_no_table_data_parallel_is_warned_of(searcher, asked, caplog):
+    planner(**DEFAULT, searcher=searcher, data_parallel=asked).plan(bags("t", dim=64))
+    assert ("data_parallel=True" in caplog.text) is (asked and searcher != "neuroshard")
+
+
 def test_replanning_reads_no_loader_and_measures_nothing(caplog):
     previous = planner(**DEFAULT).search(bags("t", dim=64))
     for settings in ({}, {"verify": Chosen()}, {"plan_loader": Stored({}, None)}):
