@@ -25,6 +25,8 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
     """
     if tables is None:
         return {}
+    if isinstance(tables, Mapping):
+        raise UserError("tables= is a mapping, and must be a sequence of tables; give list(tables.values())")
     if isinstance(tables, (str, Path)):
         all_tables = load_tables(str(tables), batch_size=batch_size)
     else:

@@ -44,7 +44,7 @@ from neuroshard.torchrec.planner_report import (
     Sharders,
     data_parallel_remark,
     late_remark,
-    loading_remarks,
+    loading_remark,
     mixed_remarks,
     precision_remark,
     unsound_remarks,
@@ -232,6 +232,8 @@ class NeuroShardPlanner(ShardingPlanner):
     def search(self, module: nn.Module, sharders: Sharders | None = None) -> Plan:
         """Find the plan as `plan` does, in our form, of the tables planned here: to be saved, costed, evaluated.
 
+        `keep`, `plan_loader`, `callbacks` and `stats` are for `plan` alone.
+
         Raises:
             UserError: as `plan`; or none is planned here.
         """
@@ -241,7 +243,7 @@ class NeuroShardPlanner(ShardingPlanner):
         found = self._best(models, self._found)
         assert found.plan is not None
         self._remember(found, found.plan)
-        self._warn_of_data_parallel(found.model, found.whole)
+        self._warn_of_whole(found.model, found.whole)
         return found.plan
 
     def replan(
@@ -421,7 +423,7 @@ class NeuroShardPlanner(ShardingPlanner):
             _log.warning(remark)
         whole, plan = reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
         self._remember(found, plan)
-        self._warn_of_data_parallel(model, whole)
+        self._warn_of_whole(model, whole)
         parameters, ranks = model.division.parameters, int(model.left.world_size)
         for remark in (*unsound_remarks(parameters, whole), *mixed_remarks(parameters, whole, ranks)):
             _log.warning(remark)
@@ -473,17 +475,19 @@ class NeuroShardPlanner(ShardingPlanner):
         cost = simulator.cost(task, plan)
         self.last_plan, self.last_cost = simulator.predicted(plan, cost), cost
         doubts = *simulator.warnings(plan), *simulator.models.left_out("TorchRec")
-        for warning in (*doubts, *loading_remarks(plan)):
+        for warning in doubts:
             _log.warning(warning)
         groups = self.last_groups.num_groups
         where = f"{task.topology.num_devices} devices" + (f" of each of {groups} groups" if groups > 1 else "")
         _log.info("%d tables on %s:\n%s", len(task.tables), where, cost)
 
-    def _warn_of_data_parallel(self, model: Model, whole: ShardingPlan) -> None:
-        """Warn once of tables that no fused optimizer trains, and remember the warning for the other ranks."""
+    def _warn_of_whole(self, model: Model, whole: ShardingPlan) -> None:
+        """Warn of tables that no fused optimizer trains, which other ranks must hear too, or that can't be loaded."""
         self._data_parallel = data_parallel_remark(model.division.parameters, whole)
         if self._data_parallel:
             _log.warning(self._data_parallel)
+        if remark := loading_remark(model.division.parameters, whole):
+            _log.warning(remark)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import padded
 from neuroshard.torchrec.asked import device_memory, named_optimizer
 from neuroshard.torchrec.delegated import joined
-from neuroshard.torchrec.kernels import COPIED, DENSE, IN_ROWS
+from neuroshard.torchrec.kernels import COPIED, DENSE, IN_ROWS, cut_widths
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import estimate, sharding_options, storage_estimator
@@ -106,15 +106,19 @@ def _ways_out(lost: Sequence[Parameter]) -> str:
     return "; ".join(ways)
 
 
-def loading_remarks(plan: Plan) -> tuple[str, ...]:
-    """Say where TorchRec can't load weights into a plan: it reads all shards of columns as wide as the first one."""
-    pairs = zip(plan.task.tables, plan.by_table, strict=True)
-    cut = [table.name for table, its in pairs if len({placed.shard.dim for placed in its}) > 1]
+def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> str | None:
+    """Return the warning that TorchRec can't load weights into a whole model's plan; None if it can.
+
+    It reads all column shards of a table as wide as the first one, whoever planned them.
+    """
+    cut = [
+        its.qualified_name for its, sharding in _lying(parameters, sharding_plan) if len({*cut_widths(sharding)}) > 1
+    ]
     if not cut:
-        return ()
+        return None
     return (
         f"load_state_dict of TorchRec 1.8 fails with sharded weights of {len(cut)} table(s) in shards of unequal width "
-        f"({listed(cut)}); rules=Constraints(rules=(TableRule('*', equal_widths=True),)) has none",
+        f"({listed(cut)}); rules=Constraints(rules=(TableRule('*', equal_widths=True),)) has none"
     )
 
 

@@ -56,11 +56,17 @@ def _has_other_precision(table: Parameter) -> bool:
     return cache is not None and cache.precision not in (None, table.config.data_type)
 
 
+def _has_no_cache(table: Parameter) -> bool:
+    kernels, cache = table.said.compute_kernels, table.said.cache_params
+    return cache is not None and cache.load_factor is not None and bool(kernels) and PREFETCHED.isdisjoint(kernels)
+
+
 _IGNORED: tuple[tuple[Callable[[Parameter], bool], str], ...] = (
     (_is_weighted, "is_weighted: memory and costs leave the weights of lookups out, 4 bytes of each"),
     (_is_called_virtual, "use_virtual_table, which their configs don't: they are planned as ordinary tables"),
     (_has_other_features, "feature_names that are not those of their configs, which count"),
     (_has_cache_statistics, "cache_params.stats, which our search doesn't read: give statistics by tables="),
+    (_has_no_cache, "cache_params.load_factor, and their compute_kernels have no cache: allow fused_uvm_caching"),
     (_has_other_precision, "cache_params.precision: memory counts caches in the data type of the weights"),
 )
 

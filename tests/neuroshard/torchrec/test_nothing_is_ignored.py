@@ -126,6 +126,12 @@ def test_parameters_of_caches(field, caplog):
     _set(OF_CACHES[field], make, caplog)
 
 
+@pytest.mark.parametrize(("kernels", "warned"), [(["fused"], True), ([CACHED], False), (None, False)])
+def test_the_size_of_a_cache_that_no_kernel_has_is_warned_of(kernels, warned, caplog):
+    asked = ParameterConstraints(compute_kernels=kernels, cache_params=CacheParams(load_factor=0.3))
+    assert ("load_factor" in _outcome(asked, caplog).log) is warned
+
+
 def test_what_constraints_merely_repeat_is_not_warned_of(caplog):
     same = ParameterConstraints(
         feature_names=["f_t"], cache_params=CacheParams(precision=DataType.FP32), pooling_factors=[2.0]

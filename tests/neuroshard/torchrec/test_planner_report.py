@@ -188,4 +188,9 @@ def test_a_warning_names_tables_that_sharded_weights_do_not_load_into(rule, widt
     ours = planner(3, rules=Constraints(rules=(rule,)))
     ours.plan(bags("a"))
     assert sorted(placed.shard.dim for placed in ours.last_plan.placements) == widths
-    assert ("1 table(s) in shards of unequal width (a); rules=" in caplog.text) is (len(set(widths)) > 1)
+    told = "1 table(s) in shards of unequal width (a); rules="
+    assert (told in caplog.text) is (len(set(widths)) > 1)
+    given = ours.plan(bags("a"))
+    caplog.clear()
+    planner(3, given=given).plan(bags("a"))
+    assert (told in caplog.text) is (len(set(widths)) > 1)

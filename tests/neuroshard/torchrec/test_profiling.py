@@ -248,5 +248,7 @@ def test_tables_may_stand_in_a_file(tmp_path):
 def test_other_shapes_are_a_mistake():
     with pytest.raises(UserError, match="'b' are those of 101 rows and 8 columns, the model's has 100 and 8"):
         _planned([_table(rows=101)])
+    with pytest.raises(UserError, match="tables= is a mapping"):
+        _planned({"b": _table()})
     with pytest.raises(UserError, match="two tables are named 'b'"):
         _planned([_table(), _table()])
