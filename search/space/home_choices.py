@@ -39,7 +39,7 @@ def homed_tasks(task: Task, options: HomeOptions, model: ComputeModel) -> list[T
     return tasks
 
 
-class _Way(NamedTuple):
+class _NarrowCaches(NamedTuple):
     """A way to keep caches narrow.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Way(NamedTuple):
         return cut_to(task, tables, self.edges[0]) if wide.any() else task
 
 
-def _ways(every: Task, mixed: IntArray) -> Iterator[_Way]:
+def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
     """Yield ways for a task with all tables cached that may be, of which some (n,) have unequal widths."""
     dims, ones = every.loads.table_dim, np.ones(len(every.tables), dtype=np.int64)
     classes, widest = width_classes(every, mixed), int(dims[mixed].max())
@@ -69,18 +69,18 @@ def _ways(every: Task, mixed: IntArray) -> Iterator[_Way]:
         widths, parts = dims.copy(), ones.copy()
         widths[mixed] = width
         parts[mixed] = [parts_within(every, table, width) for table in mixed.tolist()]
-        yield _Way(widths, parts, (width,))
+        yield _NarrowCaches(widths, parts, (width,))
     for edges in classes:
         if len(edges) <= every.topology.num_devices:
             widths = dims.copy()
             widths[mixed] = np.array(edges)[np.searchsorted(edges, dims[mixed])]
-            yield _Way(widths, ones, edges)
+            yield _NarrowCaches(widths, ones, edges)
 
 
 class _Charged(NamedTuple):
     """A way to keep caches narrow, and the options of memories with caches as wide as in it."""
 
-    way: _Way
+    way: _NarrowCaches
     options: HomeOptions
 
     def cheapest(self, device_bytes: float, host_bytes: int) -> "_Choice | None":
