@@ -87,9 +87,11 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
     if not lost:
         return None
     optimizers = ", ".join(dict.fromkeys(map(named_optimizer, lost)))
+    copied = all(its.sharding_in(sharding_plan).sharding_type in COPIED for its in lost)
+    what = "are data_parallel" if copied else f"have the compute kernel {DENSE!r}"
     return (
-        f"{len(lost)} table(s) are data_parallel ({listed([its.qualified_name for its in lost])}), or have the kernel "
-        f"'dense'. TorchRec does not apply their optimizer ({optimizers}), which runs inside fused kernels: picked by "
+        f"{len(lost)} table(s) {what} ({listed([its.qualified_name for its in lost])}). TorchRec does not "
+        f"apply their optimizer ({optimizers}), which runs inside fused kernels: picked by "
         "in_backward_optimizer_filter they get your dense optimizer instead, and picked by name none at all. Train "
         f"them by neuroshard.torchrec.data_parallel_optimizer(model), or plan them otherwise: {_ways_out(lost)}"
     )
