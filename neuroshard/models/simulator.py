@@ -138,10 +138,8 @@ class Simulator:
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
         """Predict the cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""
-        margins, ms, spread_ms = (
-            self.models.margins,
-            *(np.moveaxis(its, -1, 0) for its in (called.ms, called.spread_ms)),
-        )
+        margins = self.models.margins
+        ms, spread_ms = np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0)
         margin = _together(margins, zip(map(compute_part, CALLS), ms, spread_ms, strict=True))
         step = self._step(traffic, Part(COMPUTE, When.COMPUTE, called.ms.sum(axis=-1), margin), called, margins)
         beyond = self._beyond(traffic).tolist()

@@ -188,7 +188,7 @@ class Target:
 
     def memory_warnings(self, task: Task) -> tuple[str, ...]:
         """Return a line if the target trains and the task's memory counts the weights alone."""
-        if not self.trains or task.memory not in (MemoryUse(), MemoryUse(host_tables=task.memory.host_tables)):
+        if not self.trains or task.memory != MemoryUse(host_tables=task.memory.host_tables):
             return ()
         return (
             f"memory: plans for {self.title} count the weights alone, so training may run out of memory; give the task "

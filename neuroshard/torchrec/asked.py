@@ -115,7 +115,8 @@ class Asked:
         samples = self.batch_size * devices
         memory = self.memory_use(tables.values())
         rules_of = (Parameter.split_rule, Parameter.form_rule, Parameter.tier_rule)
-        rules = (rule_of(parameter, name) for rule_of in rules_of for name, parameter in tables.items())
+        rules = [rule_of(parameter, name) for rule_of in rules_of for name, parameter in tables.items()]
+        rules += [TableRule(names, forms=_UPDATED_BY_KERNELS) for names in self._not_data_parallel(tables)]
         return Task(
             tuple(deduplicated(table, samples, devices) if it.deduplicated else table for it, table in pairs),
             Topology(
@@ -128,9 +129,7 @@ class Asked:
             ),
             samples,
             memory,
-            self.rules.with_rules(rule for rule in rules if rule is not None).with_rules(
-                TableRule(names, forms=_UPDATED_BY_KERNELS) for names in self._not_data_parallel(tables)
-            ),
+            self.rules.with_rules(rule for rule in rules if rule is not None),
         )
 
     def memory_use(self, parameters: Iterable[Parameter]) -> MemoryUse:
