@@ -53,8 +53,9 @@ class ComputeAugmentation:
         any_width_share: share of tables at any multiple of 4 columns, rather than max_dim halved some times. Narrow
             ones come more often: halving a table of 100 columns, or moving a few, gives widths that halving 128 never
             does.
-        forms: of a combination: columns, rows (a block of each table) or copies; listed twice comes twice as often.
-        sharers: devices that share tables in rows or copies; one of these counts for each combination.
+        sharding_types: of a combination: column_wise, row_wise (a block of rows of each table) or data_parallel. A type
+            that is listed twice comes twice as often.
+        sharers: devices that share row-wise or data-parallel tables; one of these counts for each combination.
         hot_first_share: share of the combinations in rows whose hot rows, some or all, are in the first blocks.
         max_copy_bytes: of weights in a combination of copies.
         features: that read a table, each with a pooled output of its own; one of these counts for each table.
@@ -74,7 +75,7 @@ class ComputeAugmentation:
     max_tables: TableCount = 15
     max_bytes: ByteSize = 4 << 30
     any_width_share: Share = 0.0
-    forms: Annotated[tuple[str, ...], Meta(min_length=1)] = ("columns",)
+    sharding_types: Annotated[tuple[str, ...], Meta(min_length=1)] = ("column_wise",)
     sharers: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 3, 4, 6, 8, 16)
     hot_first_share: Share = 0.5
     max_copy_bytes: ByteSize = 64 << 20
@@ -86,7 +87,7 @@ class ComputeAugmentation:
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
-        object.__setattr__(self, "forms", forms_named(self.forms))
+        object.__setattr__(self, "sharding_types", forms_named(self.sharding_types))
         object.__setattr__(self, "tiers", tuple(Tier(tier) for tier in self.tiers))
         if self.min_tables > self.max_tables:
             raise UserError(
@@ -112,7 +113,7 @@ class ComputeAugmentation:
     @property
     def _layouts(self) -> list[Layout]:
         """How combinations lie, one of which is drawn."""
-        return [LAYOUTS[form] for form in forms_named(self.forms)]
+        return [LAYOUTS[form] for form in forms_named(self.sharding_types)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         """Draw a combination of tables of one split, with the split's name, at a global batch size.

@@ -63,7 +63,9 @@ class PlanAugmentation:
         halvings(self.max_dim)
         for one in self.precisions or ():
             if Precision(one).element_bytes < 2:
-                raise UserError(f"local.precisions={one}: TorchRec can't exchange tables in rows so; take fp16 or bf16")
+                raise UserError(
+                    f"local.precisions={one}: TorchRec can't exchange row-wise tables in it; take fp16 or bf16"
+                )
 
     def check(self, split: Split) -> None:
         """Raise UserError unless some table of every split fits under the cap at its narrowest."""

@@ -63,7 +63,7 @@ METHODS = {
     "kernels_alone": f"default by `{KERNELS}`",
     "published": f"published, by `{KERNELS}`",
     "size_lookup_greedy": "size-lookup greedy",
-    "torchrec_all_forms": "TorchRec's planner, all its forms",
+    "torchrec_all_types": "TorchRec's planner, all its forms",
 }
 _TOLD = 4  # plans of a task whose order says something
 

@@ -39,7 +39,7 @@ SEARCHERS = (
     *("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy"),
     *("torchrec", "neuroshard_published", "neuroshard"),
 )
-COLUMNS = {"forms": ("columns",)}
+COLUMNS = {"sharding_types": ("column_wise",)}
 IN_FORMS = "tables in columns, rows, copies"
 DATA = Path(__file__).resolve().parent / "data"
 PAGE = DATA.parents[1] / "docs" / "h100.md"
@@ -196,10 +196,10 @@ def dcn() -> str:
 
 def _dcn(devices: int, optimizer: str) -> list[str]:
     simulator, task = simulator_of(f"{DATASHEET}+{optimizer}"), _criteo_task(devices)
-    ways = (COLUMNS, {}, {"searcher": "torchrec"}, {"searcher": "torchrec_all_forms"})
+    ways = (COLUMNS, {}, {"searcher": "torchrec"}, {"searcher": "torchrec_all_types"})
     every = [found(task, simulator, **way) for way in ways]
     alone, best, *theirs = (_ms(simulator, plan) for plan in every)
-    copied = [table.rows for table, form in zip(task.tables, every[1].forms, strict=True) if form is Form.COPIES]
+    copied = [table.rows for table, form in zip(task.tables, every[1].forms, strict=True) if form is Form.DATA_PARALLEL]
     which = f"of {min(copied):,} to {max(copied):,} rows" if copied else "none"
     return [f"{devices}", optimizer, alone, best, _forms(every[1]), which, *theirs]
 

@@ -63,7 +63,7 @@ def _planned(folder: Path, ranks: int) -> list[str]:
         tables = tuple(replace(table, rows=min(table.rows, 4_000_000)) for table in tables)
     task = ns.Task(tables, ns.Topology(ranks, "64GiB"), SAMPLES * ranks)
     sim = simulator_of(DATASHEET)
-    columns = ns.search(task, sim, forms=["columns"])
+    columns = ns.search(task, sim, sharding_types=["column_wise"])
     copied = {i: in_copies(task, i) for i, table in enumerate(tables) if table.rows <= SMALL}
     cut = {i: in_rows(task, i, range(ranks)) for i, table in enumerate(tables) if table.rows > SMALL}
     changes = {"columns": {}, "copies": copied, "rows": cut, "copies_and_rows": copied | cut}

@@ -157,10 +157,10 @@ def errors(_work: Path, _small: bool) -> Made:
 
 _WORDS = {
     "compute": "compute of columns",
-    "compute.rows": "compute of row blocks",
-    "compute.copies": "compute of copies",
-    "compute.sequence_columns": "compute of sequence tables, columns",
-    "compute.sequence_rows": "compute of sequence tables, row blocks",
+    "compute.row_wise": "compute of row blocks",
+    "compute.data_parallel": "compute of data-parallel tables",
+    "compute.sequence_column_wise": "compute of sequence tables, columns",
+    "compute.sequence_row_wise": "compute of sequence tables, row blocks",
     "forward": "forward all-to-all",
     "forward.reduce_scatter": "forward reduce-scatter",
     "backward": "backward all-to-all",

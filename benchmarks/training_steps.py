@@ -113,7 +113,7 @@ def _verified(task: ns.Task, folder: Path) -> Plan:
 
 
 DEFAULT: Mapping[str, Method] = {"default": _by(STEPS)}
-BESIDE: Mapping[str, Method] = {**DEFAULT, "columns": _by(STEPS, forms=["columns"]), "verified": _verified}
+BESIDE: Mapping[str, Method] = {**DEFAULT, "columns": _by(STEPS, sharding_types=["column_wise"]), "verified": _verified}
 SEARCHES: Mapping[str, Method] = {
     **DEFAULT,
     "every_gain": _by(STEPS, choice=None),

@@ -21,8 +21,21 @@ from neuroshard.words.collective import Precision
 _ALONE = "kernels by themselves"
 _AMOUNTS = (*TERMS, _ALONE, CONVERTED)  # what work is a sum of, and what the models say of its kernels
 _OF_KERNELS = (  # with more terms, ranks of steps hardly tell what each costs, and so what one plan saves on another
-    *("step", "calls", "own shards", "own copies", "own lookups", "own lookups of copies", "own lookups in rows"),
-    *("own MB of sequences out of columns", "own MB of sequences out of rows", "own million weights of copies", _ALONE),
+    *(
+        "step",
+        "calls",
+        "own shards",
+        "own data-parallel tables",
+        "own lookups",
+        "own data-parallel lookups",
+        "own row-wise lookups",
+    ),
+    *(
+        "own MB of column-wise sequence outputs",
+        "own MB of row-wise sequence outputs",
+        "own million data-parallel weights",
+        _ALONE,
+    ),
 )
 # Samples: where few were measured, plans are chosen as well as by the start, and errors are smaller.
 _START_COUNTS = 8.0
@@ -47,9 +60,13 @@ class _Fitted(NamedTuple):
 _TIMES = (*LOCAL_PHASES, HOST)
 _PARTS = {  # of the framework; the dense network isn't one
     "input": _Fitted(("input",)),
-    "kernels": _Fitted(("lookups", "backward", "reducing copies", "optimizer of copies"), _OF_KERNELS),
+    "kernels": _Fitted(
+        ("lookups", "backward", "reducing data-parallel gradients", "data-parallel optimizer"), _OF_KERNELS
+    ),
     "outputs": _Fitted(("outputs", "gradients"), (*TERMS, CONVERTED)),
-    HOST: _Fitted((HOST,), ("step", "calls", "calls but of copies", "own copies")),  # the same wherever shards lie
+    HOST: _Fitted(
+        (HOST,), ("step", "calls", "calls except data-parallel", "own data-parallel tables")
+    ),  # the same wherever shards lie
 }
 
 

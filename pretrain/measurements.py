@@ -110,7 +110,7 @@ class MeasuredCalls:
 
     @property
     def name(self) -> str:
-        """The name of the model that is fitted to the calls: "compute", "compute.rows"."""
+        """The name of the model that is fitted to the calls: "compute", "compute.row_wise"."""
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:

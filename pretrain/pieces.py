@@ -15,7 +15,7 @@ from neuroshard.stages.pretrain.measurements import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS
 
-Pieces = dict[str, Any]  # models by the names of their parts: "compute.rows", "backward.all_reduce"
+Pieces = dict[str, Any]  # models by the names of their parts: "compute.row_wise", "backward.all_reduce"
 
 _LEAST_SAMPLES = 4  # that tell the factor of a part by itself; with fewer it is that of columns or of all-to-alls
 

@@ -13,7 +13,7 @@ from tests.kit.processes import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 KIT = ROOT / "tests" / "kit" / "further_form"
-FORM = "host_copies"
+FORM = "host_data_parallel"
 
 
 def _edited(path, old, new):
@@ -34,7 +34,7 @@ def _house(folder):
     for stage in ("conf", "search", "augment", "pretrain", "tests"):
         (folder / stage).symlink_to(ROOT / stage)
     shutil.copy(KIT / "host_copies.py", package / "layouts")
-    word = '    COPIES = "copies"\n'
+    word = '    COPIES = "data_parallel"\n'
     _edited(package / "words" / "form.py", word, f'{word}    HOST_COPIES = "{FORM}"\n')
     every, first = package / "layouts" / "__init__.py", "from neuroshard.layouts.layout import"
     _edited(every, first, f"from neuroshard.layouts.host_copies import HostCopies\n{first}")
@@ -89,7 +89,7 @@ def test_systems_that_do_not_have_it_refuse_it_and_get_plans_without(found):
     assert all(f"lies in {FORM}" in found["refused"][name] for name in refusing)
     assert f"lies in {FORM}, and TorchRec has no such form" in found["not trained"]
     assert {name for name, forms in found["planned"].items() if FORM in forms} == {"json"}
-    assert set(found["torchrec"]) <= {"columns", "rows", "copies"}
+    assert set(found["torchrec"]) <= {"column_wise", "row_wise", "data_parallel"}
 
 
 def test_it_saves_memory_where_columns_find_no_plan(found):
@@ -98,7 +98,7 @@ def test_it_saves_memory_where_columns_find_no_plan(found):
 
 def test_it_is_drawn_to_be_measured_but_in_torchrec_which_does_not_have_it(found):
     assert found["calls drawn"][FORM] > 0
-    assert found["plans drawn"].keys() == {"columns", "rows", "copies"}
+    assert found["plans drawn"].keys() == {"column_wise", "row_wise", "data_parallel"}
 
 
 def test_it_is_measured_and_models_learn_it(found):

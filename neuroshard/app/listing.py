@@ -52,7 +52,7 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def _shipped_bundles() -> Grid:
-    columns = "name", "hardware", "batch sizes", "devices", "forms", "compute", "forward", "backward"
+    columns = "name", "hardware", "batch sizes", "devices", "sharding types", "compute", "forward", "backward"
     grid = Grid(*columns, title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
     for name in shipped_names():
         path = shipped_path(name)

@@ -24,8 +24,8 @@ PHASES = (
     "dense",
     "gradient exchange",
     "backward",
-    "all-reduce of copies",
-    "optimizer of copies",
+    "data-parallel all-reduce",
+    "data-parallel optimizer",
 )
 
 

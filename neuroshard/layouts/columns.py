@@ -22,7 +22,7 @@ class Columns(Layout):
     TorchRec's third word for columns is that for those on the devices of one host; the plan itself looks the same.
     """
 
-    form: ClassVar[Form] = Form.COLUMNS
+    form: ClassVar[Form] = Form.COLUMN_WISE
     exchanges: ClassVar[tuple[Collective, ...]] = (Collective.ALL_TO_ALL,)
     color: ClassVar[str] = "#55a868"
     words: ClassVar[tuple[str, ...]] = (_WHOLE, _CUT, _ON_A_HOST)
@@ -57,6 +57,14 @@ class Columns(Layout):
     def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
         """Name TorchRec's word for whole tables, or for those that are cut."""
         return _WHOLE if len(placements) == 1 else _CUT
+
+    def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
+        """Return all words for a whole table; for shards on one host, and on several, those that allow them."""
+        if len(placements) == 1:
+            return set(self.words)
+        size = topology.domain_size
+        on_one_host = len({placement.device // size for placement in placements}) == 1
+        return {_CUT, _ON_A_HOST} if on_one_host else {_CUT}
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
         """List all of TorchRec's words for columns: in shards of all rows they mean the same."""

@@ -21,7 +21,7 @@ from neuroshard.words.topology import Topology
 class Copies(Layout):
     """The form of copies: each device looks up its own samples; an all-reduce adds up gradients of all weights."""
 
-    form: ClassVar[Form] = Form.COPIES
+    form: ClassVar[Form] = Form.DATA_PARALLEL
     exchanges: ClassVar[tuple[Collective, ...]] = (Collective.ALL_REDUCE,)
     color: ClassVar[str] = "#937860"
     words: ClassVar[tuple[str, ...]] = ("data_parallel",)
@@ -29,7 +29,7 @@ class Copies(Layout):
     own_samples: ClassVar[bool] = True
     everywhere: ClassVar[bool] = True
     note: ClassVar[str] = "copy"
-    counted: ClassVar[str] = ", in copies, which count as one shard"
+    counted: ClassVar[str] = ", data-parallel, which counts as one shard"
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
         """Tell whether several shards have all columns, and all have all rows."""
@@ -42,7 +42,9 @@ class Copies(Layout):
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Check that every device has a copy in its own memory, and that there is nothing else of the table."""
         if (home := placements[0].home) != ON_DEVICE:
-            raise UserError(f"plan: copies of table {table.name!r} lie in {home}; copies lie on devices only")
+            raise UserError(
+                f"plan: table {table.name!r} is data_parallel in {home}; put data-parallel tables in tier device"
+            )
         for placement in placements:
             if placement.shard.dim < table.dim:
                 raise UserError(

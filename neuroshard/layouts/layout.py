@@ -70,9 +70,13 @@ class Layout(ABC):
         return self.form.value
 
     @property
-    def kind(self) -> str:
-        """The sharding type, for people, such as "row-wise"."""
-        return self.words[0].replace("_", "-") if self.words else f"in {self}"
+    def type_names(self) -> tuple[str, ...]:
+        """The names of its sharding types in settings: TorchRec's words, or its own name if TorchRec has none."""
+        return self.words or (self.form.value,)
+
+    def kind(self, placements: Sequence[Placement], topology: Topology) -> str:
+        """Return the sharding type of a table with these placements, for people, such as "row-wise"."""
+        return self.sharding_type(placements, topology).replace("_", "-")
 
     @abstractmethod
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
@@ -138,8 +142,12 @@ class Layout(ABC):
         return None
 
     def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
-        """Name TorchRec's word for how a table lies that has these placements; there are some."""
-        return self.words[0]
+        """Return the sharding type of a table with these placements, of which there is at least one."""
+        return self.type_names[0]
+
+    def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
+        """Return the sharding types that allow a table to have these placements."""
+        return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
         """List the sharding types that TorchRec reads such placements of a table right with."""

@@ -28,7 +28,7 @@ class Rows(Layout):
     nothing of them is added up.
     """
 
-    form: ClassVar[Form] = Form.ROWS
+    form: ClassVar[Form] = Form.ROW_WISE
     exchanges: ClassVar[tuple[Collective, ...]] = (Collective.REDUCE_SCATTER,)
     host_exchanges: ClassVar[tuple[Collective, ...]] = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
     color: ClassVar[str] = "#8172b3"

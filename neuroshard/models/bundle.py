@@ -34,7 +34,7 @@ from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
 from neuroshard.words.placement import Tier
 
 _FAMILY = "neuroshard-bundle-"
-_FORMAT = f"{_FAMILY}3"
+_FORMAT = f"{_FAMILY}4"
 _NAME = "bundle.json"
 _LEFT_BEHIND = re.compile(
     r"weights-[0-9a-f]{64}\.safetensors|\.(weights-[0-9a-f]{64}\.safetensors|bundle\.json)\.\d+\.tmp"
@@ -170,8 +170,8 @@ class ModelSet:
             known = self.forward.collectives & self.backward.collectives
             if which not in known and plan.traffic.given(which).any():
                 raise UserError(
-                    f"these cost models don't know the exchange {name_of(which)}, which tables in rows on one host "
-                    "need; collect it, lay them out on all devices, or take other models, such as model=roofline:h100"
+                    f"these cost models don't know the exchange {name_of(which)}, which table_row_wise tables "
+                    "need; collect it, make them row_wise, or take other models, such as model=roofline:h100"
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
@@ -221,7 +221,7 @@ class _Models:
 class _Content:
     """`bundle.json`; the card stands before what only programs read. `weights` is the SHA-256 of the weights' file."""
 
-    format: Literal["neuroshard-bundle-3"]
+    format: Literal["neuroshard-bundle-4"]
     card: Card
     models: _Models
     weights: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -260,7 +260,7 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
     weights = safetensors.numpy.save(tensors_of(stored))
     digest = hashlib.sha256(weights).hexdigest()
     described = _Models(**{name: Described.of(model) for name, model in stored.items()})
-    content = _Content("neuroshard-bundle-3", card, described, digest, models.batch_size, models.ranges, models.margins)
+    content = _Content("neuroshard-bundle-4", card, described, digest, models.batch_size, models.ranges, models.margins)
     write_atomically(_weights_file(path, digest), weights)
     write_json(path / _NAME, asdict(content))
     for file in path.iterdir():

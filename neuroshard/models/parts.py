@@ -23,27 +23,27 @@ from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
 EXCHANGES = "exchanges"  # all of them, of whatever collective
 COUNTS = (  # of a load
     "shards",
-    "copies",
+    "data-parallel tables",
     "lookups",
-    "lookups of copies",
-    "lookups in rows",
-    "bags in rows",
-    "MB out of columns",
-    "MB out of rows",
-    "MB of sequences out of columns",
-    "MB of sequences out of rows",
-    "MB out of copies",
-    "million weights of copies",
+    "data-parallel lookups",
+    "row-wise lookups",
+    "row-wise bags",
+    "MB of column-wise outputs",
+    "MB of row-wise outputs",
+    "MB of column-wise sequence outputs",
+    "MB of row-wise sequence outputs",
+    "MB of data-parallel outputs",
+    "million data-parallel weights",
     "shards of cut tables",
 )
-_IN_USE = "calls", "calls but of copies", "calls but of copies x devices"
+_IN_USE = "calls", "calls except data-parallel", "calls except data-parallel x devices"
 # Of pooled tables: TorchRec joins what comes of several forms, and where one is cut it orders all that is in columns.
-_COPIED = "MB out of several forms", "MB out of columns if some are cut"
+_COPIED = "MB of outputs of several sharding types", "MB of column-wise outputs if some are cut"
 _OF_ALL = (
     "lookups",
-    "lookups in rows",
-    "MB out of columns",
-    "MB of sequences out of columns",
+    "row-wise lookups",
+    "MB of column-wise outputs",
+    "MB of column-wise sequence outputs",
 )  # sent or got by a device whoever looks up
 # What work is a sum of: of the plan, of a device, and of the mean device.
 _OF_PLAN = "step", *_IN_USE, *_COPIED
@@ -63,7 +63,7 @@ UNKNOWN_DENSE_MS = 7.5  # the middle of 0 to 15 ms; dense networks on an H100 to
 _FOLLOWS = 0.9  # of each ms that a device does less; measured with sparse-dist: 0.85 to 0.9
 _POOLED = np.array([call.pooled for call in CALLS])
 _CUT = COUNTS.index("shards of cut tables")
-_OUTPUTS = [COUNTS.index(f"MB out of {name}") for name in ("columns", "rows", "copies")]
+_OUTPUTS = [COUNTS.index(f"MB of {name} outputs") for name in ("column-wise", "row-wise", "data-parallel")]
 _OF_COPIES = np.array([LAYOUTS[call.form].own_samples for call in CALLS])
 _POOLED_IN = np.array([[float(call.pooled and call.form is form) for form in FORMS] for call in CALLS])  # (K, F)
 Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that aren't there cost nothing
@@ -79,7 +79,7 @@ def lopsidedness(columns: FloatArray) -> tuple[str, FloatArray]:
 
 
 def compute_part(call: Call) -> str:
-    """Name the part of a kernel call: "compute" of columns, "compute.rows", "compute.sequence_columns", and so on."""
+    """Name the part of a kernel call: "compute" of columns, "compute.row_wise", "compute.sequence_column_wise", and so on."""
     return COMPUTE if call == IN_COLUMNS else f"{COMPUTE}.{call.name}"
 
 

@@ -20,7 +20,7 @@ from neuroshard.words.form import Forms
 
 _MB = 1e6
 _GIVEN = [
-    COUNTS.index(f"MB {of}") for of in ("out of columns", "of sequences out of columns", "of sequences out of rows")
+    COUNTS.index(f"MB of {name} outputs") for name in ("column-wise", "column-wise sequence", "row-wise sequence")
 ]
 _AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of copies stay in fp32, indices are integers
 

@@ -60,7 +60,7 @@ class Simulator:
         if count_input and models.input is None:
             raise UserError(
                 "these cost models don't know the exchange of indices; leave count_input out, or fit models to data "
-                "that holds it: neuroshard collect experiment=collect_forms"
+                "that holds it: neuroshard collect experiment=collect_sharding_types"
             )
         self.models = models
         self.count_input = count_input

@@ -138,7 +138,7 @@ def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
     """Hold a table that lies in rows or copies to its devices."""
     devices = tuple(sorted(placed.device for placed in placements))
     layout = layout_of(table, [placed.shard for placed in placements])
-    return TableRule(escape(table.name), devices=devices, forms=(layout.form,))
+    return TableRule(escape(table.name), devices=devices, sharding_types=layout.type_names)
 
 
 def have_same_devices(one: Task, other: Task) -> bool:

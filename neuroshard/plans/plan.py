@@ -11,8 +11,9 @@ import numpy as np
 
 from neuroshard.cost.cost import Prediction
 from neuroshard.cost.loads import LoadSets, Traffic
-from neuroshard.layouts import LAYOUTS, Layout, given_bytes, in_columns, layouts_of, placed_loads
+from neuroshard.layouts import Layout, given_bytes, in_columns, layouts_of, placed_loads
 from neuroshard.layouts.layout import table_of
+from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
 from neuroshard.plumbing.arrays import IntArray, own_places
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
@@ -33,7 +34,7 @@ from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import TIERS, Home, Placement, Shard, Tier, by_table
 from neuroshard.words.topology import Topology
 
-_FORMAT = "neuroshard-plan-2"
+_FORMAT = "neuroshard-plan-3"
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
 _SHOWN_TABLES = 5  # that a remark names
@@ -74,9 +75,15 @@ class Plan:
         """(T,) the forms that tables are laid out in."""
         return tuple(layout.form for layout in self.layouts)
 
+    @cached_property
+    def sharding_types(self) -> tuple[str, ...]:
+        """(T,) the sharding type of each table, in TorchRec's words; a table in one shard is table_wise."""
+        each = zip(self.layouts, self.by_table, strict=True)
+        return tuple(layout.sharding_type(placed, self.task.topology) for layout, placed in each)
+
     @property
     def in_columns(self) -> bool:
-        """Whether every table is in columns."""
+        """True if every table is table-wise or column-wise."""
         return all(layout.free for layout in self.layouts)
 
     def names_where(self, has: Callable[[Layout], bool]) -> list[str]:
@@ -90,9 +97,9 @@ class Plan:
             UserError: a table lies in one of them; the line names it.
         """
         refused = {layout for layout in set(self.layouts) if not served(layout)}
-        for table, layout in zip(self.task.tables, self.layouts, strict=True):
+        for table, layout, name in zip(self.task.tables, self.layouts, self.sharding_types, strict=True):
             if layout in refused:
-                raise UserError(f"plan: table {table.name!r} lies in {layout}, and {what}; {do}")
+                raise UserError(f"plan: table {table.name!r} is {name}, and {what}; {do}")
 
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
@@ -195,6 +202,9 @@ class Plan:
             widths = [one.shard.dim for one in placed]
             if (widest := max(widths)) > MAX_SHARD_DIM:
                 yield f"table {table.name!r} has a shard of {widest} columns, and kernels take {MAX_SHARD_DIM} at most"
+            if not limits.sharding_types & layout.allowed_by(placed, task.topology):
+                its, allowed = layout.sharding_type(placed, task.topology), " or ".join(sorted(limits.sharding_types))
+                yield f"table {table.name!r} must not be {its}, only {allowed}"
             yield from _broken_limits(table.name, layout, limits, held[table.name])
             yield from _broken_home(table.name, home, limits)
             if not table.pooled and (why := layout.unserved(widths, task.topology.num_devices)) is not None:
@@ -247,14 +257,16 @@ class Plan:
     @property
     def described_shards(self) -> str:
         """How many tables have each sharding type, and which are in host memory, for people."""
-        kinds, tiers = Counter(self.layouts), Counter(home.tier for home in self.homes)
-        shards = sum(self.layouts[placed.shard.table].free for placed in self.placements)
-        columns = sum(count for layout, count in kinds.items() if layout.free)
-        told = [f"{columns:,} table{_s(columns)} in {shards:,} column shard{_s(shards)}"] if columns else []
-        told += [f"{kinds[one]:,} {one.kind}" for one in LAYOUTS.values() if kinds[one] and not one.free]
-        told += [f"{tiers[tier]:,} {word}" for tier, word in _IN_HOST_MEMORY.items() if tiers[tier]]
-        listed = ", ".join(told)
-        return listed if columns else f"{len(self.layouts):,} table{_s(len(self.layouts))}: {listed}"
+        types, tiers = Counter(self.sharding_types), Counter(home.tier for home in self.homes)
+        shards = Counter(self.sharding_types[placed.shard.table] for placed in self.placements)
+        described = [
+            f"{types[name]:,} {name.replace('_', '-')}"
+            + (f" in {shards[name]:,} shards" if name == COLUMN_WISE else "")
+            for name in SHARDING_TYPES
+            if types[name]
+        ]
+        described += [f"{tiers[tier]:,} {word}" for tier, word in _IN_HOST_MEMORY.items() if tiers[tier]]
+        return f"{len(self.layouts):,} table{_s(len(self.layouts))}: {', '.join(described)}"
 
     def _contents(self, device: int) -> str:
         """Say what lies on one device: the first shards named are the largest ones."""
@@ -315,7 +327,7 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
     """
     if other := next((one.home for one in placements if one.home != placements[0].home), None):
         first, second = sorted(map(str, (placements[0].home, other)))
-        raise UserError(f"plan: shards of table {table.name!r} lie in {first} and in {second}; put all in one memory")
+        raise UserError(f"plan: shards of table {table.name!r} are in {first} and in {second}; put all in one tier")
     layout.check(table, placements, topology)
 
 
@@ -396,8 +408,6 @@ class _PlanFile:
 
 def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
     """Name what a table breaks of its limits; `held`: columns by device."""
-    if layout.form not in limits.forms:
-        yield f"table {name!r} must not lie in {layout}, only in {' or '.join(sorted(limits.forms))}"
     if wrong := set(held).difference(limits.devices):
         yield f"table {name!r} must not lie on device {min(wrong)}"
     if not limits.may_count(layout, len(held)):
@@ -410,7 +420,7 @@ def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping
 def _broken_home(name: str, home: Home, limits: TableLimits) -> Iterator[str]:
     """Name what a table's home breaks of its limits: the tier, or the rows cached."""
     if home.tier not in limits.tiers:
-        yield f"table {name!r} must not lie in tier {home.tier.value}, only in {' or '.join(sorted(limits.tiers))}"
+        yield f"table {name!r} must not be in tier {home.tier.value}, only in {' or '.join(sorted(limits.tiers))}"
     elif not limits.may_lie_in(home):
         yield f"table {name!r} has a cache for {home.cached} of its rows, not for {limits.cached}"
 
@@ -474,5 +484,5 @@ def copies_remarks(plan: Plan) -> tuple[str, ...]:
     return (
         f"{len(copied)} table(s) are data_parallel in TorchRec ({', '.join(copied[:_SHOWN_TABLES])}{more}): the "
         "fused optimizer does not update them. Train them by neuroshard.torchrec.data_parallel_optimizer(model), or "
-        "search without copies: the searcher's forms=[columns,rows]",
+        "search without data-parallel tables: searcher.sharding_types=[column_wise,row_wise]",
     )

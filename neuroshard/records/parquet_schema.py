@@ -104,7 +104,7 @@ class _Row:
 class _ComputeRow(_Row):
     tables: tuple[str, ...]
     dims: tuple[Dim, ...]
-    form: str
+    sharding_type: str
     features: tuple[Features, ...]
     pooled: bool
     hot_first: Share
@@ -126,7 +126,7 @@ class _ComputeRow(_Row):
         blocks = tuple(map(RowBlock, self.first_rows, self.rows))
         seen = tuple(map(BlockLookups, self.lookups, map(tuple, self.reuse)))
         home = _home(self.tier or Tier.DEVICE, self.cached)
-        return ComputeSample(tables, self.batch_size, Form(self.form), blocks, self.hot_first, seen, home)
+        return ComputeSample(tables, self.batch_size, Form(self.sharding_type), blocks, self.hot_first, seen, home)
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def _compute_fields(sample: ComputeSample) -> dict[str, Any]:
     return {
         "tables": [table.name for table in sample.tables],
         "dims": [table.dim for table in sample.tables],
-        "form": sample.form,
+        "sharding_type": sample.form,
         "features": [table.features for table in sample.tables],
         "pooled": sample.call.pooled,
         "hot_first": sample.hot_first,

@@ -36,7 +36,7 @@ def check_nothing_else(path: Path, own: Collection[str]) -> None:
 
 RunKind = Literal["search", "evaluate", "train-policy"]
 
-_FORMAT = "neuroshard-run-1"
+_FORMAT = "neuroshard-run-2"
 _RUN, _SETTINGS, _TASKS = "run.json", "settings.json", "tasks.json"
 READS = "reads"  # digests of the files that a run reads, among what it depends on
 

@@ -23,8 +23,8 @@ LOCAL_PHASES = (  # of a step without its exchanges
     "dense",
     "gradients",
     "backward",
-    "reducing copies",
-    "optimizer of copies",
+    "reducing data-parallel gradients",
+    "data-parallel optimizer",
 )
 HOST = "host"  # what it takes to launch a step, where the device works beside it
 
@@ -82,7 +82,7 @@ class ComputeSample:
 
     def __post_init__(self) -> None:
         if len(self.blocks) != (len(self.tables) if LAYOUTS[self.form].blocks else 0):
-            raise UserError(f"{len(self.blocks)} blocks of rows for {len(self.tables)} tables of the form {self.form}")
+            raise UserError(f"{len(self.blocks)} blocks of rows for {len(self.tables)} {self.form} tables")
         self._check_kernel()
         if len(self.lookups) not in (0, len(self.blocks)):
             raise UserError(f"lookups in {len(self.lookups)} of {len(self.blocks)} blocks of rows")
@@ -96,7 +96,7 @@ class ComputeSample:
             raise UserError("pooled and sequence tables in one kernel call")
         if (call := self.call) not in CALLS:
             what = "sequence tables" if self.home == ON_DEVICE else f"tables in tier {self.home.tier}"
-            raise UserError(f"{what} of the form {self.form}")
+            raise UserError(f"{self.form} {what}")
         if not call.pooled and len(widths := {table.dim for table in self.tables}) > 1:
             raise UserError(f"sequence tables of {' and '.join(map(str, sorted(widths)))} columns in one kernel call")
 

@@ -22,7 +22,7 @@ from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, M
 from neuroshard.tables import Table
 from neuroshard.words.fingerprint import Fingerprint, versions
 
-_FORMAT = "neuroshard-data-1"
+_FORMAT = "neuroshard-data-2"
 _NAME = "manifest.json"
 _SAMPLES = "samples"
 _TABLES = "tables.parquet"

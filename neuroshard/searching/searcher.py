@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from omegaconf import OmegaConf
 
+from neuroshard.layouts.sharding_types import forms_of
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.caches import separated
 from neuroshard.plans.hosts import assigned_to_hosts
@@ -88,8 +89,8 @@ class Searcher(ABC):
 
     @property
     def takes_forms(self) -> Forms:
-        """The forms that a table may be restricted to: columns, and those that a setting `forms` names."""
-        return frozenset({Form.COLUMNS, *map(Form, getattr(self, "forms", ()))})
+        """The forms that a table may be restricted to: column-wise, and those of a setting `sharding_types`."""
+        return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List `plan`, which this method found, and others of its task that hardware may turn out to prefer.

@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from neuroshard.layouts.sharding_types import types_of
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Target
-from neuroshard.words.form import Form
+from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Tier
 
 _FORMAT = "neuroshard-hugectr-1"
@@ -89,9 +90,9 @@ TARGET = Target(
     "hugectr",
     "HugeCTR",
     _write,
-    forms=frozenset({Form.COLUMNS, Form.ROWS, Form.COPIES}),
-    sequence_forms=frozenset({Form.ROWS}),
-    splits="equal",
+    sharding_types=frozenset(types_of(*FORMS)),
+    sequence_types=frozenset(types_of(Form.ROW_WISE)),
+    equal_widths=True,
     tiers=frozenset({Tier.DEVICE}),
     element_bytes=(4,),
 )

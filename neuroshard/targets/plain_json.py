@@ -4,7 +4,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.targets.target import Exported, Target
 from neuroshard.words.placement import Placement
 
-_FORMAT = "neuroshard-placements-1"
+_FORMAT = "neuroshard-placements-2"
 
 
 def _write(plan: Plan) -> Exported:
@@ -21,9 +21,9 @@ def _write(plan: Plan) -> Exported:
                     "rows": table.rows,
                     "columns": table.dim,
                     "bytes_per_element": table.bytes_per_element,
-                    "form": form.value,
+                    "sharding_type": sharding_type,
                 }
-                for table, form in zip(tables, plan.forms, strict=True)
+                for table, sharding_type in zip(tables, plan.sharding_types, strict=True)
             ],
             "placements": [_placed(tables[placed.shard.table].name, placed) for placed in sorted(plan.placements)],
         }

@@ -11,13 +11,13 @@ from itertools import islice
 
 import numpy as np
 
+from neuroshard.layouts.sharding_types import ROW_WISE, TABLE_WISE
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Target
 from neuroshard.tasks.memory import LEAST_SLOTS, hash_slots
-from neuroshard.words.form import Form
 from neuroshard.words.placement import Placement, Tier
 
 _FORMAT = "neuroshard-sok-1"
@@ -131,7 +131,7 @@ def _empty_gpus(plan: Plan) -> tuple[str, ...]:
     """Say which GPU has no table, if one has none: `sok.lookup_sparse` refuses that."""
     holding = {placement.device for placement in plan.placements}
     empty = (device for device in range(plan.task.topology.num_devices) if device not in holding)
-    do = "search with fewer devices (topology.num_devices), or with tables in rows"
+    do = "search with fewer devices (topology.num_devices), or with row-wise tables"
     return tuple(f"device {device} holds no table, and SOK wants one on every GPU; {do}" for device in islice(empty, 1))
 
 
@@ -188,10 +188,8 @@ TARGET = Target(
     "sok",
     "SOK",
     _write,
-    forms=frozenset({Form.COLUMNS, Form.ROWS}),
-    sequence_forms=frozenset({Form.ROWS}),
-    splits="none",
-    rows_over="all",
+    sharding_types=frozenset({TABLE_WISE, ROW_WISE}),
+    sequence_types=frozenset({ROW_WISE}),
     remarks=_empty_gpus,
     host_tables="hkv",
 )

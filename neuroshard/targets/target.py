@@ -12,6 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from neuroshard.layouts import Layout
+from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
 from neuroshard.models import CostModels
 from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.plans.plan import Plan
@@ -19,12 +20,11 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
 from neuroshard.plumbing.files import beginning, check_file, has_format, write_atomically, write_json
 from neuroshard.plumbing.progress import print_lines
-from neuroshard.plumbing.schema import MAX_DIM, MAX_SHARD_DIM, PathName
+from neuroshard.plumbing.schema import MAX_SHARD_DIM, PathName
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import CUT_FORMS, FORMS, Forms
 from neuroshard.words.placement import TIERS, Placement, Tier
 
 _TORCHREC, _PLAIN = "torchrec", "json"
@@ -87,10 +87,9 @@ class Target:
         name: as settings name it.
         title: as people do.
         write: a plan that it can express, in its words.
-        forms: that it lays pooled tables out in.
-        sequence_forms: of these, those of sequence tables.
-        splits: how it cuts columns: not at all, in parts that are all as wide, or in any.
-        rows_over: devices that rows lie over: "all"; or "hosts", all or those of one host.
+        sharding_types: that it has for pooled tables.
+        sequence_types: that it has for sequence tables.
+        equal_widths: True if all column shards of a table must have equal widths.
         tiers: of memory that it has.
         element_bytes: of weights that it stores.
         remarks: lines on what a plan, which it can express, asks of whoever trains with it.
@@ -102,10 +101,9 @@ class Target:
     name: str
     title: str
     write: Callable[[Plan], Exported]
-    forms: Forms = frozenset(FORMS)
-    sequence_forms: Forms = frozenset(CUT_FORMS)
-    splits: Literal["none", "equal", "any"] = "any"
-    rows_over: Literal["all", "hosts"] = "hosts"
+    sharding_types: frozenset[str] = frozenset(SHARDING_TYPES)
+    sequence_types: frozenset[str] = frozenset(SHARDING_TYPES)
+    equal_widths: bool = False
     tiers: frozenset[Tier] = frozenset(Tier)
     element_bytes: tuple[int, ...] = (2, 4)
     remarks: Callable[[Plan], tuple[str, ...]] = lambda _: ()
@@ -151,15 +149,14 @@ class Target:
         """
         for table in task.tables:
             self._check_stored(table)
-            if self.splits == "none" and table.dim > MAX_SHARD_DIM:
+            if table.dim > MAX_SHARD_DIM and COLUMN_WISE not in self.sharding_types:
                 raise UserError(
                     f"target={self.name}: table {table.name!r} has {table.dim} columns, shards have {MAX_SHARD_DIM} at "
                     f"most, and {self.title} leaves columns together; make the table narrower, or several of it"
                 )
-        rules = [self._rule(task.topology.num_devices)]
-        if not self.sequence_forms.issuperset(CUT_FORMS):
-            forms = tuple(form for form in FORMS if form in self.sequence_forms)
-            rules += [TableRule(escape(table.name), forms=forms) for table in task.tables if not table.pooled]
+        rules = [self._rule()]
+        if (types := _rule_types(self.sequence_types)) is not None:
+            rules += [TableRule(escape(table.name), sharding_types=types) for table in task.tables if not table.pooled]
         own = self._own_memory(task)
         if rules == [TableRule("*")]:
             return own
@@ -205,15 +202,13 @@ class Target:
             return task
         return replace(task, memory=replace(task.memory, host_tables=self.host_tables))
 
-    def _rule(self, num_devices: int) -> TableRule:
-        """Build the rule that holds for every table's columns, rows and copies."""
+    def _rule(self) -> TableRule:
+        """Return the rule that every table must keep to."""
         return TableRule(
             "*",
-            min_dim=MAX_DIM if self.splits == "none" else None,
-            forms=None if self.forms == set(FORMS) else tuple(form for form in FORMS if form in self.forms),
+            sharding_types=_rule_types(self.sharding_types),
             tiers=None if self.tiers == set(Tier) else tuple(tier for tier in TIERS if tier in self.tiers),
-            equal_widths=self.splits == "equal",
-            min_blocks=num_devices if self.rows_over == "all" else None,
+            equal_widths=self.equal_widths,
         )
 
     def _check_stored(self, table: Table) -> None:
@@ -226,32 +221,30 @@ class Target:
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> str | None:
         """Say what of a table the target has no words for; None where it has."""
-        forms, of_which = (
-            (self.forms, "") if table.pooled else (self.forms & self.sequence_forms, " of sequence tables")
-        )
-        if layout.form not in forms:
-            has = " and ".join(form.value for form in FORMS if form in forms)
-            return f"lies in {layout}, and {self.title} has {has}{of_which} only"
+        types, which = self.sharding_types, "tables"
+        if not table.pooled:
+            types, which = types & self.sequence_types, "sequence tables"
+        if not types & layout.allowed_by(placed, task.topology):
+            has = " and ".join(name for name in SHARDING_TYPES if name in types)
+            return f"is {layout.sharding_type(placed, task.topology)}, and {self.title} has {has} {which} only"
         if (tier := placed[0].home.tier) not in self.tiers:
-            return f"lies in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
-        if (why := self._refused_cut(table, placed)) is not None:
-            return why
-        devices = task.topology.num_devices
-        if layout.blocks and len(placed) < devices and self.rows_over == "all":
-            return f"lies in rows on {len(placed)} devices, and {self.title} has rows on all {devices}"
-        return None
+            return f"is in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
+        return self._refused_widths(placed) if self.equal_widths else None
 
-    def _refused_cut(self, table: Table, placed: Sequence[Placement]) -> str | None:
-        """Return what the target has no words for in how a table is cut in columns, as text; None if nothing."""
+    def _refused_widths(self, placed: Sequence[Placement]) -> str | None:
+        """Return why the target can't express the column shards of a table, as text; None if it can."""
         widths = {placement.shard.dim for placement in placed}
-        if self.splits == "none" and widths != {table.dim}:
-            return f"is cut in columns, and {self.title} leaves columns together"
-        if self.splits == "equal" and len(widths) > 1:
+        if len(widths) > 1:
             wide = " and ".join(map(str, sorted(widths)))
-            return f"lies in shards of {wide} columns, and those of {self.title} are all as wide"
-        if self.splits == "equal" and len({placement.device for placement in placed}) < len(placed):
+            return f"is in shards of {wide} columns, and {self.title} needs equal widths"
+        if len({placement.device for placement in placed}) < len(placed):
             return f"has several shards on one device, and {self.title} has one of each table there"
         return None
+
+
+def _rule_types(types: frozenset[str]) -> tuple[str, ...] | None:
+    """Return sharding types as a rule has them; None if they are all."""
+    return None if types.issuperset(SHARDING_TYPES) else tuple(name for name in SHARDING_TYPES if name in types)
 
 
 def _is_like(path: Path, exported: Exported) -> bool:

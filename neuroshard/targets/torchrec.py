@@ -36,7 +36,7 @@ def _pod_remarks(plan: Plan) -> tuple[str, ...]:
     if hosts == 1 or not tables:
         return ()
     return (
-        f"{len(tables)} table(s), such as {tables[0]!r}, are in rows on {topology.domain_size} devices of {hosts} "
+        f"{len(tables)} table(s), such as {tables[0]!r}, are row-wise on {topology.domain_size} devices of {hosts} "
         f"hosts: set TORCHREC_RESOLVED_POD_SIZE={hosts} in every process of the job; without it TorchRec trains other "
         "rows, without an error",
     )
@@ -46,7 +46,7 @@ TARGET = Target(
     "torchrec",
     "TorchRec",
     write,
-    forms=frozenset(form for form, layout in LAYOUTS.items() if layout.words),
+    sharding_types=frozenset(word for layout in LAYOUTS.values() for word in layout.words),
     remarks=_remarks,
     steps="torchrec",
 )

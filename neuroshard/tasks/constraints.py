@@ -9,6 +9,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from neuroshard.layouts import LAYOUTS, Layout
+from neuroshard.layouts.sharding_types import (
+    COLUMN_WISE,
+    GRID_SHARD,
+    SHARDING_TYPES,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    forms_of,
+    keeps_columns,
+    sharding_types_named,
+)
 from neuroshard.layouts.widths import equal_parts, fewest_parts
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
@@ -23,10 +34,15 @@ from neuroshard.plumbing.schema import (
     parse,
 )
 from neuroshard.tables import Table
-from neuroshard.words.form import CUT_FORMS, FORMS, Forms, forms_named
+from neuroshard.words.form import CUT_FORMS, FORMS, Forms
 from neuroshard.words.placement import DEFAULT_CACHED, TIERS, Home, Tier
 
 _RARE = ("tiers", "cached", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
+_CASES = {  # sharding types, and those that they include
+    COLUMN_WISE: (TABLE_WISE, TABLE_COLUMN_WISE),
+    TABLE_COLUMN_WISE: (TABLE_WISE,),
+    GRID_SHARD: (TABLE_ROW_WISE,),
+}
 _WILD = frozenset("*?[")  # what makes a pattern more than a name
 
 
@@ -41,7 +57,8 @@ class TableRule:
             max_shards=1 never splits it.
         min_dim: columns of every shard of a table that is split, at least; None sets no limit. Of a table wider than
             2,048, which must be split, 2,048 at most.
-        forms: that a table may lie in; None allows all.
+        sharding_types: that a table may have: table_wise, column_wise (which allows a whole table, too),
+            table_column_wise, row_wise, table_row_wise, grid_shard, data_parallel; None allows all.
         tiers: of memory that a table may lie in; None allows all.
         cached: share of its rows that the cache has room for where it lies in tier "cached"; None leaves it open.
         min_blocks: devices that rows of a table are spread over, at least; None sets no limit.
@@ -54,7 +71,7 @@ class TableRule:
     min_shards: int | None = None
     max_shards: int | None = None
     min_dim: int | None = None
-    forms: tuple[str, ...] | None = None
+    sharding_types: tuple[str, ...] | None = None
     tiers: tuple[str, ...] | None = None
     cached: CacheShare | None = None
     min_blocks: int | None = None
@@ -65,8 +82,8 @@ class TableRule:
             object.__setattr__(self, "tiers", tuple(Tier(tier) for tier in self.tiers))
         if self.devices is not None:
             object.__setattr__(self, "devices", tuple(self.devices))
-        if self.forms is not None:
-            object.__setattr__(self, "forms", forms_named(self.forms))
+        if self.sharding_types is not None:
+            object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
         for name in ("min_shards", "max_shards", "min_dim", "min_blocks"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -132,7 +149,8 @@ class TableLimits:
         min_shards, max_shards: devices that columns of it are spread over; copies count as one shard.
         min_blocks, max_blocks: devices that rows of it are spread over.
         min_dim: columns on each device, at least.
-        forms: that it may lie in.
+        sharding_types: that it may have.
+        forms: that these are cases of.
         tiers: of memory that it may lie in: the device's alone where none of its forms lies elsewhere.
         cached: share of its rows that a cache has room for; None for any.
         equal_widths: whether a rule wants its shards all as wide.
@@ -144,6 +162,7 @@ class TableLimits:
     min_blocks: int
     max_blocks: int
     min_dim: int
+    sharding_types: frozenset[str]
     forms: Forms
     tiers: frozenset[Tier] = frozenset(Tier)
     cached: float | None = None
@@ -207,8 +226,13 @@ class Constraints:
         """Add rules behind its own."""
         return replace(self, rules=(*self.rules, *rules))
 
-    def limits(self, table: Table, num_devices: int) -> TableLimits:
+    def limits(self, table: Table, num_devices: int, num_hosts: int = 1) -> TableLimits:
         """Combine all that the rules say of one table: each limit is that of the strictest rule.
+
+        Args:
+            table: which.
+            num_devices: of the topology.
+            num_hosts: of the topology, or the domains that fast links join.
 
         Raises:
             UserError: they contradict each other or the topology.
@@ -220,13 +244,14 @@ class Constraints:
         equal = _equal_widths(table, rules)
         min_shards = max((rule.min_shards or 1 for rule in rules), default=1)
         if table.dim > MAX_SHARD_DIM:
-            _check_wide(table, rules)
+            _check_wide(table, rules, num_hosts)
             min_shards = equal_parts(table.dim, min_shards) if equal and table.pooled else min_shards
         most = 1 if together else min((rule.max_shards for rule in rules if rule.max_shards), default=MAX_DEVICES)
-        min_dim = _min_dim(table, rules, equal, min_shards)
+        types = _sharding_types(rules)
+        min_dim = table.dim if keeps_columns(types, num_hosts) else _min_dim(table, rules, equal, min_shards)
         tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in rules))
         known = FORMS if table.pooled and Tier.DEVICE in tiers else CUT_FORMS
-        forms = frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in rules))
+        forms = frozenset(forms_of(types)).intersection(known)
         limits = TableLimits(
             devices=tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices)),
             min_shards=min_shards,
@@ -234,6 +259,7 @@ class Constraints:
             min_blocks=max([min_shards, *(rule.min_blocks or 1 for rule in rules)]),
             max_blocks=most,
             min_dim=min_dim,
+            sharding_types=types,
             forms=forms,
             tiers=tiers if forms.intersection(CUT_FORMS) else tiers.intersection({Tier.DEVICE}),
             cached=_cached_share(table, rules),
@@ -305,7 +331,24 @@ def _equal_widths(table: Table, rules: Sequence[TableRule]) -> bool:
     return any(rule.equal_widths for rule in rules) or (table.dim > MAX_SHARD_DIM and 2 * least > MAX_SHARD_DIM)
 
 
-def _check_wide(table: Table, rules: Sequence[TableRule]) -> None:
+def _sharding_types(rules: Sequence[TableRule]) -> frozenset[str]:
+    """Return the sharding types that all rules allow."""
+    named = (rule.sharding_types for rule in rules if rule.sharding_types is not None)
+    return frozenset(SHARDING_TYPES).intersection(*map(_with_cases, named))
+
+
+def _with_cases(types: Collection[str]) -> set[str]:
+    """Add the sharding types that are cases of others: a rule that allows column_wise allows them too."""
+    return {*types, *(case for name, cases in _CASES.items() if name in types for case in cases)}
+
+
+def _keeps_columns(types: Collection[str], num_hosts: int) -> bool:
+    """Return True if no sharding type among these splits a table by columns."""
+    cases = _with_cases(types)
+    return TABLE_WISE not in cases or keeps_columns(cases, num_hosts)
+
+
+def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> None:
     """Raise UserError if rules keep a table that is wider than a shard may be from being cut in columns."""
     parts, what = fewest_parts(table.dim), f"constraints: table {table.name!r} has {table.dim} columns, and shards have"
     for rule in rules:
@@ -320,10 +363,11 @@ def _check_wide(table: Table, rules: Sequence[TableRule]) -> None:
                 f"min_dim (TorchRec: min_partition) to {table.dim // parts // DIM_MULTIPLE * DIM_MULTIPLE}, or make "
                 "the table narrower"
             )
-        if rule.forms is not None and not any(LAYOUTS[form].free for form in forms_named(rule.forms)):
+        if rule.sharding_types is not None and _keeps_columns(rule.sharding_types, num_hosts):
             raise UserError(
-                f"{what} {MAX_SHARD_DIM} at most; a rule for {rule.tables!r} allows {' and '.join(rule.forms)} only, "
-                "which have all columns: allow it columns, or make the table narrower"
+                f"{what} {MAX_SHARD_DIM} at most; a rule for {rule.tables!r} allows "
+                f"{' and '.join(rule.sharding_types)} only, which keep all columns together: allow column_wise, or "
+                "make the table narrower"
             )
 
 
@@ -352,13 +396,14 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
     if not limits.devices:
         raise UserError(f"constraints: no device may hold table {table.name!r}")
     if not limits.forms:
-        raise UserError(f"constraints: the rules for table {table.name!r} leave no form that it may lie in")
+        raise UserError(f"constraints: the rules for table {table.name!r} leave no sharding type that it may have")
     if not limits.tiers:
-        raise UserError(f"constraints: the rules for table {table.name!r} leave no memory that it may lie in")
+        raise UserError(f"constraints: the rules for table {table.name!r} leave no tier that it may be in")
     if all(LAYOUTS[form].everywhere for form in limits.forms) and len(limits.devices) < num_devices:
         raise UserError(
-            f"constraints: table {table.name!r} may lie in {' or '.join(sorted(limits.forms))} only, which every "
-            f"device has, and only on {len(limits.devices)} of {num_devices} devices"
+            f"constraints: table {table.name!r} may be {' or '.join(sorted(limits.forms))} only, which puts it on "
+            f"every device, and only on {len(limits.devices)} of {num_devices} devices; allow column_wise, or all "
+            "devices"
         )
     counts = [(limits.min_shards, min(limits.max_shards, len(limits.devices)))]
     if not limits.free:  # how many shards columns can have says nothing of rows

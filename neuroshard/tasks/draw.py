@@ -18,7 +18,7 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
 from neuroshard.words.topology import Topology
 
-_FORMAT = "neuroshard-tasks-1"
+_FORMAT = "neuroshard-tasks-2"
 
 
 def whole(

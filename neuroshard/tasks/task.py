@@ -67,7 +67,10 @@ class Task:
     @cached_property
     def limits(self) -> tuple[TableLimits, ...]:
         """(T,) all that the constraints say of each table."""
-        return tuple(self.constraints.limits(table, self.topology.num_devices) for table in self.tables)
+        return tuple(
+            self.constraints.limits(table, self.topology.num_devices, len(self.topology.domains))
+            for table in self.tables
+        )
 
     @cached_property
     def homes(self) -> tuple[Home, ...]:
@@ -202,8 +205,8 @@ class _Checks:
             shared = frozenset.intersection(*(self.limits[name].forms for name in group))
             if not any(LAYOUTS[form].joins for form in shared):
                 raise UserError(
-                    f"constraints: {', '.join(group)} are kept together and may lie in no form besides rows that all "
-                    "of them may have"
+                    f"constraints: {', '.join(group)} are kept together, and their rules allow no sharding type "
+                    "except row_wise for all of them; allow table_wise, or data_parallel"
                 )
             if not set.intersection(*(set(self.limits[name].devices) for name in group)):
                 raise UserError(f"constraints: no device may hold all of {', '.join(group)}, which are kept together")
@@ -221,7 +224,7 @@ class _Checks:
         if columns > table.dim:
             raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
         if not limits.free:
-            raise UserError(f"constraints: a shard of {name!r} is pinned, but its rules don't let it lie in columns")
+            raise UserError(f"constraints: a shard of {name!r} is pinned, but its rules don't allow column_wise")
         if name in self.constraints.group_of and not self.constraints.pinned_whole(table):
             raise UserError(f"constraints: a shard of {name!r} is pinned, but kept together tables aren't split")
         if len(shards) + (columns < table.dim) > limits.max_shards:

@@ -24,7 +24,6 @@ from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.pods import ranks_per_pod
 from neuroshard.torchrec.sequences import deduplicated
-from neuroshard.words.form import FORMS
 from neuroshard.words.topology import Topology
 
 # Optimizers by the names that `optimizer_of` gives them; any other is counted as the largest.
@@ -38,7 +37,7 @@ _OPTIMIZERS = {
 }
 _BY_STATE = tuple(STATE_FLOATS)  # the largest comes last
 _DENSE_OPTIMIZER = "adam"  # counted for data-parallel tables: the most common one, with the most state
-_UPDATED_BY_KERNELS = tuple(form for form in FORMS if not LAYOUTS[form].dense)
+_UPDATED_BY_KERNELS = tuple(name for its in LAYOUTS.values() if not its.dense for name in its.type_names)
 NO_TABLE = "no table of the model is planned here; plan() gives what TorchRec's planner makes of it"
 
 
@@ -114,9 +113,9 @@ class Asked:
         expanded = [table for parameter, table in pairs if parameter.deduplicated]
         samples = self.batch_size * devices
         memory = self.memory_use(tables.values())
-        rules_of = (Parameter.split_rule, Parameter.form_rule, Parameter.tier_rule)
+        rules_of = (Parameter.split_rule, Parameter.type_rule, Parameter.tier_rule)
         rules = [rule_of(parameter, name) for rule_of in rules_of for name, parameter in tables.items()]
-        rules += [TableRule(names, forms=_UPDATED_BY_KERNELS) for names in self._not_data_parallel(tables)]
+        rules += [TableRule(names, sharding_types=_UPDATED_BY_KERNELS) for names in self._not_data_parallel(tables)]
         return Task(
             tuple(deduplicated(table, samples, devices) if it.deduplicated else table for it, table in pairs),
             Topology(
@@ -148,7 +147,7 @@ class Asked:
 
     def _names_data_parallel(self, name: str, parameter: Parameter) -> bool:
         """Return True if TorchRec's constraints or ours name data_parallel for a table, or no other type trains it."""
-        ours = any(rule.forms and COPIES.form in rule.forms for rule in self.rules.rules_of(name))
+        ours = any(rule.sharding_types and COPIES.form in rule.sharding_types for rule in self.rules.rules_of(name))
         return ours or parameter.unlike_kernels or parameter.names_data_parallel
 
 

@@ -149,7 +149,10 @@ def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool
         dim, types = parameter.config.embedding_dim, [ShardingType.DATA_PARALLEL.value]
         if failing >= COPIED:
             raise parameter.failing_error(types, num_devices)
-        why, do = f"has {dim} columns, which TorchRec trains in copies only", f", or give it {padded(dim)} columns"
+        why, do = (
+            f"has {dim} columns, which TorchRec trains as a data_parallel table only",
+            f", or give it {padded(dim)} columns",
+        )
         return _limited_to(parameter, why, do, sharding_types=types, compute_kernels=[DENSE])
     if parameter.is_virtual and device != "cpu":  # on CPUs it is an ordinary table
         why = "is a virtual table, which TorchRec shards in whole buckets of rows on all devices"

@@ -18,7 +18,7 @@ from neuroshard.plumbing.schema import of_format, parse
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 
 _KIND = "neuroshard-kept-plan-"
-_FORMAT = f"{_KIND}3"
+_FORMAT = f"{_KIND}4"
 DEVICES = "devices"  # the digest that says more of them than their memory
 _ALIKE = 0.05  # of a device's memory: other drivers, other jobs, another reservation of a few hundred MiB
 _log = logging.getLogger(__name__)

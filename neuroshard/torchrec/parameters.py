@@ -25,6 +25,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.types import DataType
 
 from neuroshard.layouts import COLUMNS, LAYOUTS, ROWS
+from neuroshard.layouts.sharding_types import types_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, padded
 from neuroshard.tables import Table
@@ -207,14 +208,17 @@ class Parameter:
         What is in none of these a search must not choose; of what is in them it chooses columns, or another form where
         the gain is believed.
         """
-        kernels = self.said.compute_kernels
-        types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
-        if self.unlike_kernels:
-            types = COPIED.intersection(types)
+        kernels, types = self.said.compute_kernels, self._types
         columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
         named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
         others = (one for one in named if not kernels or kernel_of(one, ON_DEVICE) in kernels)
         return (*columns, *(one.form for one in others if one.form in self._known_forms))
+
+    @property
+    def _types(self) -> frozenset[str]:
+        """The sharding types that constraints name, or else those of the sharder, as far as the table may have them."""
+        types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
+        return COPIED.intersection(types) if self.unlike_kernels else frozenset(types)
 
     @property
     def names_data_parallel(self) -> bool:
@@ -251,7 +255,7 @@ class Parameter:
 
     def failing_error(self, types: Sequence[str], num_devices: int) -> UserError:
         """Make the error for a table that has only these types left, all of which fail on so many devices."""
-        what = "copies of sequence tables, and of fused collections,"
+        what = "data-parallel sequence tables, and data-parallel tables of fused collections,"
         if COPIED.isdisjoint(types):
             what = f"{self.config.num_embeddings} row(s) over {num_devices} devices, some of which would have none,"
         do = f"give it {padded(self.config.embedding_dim)} columns" if self.unlike_kernels else "allow others"
@@ -315,9 +319,12 @@ class Parameter:
             return TableRule(escape(name), min_dim=self.config.embedding_dim)  # as many blocks of rows as need be
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=said.min_partition)
 
-    def form_rule(self, name: str) -> TableRule | None:
-        """Build the rule that names the forms the table may lie in; None if it may lie in any."""
-        return None if set(self.forms) == set(self._known_forms) else TableRule(escape(name), forms=self.forms)
+    def type_rule(self, name: str) -> TableRule | None:
+        """Return the rule on the sharding types that the table may have; None if it may have any."""
+        if set(self.forms) == set(self._known_forms) and not self.said.sharding_types:
+            return None
+        types = tuple(its for its in types_of(*self.forms) if its in self._types)
+        return TableRule(escape(name), sharding_types=types)
 
     def tier_rule(self, name: str) -> TableRule | None:
         """Build the rule on the table's memories, where TorchRec's constraints name kernels or the cache's size.

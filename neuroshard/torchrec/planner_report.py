@@ -146,14 +146,14 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
         ]
         if beside:
             yield (
-                f"mean-pooled tables of {path or 'the model'!r} are in rows, and others of it are not, or share their "
+                f"mean-pooled tables of {path or 'the model'!r} are row-wise, and others of it are not, or share their "
                 f"features ({listed(beside)}): TorchRec 1.8 divides some outputs wrongly then; let all tables of the "
-                "collection be in rows, without such features, or none"
+                "collection be row-wise, without such features, or none"
             )
     processed = [parameter.qualified_name for parameter in in_rows if parameter.processed]
     if processed and any(parameter.config is not None and not parameter.processed for parameter, _ in lying):
         yield (
-            f"tables of processed features are in rows ({listed(processed)}): TorchRec 1.8 writes their weights into "
+            f"tables of processed features are row-wise ({listed(processed)}): TorchRec 1.8 writes their weights into "
             "the batch, so that outputs of other collections that read it are wrong; give those a batch of their own"
         )
 
@@ -198,7 +198,7 @@ def withheld_remark(parameters: Iterable[Parameter]) -> str:
     if not withheld:
         return ""
     return (
-        f"; or let {listed(withheld)} be in rows by naming sharding_types=['row_wise']: but they are mean-pooled, or "
+        f"; or let {listed(withheld)} be row-wise by naming sharding_types=['row_wise']: but they are mean-pooled, or "
         "have their features processed, and TorchRec 1.8 computes what is beside such rows wrongly"
     )
 

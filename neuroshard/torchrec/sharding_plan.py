@@ -81,7 +81,7 @@ def to_sharding_plan(
         sharding_type = _as_one_group(sharding_types[index], table, path in cut)
         if sharding_type in _BY_HOST and local != topology.host_size:
             raise UserError(
-                f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
+                f"local_world_size={local}, but table {table.name!r} is row-wise on hosts of "
                 f"{topology.host_size} devices"
             )
         name = table.name.removeprefix(f"{path}.")  # what isn't unique over all modules bears the module's path

@@ -8,17 +8,21 @@ from neuroshard.words.placement import TIERS, Tier, Word
 
 
 class Form(Word):
-    """Ways to lay out a table; kernels of different forms are called one after the other.
+    """The families of sharding types that have kernel calls of their own, each named by its first sharding type.
 
     Attributes:
-        COLUMNS: whole, or in shards of columns that have all rows.
-        ROWS: in equal blocks of rows, one on each device of a group: all devices, or those of one host.
-        COPIES: whole on every device.
+        COLUMN_WISE: whole, or in shards of columns that have all rows.
+        ROW_WISE: in equal blocks of rows, one on each device of a group: all devices, or those of one host.
+        DATA_PARALLEL: whole on every device.
     """
 
-    COLUMNS = "columns"
-    ROWS = "rows"
-    COPIES = "copies"
+    COLUMN_WISE = "column_wise"
+    ROW_WISE = "row_wise"
+    DATA_PARALLEL = "data_parallel"
+
+    @classmethod
+    def _idea(cls) -> str:
+        return "sharding type"
 
 
 FORMS = tuple(Form)  # in the order of whatever has one number for each
@@ -44,13 +48,13 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Name in settings and bundles: "columns", "sequence_rows", "cached_columns", "host_sequence_rows"."""
+        """Name in settings and bundles, such as "column_wise", "sequence_row_wise" and "cached_column_wise"."""
         name = self.form.value if self.pooled else f"sequence_{self.form.value}"
         return name if self.tier is Tier.DEVICE else f"{self.tier.value}_{name}"
 
 
 # In the order of whatever has one number for each; pooled tables as in `FORMS`. Copies are pooled and on the device.
-CUT_FORMS = Form.COLUMNS, Form.ROWS  # of sequence tables, and of tables in host memory
+CUT_FORMS = Form.COLUMN_WISE, Form.ROW_WISE  # of sequence tables, and of tables in host memory
 _CUT = tuple(Call(form, pooled) for pooled in (True, False) for form in CUT_FORMS)
 CALLS = (
     *(Call(form) for form in FORMS),

@@ -19,7 +19,12 @@ class Word(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Self:
-        raise unknown_name(cls.__name__.lower(), str(value), [word.value for word in cls])
+        raise unknown_name(cls._idea(), str(value), [word.value for word in cls])
+
+    @classmethod
+    def _idea(cls) -> str:
+        """Return what the words are names of, for errors."""
+        return cls.__name__.lower()
 
 
 class Tier(Word):

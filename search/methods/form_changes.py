@@ -143,28 +143,38 @@ def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) ->
     return arriving
 
 
-def rows_on_hosts(plan: Plan, simulator: Simulator) -> Plan:
-    """Put the 1, 2, 4, ... dearest tables in rows, or all, in rows on one host each, where that costs least.
+def rows_on_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()) -> Plan | None:
+    """Move the 1, 2, 4, ... most expensive row-wise tables, or all, to one host each, where that costs least.
 
-    The dearest table first, each goes to the host whose tables compute least so far. Everything else stays where it is.
-    The plan as it is if none of these is predicted to cost less, or the models don't know what they exchange.
+    Tables go in order of their cost, each to the host whose tables compute least so far. All other tables stay in
+    place. The plan itself is returned if no such plan is predicted to cost less, or if the models don't know the
+    exchanges.
+
+    Args:
+        plan: whose row-wise tables lie on all devices.
+        simulator: that predicts costs.
+        forced: tables, by index, that must move; they are the first. None is returned if no plan with them moved fits.
     """
     tables = _movable(plan, simulator)
+    if not set(forced).issubset(tables):
+        return None
     if not tables:
         return plan
     task, hosts = plan.task, plan.task.topology.domains
     each = [plan.layouts[table].share(task.loads.take(np.array([table])), len(hosts[0])) for table in tables]
     block_ms = simulator.compute_for(task).predict(LoadSets.joined([LoadSets.alone(one) for one in each]))
     homes: dict[int, int] = {}
-    plans, busy_ms = [plan], np.zeros(len(hosts))
-    for place in np.argsort(-block_ms, kind="stable").tolist():
+    plans, busy_ms = [] if forced else [plan], np.zeros(len(hosts))
+    optional = np.array([table not in forced for table in tables])
+    for place in np.lexsort((-block_ms, optional)).tolist():
         home = int(busy_ms.argmin())
         busy_ms[home] += block_ms[place]
         homes[tables[place]] = home
-        if len(homes) & (len(homes) - 1) == 0 or len(homes) == len(tables):
+        counts = {len(forced), len(tables)}
+        if len(homes) >= len(forced) and (len(homes) & (len(homes) - 1) == 0 or len(homes) in counts):
             moved = _moved(plan, homes)
             plans += [moved] if moved.fits else []
-    return plans[cheapest(simulator.costs(task, plans))]
+    return plans[cheapest(simulator.costs(task, plans))] if plans else None
 
 
 def _movable(plan: Plan, simulator: Simulator) -> list[int]:

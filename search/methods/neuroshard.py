@@ -5,16 +5,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
-from typing import Literal
 
 import numpy as np
 
+from neuroshard.layouts.sharding_types import COLUMN_WISE, ROW_WISE, forms_of, rows_on_all, rows_on_one_host
 from neuroshard.models.assumed import has_own_margins
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
@@ -33,17 +33,19 @@ from neuroshard.stages.search.space.forms import (
     allowed_forms,
     check_some_form,
     known_calls,
-    searched_forms,
+    searched_types,
+    with_rows_on_all,
+    without_rows_on_hosts,
 )
 from neuroshard.stages.search.space.home_changes import caches_grown, homes_anew
 from neuroshard.stages.search.space.home_choices import homed_tasks
 from neuroshard.stages.search.space.homes import HomeOptions, is_ample, settled
 from neuroshard.stages.search.space.least_bytes import check_least_bytes
+from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS
+from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Tier
 
-RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
 _ROUNDS = 2  # searches with memories chosen anew, at most
 _FIRSTS = 2  # memories that columns alone are searched in, that look cheapest by each of
 _LIKELY = 2  # choices of forms that are searched, at most
@@ -78,10 +80,10 @@ class NeuroShard(Searcher):
         grid: caps of the greedy grid search, for both starts.
         improvement: the local search.
         choice: when its plan is taken instead of the published search's; None takes every gain for true.
-        forms: that tables may be in, as far as the models know them; [columns] leaves the others out.
-        form_tries: choices of forms that are tried by quick searches, at most.
-        rows_over: all | hosts: devices that share a table in rows; hosts: on one host each where that is predicted to
-            pay.
+        sharding_types: that tables may have, as far as the models know them: table_wise (never split), column_wise
+            (whole or split by columns), row_wise, table_row_wise (rows on the devices of one host), data_parallel;
+            also table_column_wise and grid_shard.
+        sharding_type_trials: choices of sharding types that are tried by quick searches, at most.
         tolerance: how much more, relative, a plan with fewer shards may cost and still be taken; 0 keeps every gain.
     """
 
@@ -91,13 +93,17 @@ class NeuroShard(Searcher):
     grid: GridSettings = field(default_factory=GridSettings)
     improvement: Improvement = field(default_factory=Improvement)
     choice: Choice | None = field(default_factory=Choice)
-    forms: tuple[str, ...] = FORMS
-    form_tries: Count = 8
-    rows_over: RowsOver = "all"
+    sharding_types: tuple[str, ...] = FORMS
+    sharding_type_trials: Count = 8
     tolerance: NonNegative = 0.005
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "forms", searched_forms(self.forms))
+        object.__setattr__(self, "sharding_types", searched_types(self.sharding_types))
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms that the sharding types are cases of."""
+        return forms_of(self.sharding_types)
 
     @property
     def column_search(self) -> ImprovedSearch:
@@ -129,12 +135,43 @@ class NeuroShard(Searcher):
         Raises:
             InfeasibleError: there is no plan, or none was found.
         """
-        found = self._in_parts(task, simulator)
-        if self.rows_over == "hosts":
-            moved = replace(rows_on_hosts(settled(found.plan), simulator), task=found.plan.task)
-            found = found if moved == found.plan else self._believed(found, replace(found, plan=moved), simulator)
+        asked = self._restricted(task)
+        found = self._on_hosts(asked, simulator) if self._tries_hosts else self._in_parts(asked, simulator)
         calls = known_calls(simulator.models, self.forms)
-        return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance, found.fewer), fewer=None)
+        plan = simpler(found.plan, simulator, calls, self.tolerance, found.fewer)
+        return replace(found, plan=plan if asked is task else replace(plan, task=task), fewer=None)
+
+    @property
+    def _tries_hosts(self) -> bool:
+        """True if the rows of a table may be on the devices of one host."""
+        return rows_on_one_host(self.sharding_types)
+
+    def _restricted(self, task: Task) -> Task:
+        """Add a rule if the sharding types allow less than their forms; return the task itself otherwise."""
+        if COLUMN_WISE in self.sharding_types and (ROW_WISE in self.sharding_types or not self._tries_hosts):
+            return task
+        return task.with_rules([TableRule("*", sharding_types=self.sharding_types)])
+
+    def _on_hosts(self, asked: Task, simulator: Simulator) -> Found:
+        """Find a plan with row-wise tables on one host each where that pays, or where they must not be on all devices.
+
+        The search spreads rows over all devices first, whatever the rules; then it moves tables to hosts.
+        """
+        found = self._in_parts(with_rows_on_all(asked), simulator)
+        plan, hosts = settled(found.plan), len(asked.topology.domains)
+        rows = (index for index, layout in enumerate(plan.layouts) if layout.blocks)
+        forced = [index for index in rows if not rows_on_all(asked.limits[index].sharding_types, hosts)]
+        moved = rows_on_hosts(plan, simulator, forced)
+        if not forced:
+            other = replace(found, plan=replace(moved or plan, task=found.plan.task))
+            return found if other.plan == found.plan else self._believed(found, other, simulator)
+        others = [] if moved is None else [replace(found, plan=replace(moved, task=asked), fewer=None)]
+        try:
+            others.append(self._in_parts(without_rows_on_hosts(asked), simulator))
+        except (InfeasibleError, UserError):
+            if not others:
+                raise
+        return self._cheapest(others, simulator)
 
     def _in_parts(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan, with tables in more than two parts where these must be equal and that is predicted to pay."""
@@ -165,7 +202,7 @@ class NeuroShard(Searcher):
 
     def _likely(self, spaces: Iterable[FormChoices]) -> list[Tried]:
         """Try choices of forms by quick searches, and list the likely ones of every space."""
-        return [one for choices in spaces for one in choices.likely(self.form_tries)]
+        return [one for choices in spaces for one in choices.likely(self.sharding_type_trials)]
 
     def _in_memories(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan with tables in the memories that are predicted to cost least, those of the task among them."""
@@ -283,7 +320,7 @@ class NeuroShard(Searcher):
             allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
                 choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
-                for one in (Tried(choices, choices.first), *choices.likely(self.form_tries)):
+                for one in (Tried(choices, choices.first), *choices.likely(self.sharding_type_trials)):
                     distinct.setdefault(one.forms.tobytes(), one)
         return [one for forms, one in distinct.items() if forms != own.tobytes()]
 

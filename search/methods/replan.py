@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from neuroshard.layouts.sharding_types import forms_of, sharding_types_named
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.carry_over import Carried, carried_over, have_same_devices
 from neuroshard.plans.hosts import kept_on_hosts
@@ -22,7 +23,7 @@ from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS, forms_named
+from neuroshard.words.form import FORMS
 
 _IMPROVEMENT = Improvement(max_plans=100_000_000)  # jobs run for long, and their plans are improved rarely
 _LEAST_MS = 1e-9  # models may say that nothing costs anything
@@ -49,7 +50,8 @@ class Replan(Searcher):
         max_moved_bytes: of weights and optimizer state, over all devices; None sets no limit. A number, or text such as
             "20GB". What is moved in any case counts first; tables that are new are made where they lie.
         improvement: local search.
-        forms: that tables may change to, as far as the models know them; [] lets each keep its own.
+        sharding_types: that tables may change to, as far as the models know them; with [] each table keeps the type
+            that it has.
         least_gain: share of the plan cost that moves must save, or nothing is moved but what has to be; 0 moves for any
             gain.
         rest: places what has no place in the running job's plan.
@@ -58,14 +60,14 @@ class Replan(Searcher):
     start: Plan | str
     max_moved_bytes: ByteSize | None = None
     improvement: Improvement = _IMPROVEMENT
-    forms: tuple[str, ...] = FORMS
+    sharding_types: tuple[str, ...] = FORMS
     least_gain: NonNegative = 0.01
     rest: Searcher = field(default_factory=NeuroShard)
 
     def __post_init__(self) -> None:
         if not isinstance(self.start, (Plan, str)):
             raise UserError(f"searcher: start={shown(self.start)} must be the path of a plan")
-        object.__setattr__(self, "forms", forms_named(self.forms))
+        object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the plan that moves least of those within the limit that cost hardly more than the cheapest.
@@ -148,7 +150,7 @@ class Replan(Searcher):
 
     def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
         """Yield plans with other forms, for changes of form that move at most so many bytes, and half of them."""
-        changes = FormChanges.of(start, simulator, known_calls(simulator.models, self.forms))
+        changes = FormChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:
             return
         seen = [start]
@@ -198,7 +200,7 @@ def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
         return ", ".join([*said, f"predicted {simulator.cost(task, plan).total_ms:.2f} ms"])
     was, now = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
     changed = sum(old is not new for old, new in zip(start.forms, plan.forms, strict=True))
-    formed = f"; {changed:,} of {len(task.tables):,} tables change their form" if changed else ""
+    formed = f"; {changed:,} of {len(task.tables):,} tables change their sharding type" if changed else ""
     return ", ".join([*said, f"predicted {was:.2f} -> {now:.2f} ms ({1 - now / max(was, _LEAST_MS):.1%} less){formed}"])
 
 

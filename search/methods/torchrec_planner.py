@@ -1,11 +1,12 @@
 """TorchRec's own planner on our tasks: the peer that every other method is compared with."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from neuroshard.layouts import LAYOUTS, in_columns
+from neuroshard.layouts.sharding_types import TABLE_ROW_WISE, forms_of
 from neuroshard.layouts.widths import fewest_parts
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -14,7 +15,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name, r
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.choice import cheapest
-from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, check_some_form, known_calls, searched_forms
+from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, check_some_form, known_calls, searched_types
 from neuroshard.stages.search.space.homes import LEAST_CACHED
 from neuroshard.stages.search.space.least_bytes import check_least_bytes
 from neuroshard.tasks.constraints import Constraints
@@ -37,8 +38,8 @@ class TorchRecSearch(Searcher):
         sort_by: orders in which shards are placed: storage, perf. One run for each; TorchRec's default is "storage".
         estimates: whose costs it searches with. torchrec: its own arithmetic, with its default bandwidths of a GPU;
             simulator: our cost models.
-        forms: that its planner may choose: columns, rows, copies. Rows are row_wise, on several hosts table_row_wise
-            too; copies are data_parallel. Of these, what the models know and the task allows.
+        sharding_types: that its planner may choose, as far as the models know them and the task allows them.
+            column_wise allows whole tables, too; table_row_wise counts on several hosts.
         cached: of a table's rows that caches have room for, where hosts have memory for tables. One run for each: its
             planner takes the share as fixed.
     """
@@ -46,11 +47,11 @@ class TorchRecSearch(Searcher):
     split_factors: Sequence[int] = (1, 2, 4, 8)
     sort_by: Sequence[str] = _SORTS
     estimates: str = "torchrec"
-    forms: tuple[str, ...] = ("columns",)
+    sharding_types: tuple[str, ...] = ("column_wise",)
     cached: tuple[CacheShare, ...] = (0.05, 0.2, 0.5)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "forms", searched_forms(self.forms))
+        object.__setattr__(self, "sharding_types", searched_types(self.sharding_types))
         for name in self.sort_by:
             check_name("sort_by", name, _SORTS)
         check_name("estimates", self.estimates, _ESTIMATES)
@@ -79,9 +80,10 @@ class TorchRecSearch(Searcher):
             if not table.pooled:
                 raise UserError(f"TorchRec's planner is asked for pooled tables only, and {table.name!r} isn't pooled")
         simulator.models.check(task)
-        calls = known_calls(simulator.models, self.forms)
+        forms = forms_of(self.sharding_types)
+        calls = known_calls(simulator.models, forms)
         allowed = allowed_forms(task, calls)
-        check_some_form(task, allowed, calls, self.forms)
+        check_some_form(task, allowed, calls, forms)
         check_least_bytes(task, calls, min(self.cached, default=LEAST_CACHED))
         plans = list(_plans(self, task, simulator, allowed, TaskStorageEstimator))
         if not plans:
@@ -117,7 +119,10 @@ def _plans(
         allowed[:, BLOCKS] = False  # they would be as unequal as the memory, which it misreads
     shares = settings.cached if task.topology.host_bytes else settings.cached[:1]
     for factor, sort_by, share in product(settings.split_factors, settings.sort_by, shares):
-        limits = [_constraints(task, index, forms, factor, share) for index, forms in enumerate(allowed.tolist())]
+        limits = [
+            _constraints(task, index, forms, settings.sharding_types, factor, share)
+            for index, forms in enumerate(allowed.tolist())
+        ]
         constraints = {table.name: limit for table, limit in zip(tables, limits, strict=True)}
         planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by, storage)
         module = StandIn(tables, ()).pooled
@@ -190,7 +195,9 @@ def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any)
     return EmbeddingPerfEstimator(topology), NoopPerfModel(topology)  # bytes over bandwidths; the largest sum
 
 
-def _constraints(task: Task, index: int, forms: Sequence[bool], factor: int, share: float) -> Any:
+def _constraints(
+    task: Task, index: int, forms: Sequence[bool], types: Collection[str], factor: int, share: float
+) -> Any:
     """Put what the task says of a table, by its index, that may lie in forms (F,), into TorchRec's words.
 
     A cache, where there is one, has room for that share of the rows.
@@ -207,7 +214,7 @@ def _constraints(task: Task, index: int, forms: Sequence[bool], factor: int, sha
     offered = {
         "table_wise": not splits or limits.min_shards == 1,
         "column_wise": splits,
-        "table_row_wise": len(task.topology.domains) > 1,
+        "table_row_wise": len(task.topology.domains) > 1 and TABLE_ROW_WISE in types,
         "table_column_wise": False,
         "grid_shard": False,
     }

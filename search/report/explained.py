@@ -129,7 +129,7 @@ def _devices(explanation: Explanation) -> Section:
     if not explanation.is_balanced:
         text = f"Device {explanation.bottleneck}, listed first, is the straggler."
     if not plan.in_columns:
-        text += " Columns are those of tables in columns: rows and copies give out none."
+        text += " Columns are those of table-wise and column-wise tables."
     for part in cost.parts:
         text += "" if part.counts else f" {part.name.capitalize()}, {part.about}, isn't counted."
     if any(plan.host_bytes):

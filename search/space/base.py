@@ -162,9 +162,9 @@ def _check_devices(task: Task, used: IntArray) -> None:
     if (memory < used).any():
         device = int((memory - used).argmin())
         raise InfeasibleError(
-            f"the tables in rows and copies take {readable_bytes(used.sum())}, of that {readable_bytes(used[device])} "
-            f"on device {device}, which has {readable_bytes(memory[device])}; give each device more memory, or let "
-            "them lie in columns"
+            f"the row-wise and data-parallel tables take {readable_bytes(used.sum())}, of that {readable_bytes(used[device])} "
+            f"on device {device}, which has {readable_bytes(memory[device])}; give each device more memory, or "
+            "allow them column_wise"
         )
 
 
@@ -173,6 +173,6 @@ def _check_hosts(task: Task, size_bytes: IntArray, devices: IntArray) -> None:
     np.add.at(used, devices // topology.host_size, size_bytes)
     if used.max() > topology.host_bytes:
         raise InfeasibleError(
-            f"tables in rows take {readable_bytes(used.max())} of a host's memory, which has "
+            f"row-wise tables take {readable_bytes(used.max())} of a host's memory, which has "
             f"{readable_bytes(topology.host_bytes)}; raise topology.host_memory_bytes"
         )

@@ -101,7 +101,7 @@ def _piece(table: Table, parts: int) -> Table:
 def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
     """Tell whether a table's own rules allow a further one."""
     try:
-        task.constraints.with_rules((rule,)).limits(table, task.topology.num_devices)
+        task.constraints.with_rules((rule,)).limits(table, task.topology.num_devices, len(task.topology.domains))
     except UserError:
         return False
     return True

@@ -1,35 +1,71 @@
 """Which tables lie in which form, what is left in columns beside them, and choices of forms changed step by step."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from neuroshard.layouts import LAYOUTS, Layout
+from neuroshard.layouts.sharding_types import (
+    GRID_SHARD,
+    ROW_WISE,
+    TABLE_ROW_WISE,
+    forms_of,
+    rows_on_all,
+    rows_on_one_host,
+    sharding_types_named,
+)
 from neuroshard.models.bundle import ModelSet
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS, IN_COLUMNS, Call, Form, forms_named
+from neuroshard.words.form import FORMS, IN_COLUMNS, Call
 from neuroshard.words.placement import Placement
 
 COLUMNS = FORMS.index(IN_COLUMNS.form)
 OTHERS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if not layout.free)  # than columns
 BLOCKS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if layout.blocks)
-_LEFT_OUT = "searcher.forms leaves it out"
+_LEFT_OUT = "searcher.sharding_types leaves it out"
 
 
-def searched_forms(names: Iterable[str]) -> tuple[Form, ...]:
-    """Look up forms by their names.
+def searched_types(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the sharding types of these names.
 
     Raises:
-        UserError: there is no form of some name, or columns aren't among them.
+        UserError: a name is unknown, or no sharding type among them leaves all rows together.
     """
-    forms = forms_named(names)
-    if not any(LAYOUTS[form].free for form in forms):
-        raise UserError(f"searcher: forms={[form.value for form in forms]} must have columns among them")
-    return forms
+    types = sharding_types_named(names)
+    if not any(LAYOUTS[form].free for form in forms_of(types)):
+        raise UserError(
+            f"searcher: sharding_types={list(types)} must have column_wise or table_wise among them; add one"
+        )
+    return types
+
+
+def with_rows_on_all(task: Task) -> Task:
+    """Add `row_wise` to the rules that allow rows on one host; return the task itself if there are none."""
+    return _changed(task, lambda types: (*types, ROW_WISE) if ROW_WISE not in types else types)
+
+
+def without_rows_on_hosts(task: Task) -> Task:
+    """Remove the types with rows on one host from the rules that don't allow rows on all devices."""
+    one_host = {TABLE_ROW_WISE, GRID_SHARD}
+    return _changed(
+        task, lambda types: types if ROW_WISE in types else tuple(its for its in types if its not in one_host)
+    )
+
+
+def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Task:
+    """Change the sharding types of the rules that allow rows on one host."""
+    old = task.constraints.rules
+    rules = tuple(
+        replace(rule, sharding_types=change(rule.sharding_types))
+        if rule.sharding_types is not None and rows_on_one_host(rule.sharding_types)
+        else rule
+        for rule in old
+    )
+    return task if rules == old else replace(task, constraints=replace(task.constraints, rules=rules))
 
 
 def known_calls(models: ModelSet, forms: Collection[str] = FORMS) -> frozenset[Call]:
@@ -70,8 +106,8 @@ def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call], sea
         )
         why = "; ".join(f"{layout}: {its or 'a table that it is kept together with must not'}" for layout, its in each)
         raise UserError(
-            f"constraints: table {task.tables[index].name!r} may lie in {' or '.join(map(str, forms))} only, and can't "
-            f"({why}); allow it other forms, or change that"
+            f"constraints: table {task.tables[index].name!r} may be {' or '.join(map(str, forms))} only, and can't be "
+            f"({why}); allow it other sharding types, or change that"
         )
 
 
@@ -95,13 +131,15 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     why = None
     if layout.form not in limits.forms:
-        why = "its constraints name other forms"
+        why = "its constraints name other sharding types"
+    elif layout.blocks and not rows_on_all(limits.sharding_types, len(task.topology.domains)):
+        why = "its constraints allow rows on one host only; searcher.sharding_types must have table_row_wise"
     elif Call(layout.form, table.pooled, task.homes[index].tier) not in calls:
         why = "the models don't know it"
     elif layout.free:
         pass
     elif devices == 1:
-        why = "one device has columns only"
+        why = "one device has whole tables only"
     elif table.name in bound:
         why = "it is pinned, or kept apart from other tables"
     elif len(limits.devices) < devices:

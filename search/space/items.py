@@ -235,8 +235,8 @@ def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
         if not limits.free:
             forms = " or ".join(sorted(limits.forms))
             raise UserError(
-                f"constraints: table {table.name!r} may lie in {forms} only, and searches lay tables out in columns; "
-                "allow it columns"
+                f"constraints: table {table.name!r} may be {forms} only, and this search places column-wise tables; "
+                "allow it column_wise"
             )
         if table.name in constraints.group_of:
             group = sorted(index[name] for name in constraints.group_of[table.name])

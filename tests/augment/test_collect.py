@@ -285,7 +285,7 @@ def test_any_noise_may_be_taken_and_is_said(tmp_path):
     assert "compute: noise p90 100.0% (drift +200.0%): this machine was busy" in shown(summary)
 
 
-FORMS = ("columns", "rows", "copies")
+FORMS = ("column_wise", "row_wise", "data_parallel")
 COLLECTIVES = ("all_to_all", "reduce_scatter", "all_reduce", "input")
 
 
@@ -294,7 +294,7 @@ COLLECTIVES = ("all_to_all", "reduce_scatter", "all_reduce", "input")
 def test_a_real_run_of_all_forms_and_collectives(tmp_path):
     run = collect_run(tmp_path / "data", Hardware, samples=24)
     compute = replace(
-        run.compute, forms=FORMS, sharers=(2,), max_copy_bytes=1 << 20, pooled=(True, False), features=(1, 3)
+        run.compute, sharding_types=FORMS, sharers=(2,), max_copy_bytes=1 << 20, pooled=(True, False), features=(1, 3)
     )
     comm = replace(run.comm, collectives=COLLECTIVES, max_gradient_bytes=1 << 16)
     summary = replace(run, compute=compute, comm=comm, num_comm_samples=16, num_second_pass=8).run()
@@ -302,7 +302,11 @@ def test_a_real_run_of_all_forms_and_collectives(tmp_path):
     assert all(m.error is None for m in measured)
     assert {m.sample.form for m in measured} == set(FORMS)
     for m in measured:
-        assert len(m.sample.lookups) == len(m.sample.blocks) == (len(m.sample.tables) if m.sample.form == "rows" else 0)
+        assert (
+            len(m.sample.lookups)
+            == len(m.sample.blocks)
+            == (len(m.sample.tables) if m.sample.form == "row_wise" else 0)
+        )
         for table, seen in zip(m.sample.tables, m.sample.lookups, strict=False):
             assert seen.count <= max(1, round(64 * table.pooling_factor))
     first = {m.sample_id: m.sample for m in measured if not m.second_pass}
@@ -312,7 +316,7 @@ def test_a_real_run_of_all_forms_and_collectives(tmp_path):
     assert {name_of(m.sample.collective) for m in exchanged} == set(COLLECTIVES)
     calls = {m.sample.call.name for m in measured}
     assert [subset.name for subset in summary["compute"].subsets] == sorted(calls)
-    assert calls & {"sequence_columns", "sequence_rows"}
+    assert calls & {"sequence_column_wise", "sequence_row_wise"}
     assert {table.features for m in measured for table in m.sample.tables} == {1, 3}
     assert [subset.name for subset in summary["exchanges"].subsets] == sorted(COLLECTIVES)
     assert sum(subset.measured for subset in summary["compute"].subsets) == summary["compute"].measured == 24
@@ -329,7 +333,7 @@ def test_another_runs_directory_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("compute.forms", ["columns"], ["columns", "rows"]),
+        ("compute.sharding_types", ["column_wise"], ["column_wise", "row_wise"]),
         ("comm.collectives", ["all_to_all"], ["input"]),
         ("comm.collectives", ["all_to_all"], ["all_to_all", "all_to_all"]),  # drawn with other numbers
         ("comm.lopsided_share", 0.5, 0.0),

@@ -66,8 +66,8 @@ def test_plans_are_of_all_forms_and_many_sizes(drawn):
     assert {2, 128} <= {plan.task.topology.num_devices for plan in plans}
     assert {1, 3} <= {table.features for plan in plans for table in plan.task.tables}
     assert {True, False} == {table.pooled for plan in plans for table in plan.task.tables}
-    assert any(form == "columns" and len(its) == 2 for _, its, form in placed)
-    assert any(form == "rows" and len(its) < plan.task.topology.num_devices for plan, its, form in placed)
+    assert any(form == "column_wise" and len(its) == 2 for _, its, form in placed)
+    assert any(form == "row_wise" and len(its) < plan.task.topology.num_devices for plan, its, form in placed)
 
 
 def test_tables_of_a_plan_are_of_its_split(drawn):
@@ -85,6 +85,6 @@ def test_limits_hold(drawn):
         assert all(table.size_bytes <= augmentation.max_bytes for table in task.tables)
         outputs = [4 * each * table.output_columns for table in task.tables]
         assert len(task.tables) == 1 or sum(outputs) <= augmentation.max_output_bytes
-        copies = [t for t, form in zip(task.tables, plan.forms, strict=True) if form == "copies"]
+        copies = [t for t, form in zip(task.tables, plan.forms, strict=True) if form == "data_parallel"]
         assert all(table.pooled and table.size_bytes <= augmentation.max_copy_bytes for table in copies)
         assert 0 <= sample.rank < task.topology.num_devices

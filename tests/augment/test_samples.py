@@ -45,7 +45,11 @@ def test_combinations_keep_their_caps(seed, max_dim, max_tables, max_bytes):
 def test_no_combination_mixes_precisions():
     tables = tuple(replace(table, bytes_per_element=2 + 2 * (n % 2)) for n, table in enumerate(TABLES))
     split, rng = split_tables(tables, 0), np.random.default_rng(0)
-    kinds = ComputeAugmentation(), ComputeAugmentation(forms=("rows",)), ComputeAugmentation(pooled=(False,))
+    kinds = (
+        ComputeAugmentation(),
+        ComputeAugmentation(sharding_types=("row_wise",)),
+        ComputeAugmentation(pooled=(False,)),
+    )
     found = [one.draw(split, 256, rng)[0] for one in kinds for _ in range(30)]
     precisions = [{table.bytes_per_element for table in sample.tables} for sample in found]
     assert {len(its) for its in precisions} == {1}
@@ -88,10 +92,12 @@ def test_tables_are_read_by_as_many_features_as_are_listed():
     st.integers(0, 10_000),
     st.integers(40_000, 1_000_000),
     st.sampled_from([0.3, 1.0]),
-    st.sampled_from(["columns", "rows"]),
+    st.sampled_from(["column_wise", "row_wise"]),
 )
 def test_caches_keep_the_cap_with_rows_as_wide_as_the_widest_table(seed, max_bytes, share, form):
-    augmentation = ComputeAugmentation(128, 1, 15, max_bytes, forms=(form,), tiers=("cached",), cached=(share,))
+    augmentation = ComputeAugmentation(
+        128, 1, 15, max_bytes, sharding_types=(form,), tiers=("cached",), cached=(share,)
+    )
     sample = _of_seed(augmentation, seed)
     widest = max(table.dim * table.bytes_per_element for table in sample.held)
     assert sum(ceil(table.rows * share) for table in sample.held) * widest <= max_bytes
@@ -104,17 +110,24 @@ def test_combinations_lie_in_the_memories_that_are_listed():
     assert {sample.home for sample in found} == homes
     for seed, sample in enumerate(found):  # as many tables as in device memory, and the same ones
         assert _of_seed(plain, seed) == replace(sample, home=Home())
-    in_rows = ComputeAugmentation(forms=("rows",), sharers=(2,), hot_first_share=1.0, tiers=("cached",))
+    in_rows = ComputeAugmentation(sharding_types=("row_wise",), sharers=(2,), hot_first_share=1.0, tiers=("cached",))
     blocks = [_of_seed(in_rows, seed) for seed in range(10)]
-    assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("cached_rows", 0.0)}
-    copies = ComputeAugmentation(forms=("copies",), tiers=("host",))
+    assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("cached_row_wise", 0.0)}
+    copies = ComputeAugmentation(sharding_types=("data_parallel",), tiers=("host",))
     assert _of_seed(copies, 0).home == Home()  # which have no other memory
 
 
-@given(st.integers(0, 10_000), st.integers(1, 15), st.sampled_from(["columns", "rows"]))
+@given(st.integers(0, 10_000), st.integers(1, 15), st.sampled_from(["column_wise", "row_wise"]))
 def test_sequence_tables_have_one_width_and_outputs_below_a_cap(seed, max_tables, form):
     augmentation = ComputeAugmentation(
-        128, 1, max_tables, 10_000_000, forms=(form,), sharers=(2, 3), pooled=(False,), max_output_bytes=1 << 20
+        128,
+        1,
+        max_tables,
+        10_000_000,
+        sharding_types=(form,),
+        sharers=(2, 3),
+        pooled=(False,),
+        max_output_bytes=1 << 20,
     )
     sample = _of_seed(augmentation, seed)
     assert not any(table.pooled for table in sample.tables)
@@ -122,15 +135,17 @@ def test_sequence_tables_have_one_width_and_outputs_below_a_cap(seed, max_tables
     assert 1 <= len(sample.tables) <= max_tables
     assert sample.size_bytes <= 10_000_000
     outputs = sum(4 * 256 * table.pooling_factor * table.dim for table in sample.tables)
-    assert outputs <= (1 << 20) * (3 if form == "rows" else 1)
+    assert outputs <= (1 << 20) * (3 if form == "row_wise" else 1)
 
 
 def test_sequence_tables_come_as_often_as_they_are_listed_and_never_as_copies():
-    augmentation = ComputeAugmentation(forms=("columns", "rows", "copies"), pooled=(True, False), max_tables=3)
+    augmentation = ComputeAugmentation(
+        sharding_types=("column_wise", "row_wise", "data_parallel"), pooled=(True, False), max_tables=3
+    )
     calls = Counter(sample.call.name for sample in _drawn(augmentation, 300))
-    assert calls.keys() == {"columns", "rows", "copies", "sequence_columns", "sequence_rows"}
-    assert calls["copies"] == pytest.approx(100, abs=35)
-    assert calls["sequence_rows"] == pytest.approx(50, abs=25)
+    assert calls.keys() == {"column_wise", "row_wise", "data_parallel", "sequence_column_wise", "sequence_row_wise"}
+    assert calls["data_parallel"] == pytest.approx(100, abs=35)
+    assert calls["sequence_row_wise"] == pytest.approx(50, abs=25)
     (alone,) = _of_seed(ComputeAugmentation(pooled=(False,), max_output_bytes=1), 0).tables
     assert (alone.dim, alone.pooled) == (4, False)
 
@@ -144,9 +159,9 @@ def test_a_small_group_repeats_tables_at_other_widths_only():
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.integers(200_000, 10_000_000))
 def test_blocks_of_rows_are_those_that_a_device_of_some_would_hold(seed, max_tables, max_bytes):
-    augmentation = ComputeAugmentation(128, 1, max_tables, max_bytes, forms=("rows",), sharers=(2, 3, 8))
+    augmentation = ComputeAugmentation(128, 1, max_tables, max_bytes, sharding_types=("row_wise",), sharers=(2, 3, 8))
     sample = _of_seed(augmentation, seed)
-    assert sample.form is Form.ROWS
+    assert sample.form is Form.ROW_WISE
     assert sample.batch_size == 256
     assert sample.size_bytes <= max_bytes
     assert 0 <= sample.hot_first <= 1
@@ -157,7 +172,7 @@ def test_blocks_of_rows_are_those_that_a_device_of_some_would_hold(seed, max_tab
 
 
 def test_every_block_and_some_hot_first_blocks_are_drawn():
-    samples = _drawn(ComputeAugmentation(forms=("rows",), sharers=(4,), hot_first_share=0.25), 300)
+    samples = _drawn(ComputeAugmentation(sharding_types=("row_wise",), sharers=(4,), hot_first_share=0.25), 300)
     places = {block.row // -(-t.rows // 4) for s in samples for t, block in zip(s.tables, s.blocks, strict=True)}
     assert places == {0, 1, 2, 3}
     ordered = sum(sample.hot_first > 0 for sample in samples) / len(samples)
@@ -165,18 +180,20 @@ def test_every_block_and_some_hot_first_blocks_are_drawn():
 
 
 def test_copies_are_small_and_see_a_devices_own_samples():
-    samples = _drawn(ComputeAugmentation(forms=("copies",), sharers=(2, 8), max_copy_bytes=100_000), 100)
-    assert {sample.form for sample in samples} == {Form.COPIES}
+    samples = _drawn(
+        ComputeAugmentation(sharding_types=("data_parallel",), sharers=(2, 8), max_copy_bytes=100_000), 100
+    )
+    assert {sample.form for sample in samples} == {Form.DATA_PARALLEL}
     assert {sample.batch_size for sample in samples} == {128, 32}
     assert all(sample.tables and sample.size_bytes <= 100_000 for sample in samples)
 
 
 def test_forms_and_collectives_come_as_often_as_they_are_listed():
-    compute = ComputeAugmentation(forms=("columns", "columns", "rows", "copies"))
+    compute = ComputeAugmentation(sharding_types=("column_wise", "column_wise", "row_wise", "data_parallel"))
     forms = Counter(sample.form for sample in _drawn(compute, 400))
-    assert forms[Form.COLUMNS] == pytest.approx(200, abs=40)
-    assert forms[Form.ROWS] == pytest.approx(100, abs=35)
-    assert forms[Form.COPIES] == pytest.approx(100, abs=35)
+    assert forms[Form.COLUMN_WISE] == pytest.approx(200, abs=40)
+    assert forms[Form.ROW_WISE] == pytest.approx(100, abs=35)
+    assert forms[Form.DATA_PARALLEL] == pytest.approx(100, abs=35)
     comm = CommAugmentation(collectives=[name_of(collective) for collective in Collective])
     rng = np.random.default_rng(0)
     collectives = Counter(comm.draw(4, 256, rng, 2)[0].collective for _ in range(600))
@@ -254,12 +271,16 @@ def test_splits_are_disjoint_and_complete():
         *((ComputeAugmentation, its, next(iter(its))) for its in IMPOSSIBLE),
         *((CommAugmentation, its, next(iter(its))) for its in IMPOSSIBLE),
         (ComputeAugmentation, {"any_width_share": 2}, "any_width_share=2"),
-        (ComputeAugmentation, {"forms": ("diagonals",)}, "unknown form 'diagonals'"),
-        (ComputeAugmentation, {"forms": "rows"}, "forms.* must be a list"),
+        (ComputeAugmentation, {"sharding_types": ("diagonals",)}, "unknown sharding type 'diagonals'"),
+        (ComputeAugmentation, {"sharding_types": "row_wise"}, "sharding_types.* must be a list"),
         (ComputeAugmentation, {"tiers": ("disk",)}, "unknown tier 'disk'"),
         (ComputeAugmentation, {"max_bytes": 100}, "above max_bytes=100"),
-        (ComputeAugmentation, {"forms": ("copies",), "max_copy_bytes": 10}, "fits under max_copy_bytes=10"),
-        (ComputeAugmentation, {"forms": ("rows",), "sharers": (4096,)}, "a row for each of 4096 blocks"),
+        (
+            ComputeAugmentation,
+            {"sharding_types": ("data_parallel",), "max_copy_bytes": 10},
+            "fits under max_copy_bytes=10",
+        ),
+        (ComputeAugmentation, {"sharding_types": ("row_wise",), "sharers": (4096,)}, "a row for each of 4096 blocks"),
         *(
             (CommAugmentation, {"num_devices": counts}, "num_devices.* must be a (list|whole number)")
             for counts in ((), (0,), 4)
@@ -275,4 +296,4 @@ def test_what_cannot_be_drawn_is_refused(kind, settings, message):
 
 
 def test_limits_of_other_forms_do_not_count():
-    ComputeAugmentation(forms=("columns",), sharers=(4096,), max_copy_bytes=10).check(SPLIT)
+    ComputeAugmentation(sharding_types=("column_wise",), sharers=(4096,), max_copy_bytes=10).check(SPLIT)

@@ -66,9 +66,9 @@ def constrained():
         "whole": {"rules": (ns.TableRule("*", max_shards=1),)},
         "spread": {"rules": (ns.TableRule("t0", min_shards=2), ns.TableRule("t5", min_shards=4))},
         "wide": {"rules": (ns.TableRule("*", min_dim=32),)},
-        "columns": {"rules": (ns.TableRule("*", forms=("columns",)),)},
-        "rows": {"rules": (ns.TableRule("t[0-3]", forms=("rows",)), ns.TableRule("t4", min_blocks=4))},
-        "copies": {"rules": (ns.TableRule("t[3-5]", forms=("copies",)),)},
+        "columns": {"rules": (ns.TableRule("*", sharding_types=("column_wise",)),)},
+        "rows": {"rules": (ns.TableRule("t[0-3]", sharding_types=("row_wise",)), ns.TableRule("t4", min_blocks=4))},
+        "copies": {"rules": (ns.TableRule("t[3-5]", sharding_types=("data_parallel",)),)},
         "equal": {"rules": (ns.TableRule("*", equal_widths=True),)},
         "many": {
             "rules": (ns.TableRule("t7", devices=(1, 2)), ns.TableRule("t8", min_shards=2)),
@@ -102,7 +102,9 @@ def of_other_tables():
     features = tuple(replace(table, features=1 + i % 4) for i, table in enumerate(tables))
     both = tuple(replace(table, features=1 + i % 3, pooled=i % 4 > 0) for i, table in enumerate(tables))
     hot = tuple(replace(table, row_lookups=(0.7, 0.2, 0.06, 0.04)) for table in tables if table.rows >= 4)
-    sequence_rules = ns.Constraints(rules=(ns.TableRule("t0", forms=("rows",)), ns.TableRule("t2", max_shards=1)))
+    sequence_rules = ns.Constraints(
+        rules=(ns.TableRule("t0", sharding_types=("row_wise",)), ns.TableRule("t2", max_shards=1))
+    )
     return {
         "sequences_half": task_of(half, room=20.0, memory=buffers),
         "sequences_every": task_of(every, room=20.0, memory=buffers),
@@ -164,7 +166,7 @@ def replanned():
     return {
         "busier": (before, roomy, {}),
         "few_bytes": (before, roomy, {"max_moved_bytes": 100_000_000, "least_gain": 0.0}),
-        "own_forms": (before, roomy, {"forms": []}),
+        "own_forms": (before, roomy, {"sharding_types": []}),
         "same": (before, before, {}),
         "fewer_devices": (before, task_of(tables, 3), {}),
         "other_tables": (before, task_of(other), {}),

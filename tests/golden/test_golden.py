@@ -184,7 +184,7 @@ FEW_SAMPLES = [
 ]
 MEASURED = {  # settings of neuroshard collect; the first word of a name says on what
     "one_host forms": [
-        "compute.forms=[columns,rows,rows,copies]", "compute.sharers=[2,4]", "compute.pooled=[true,false]",
+        "compute.sharding_types=[columns,rows,rows,copies]", "compute.sharers=[2,4]", "compute.pooled=[true,false]",
         "compute.features=[1,2]", "comm.collectives=[all_to_all,all_to_all,reduce_scatter,all_reduce,input]",
         "batch_sizes=[1024,4096]", "comm.num_devices=[2,4]", "num_compute_samples=500", "num_comm_samples=400",
     ],

@@ -20,7 +20,7 @@ def newer_models() -> CostModels:
     """Make an ensemble of two kinds, and exchanges of any number of devices and batch size, with ranges and margins."""
     samples = [ComputeSample(toy_tables(n, seed=n), 64 * n) for n in range(1, 4)]
     ranges = Ranges.of(samples, [CommSample.of_columns((8, 16), (0.0, 1.0), 64)])
-    ranges = replace(ranges, others={"compute.rows": (Range("rows", 0.0, 1.0),)})
+    ranges = replace(ranges, others={"compute.row_wise": (Range("rows", 0.0, 1.0),)})
     margins = Margins(Margin(0.1, 1.5), Margin(0.2, 2.0), Margin(0.3, 2.5))
     compute = ComputeEnsemble((random_ensemble().members[0], random_by_widest().members[1]))
     return CostModels(compute, random_set_comm(), random_set_comm(1), None, ranges, margins)

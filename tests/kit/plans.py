@@ -7,7 +7,7 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.testing import ONCE
 
-COPIES = "copies"
+COPIES = "data_parallel"
 
 
 def table(name="t", rows=100, dim=16, pooling_factor=2.0, **fields):

@@ -41,7 +41,7 @@ def test_costs_are_not_a_sum_over_tables(device):
 def test_copies_are_updated_whole(device):
     """However few rows are looked up; tables in columns don't care how many others there are."""
     small, large = (ComputeSample((replace(_TABLES[0], rows=rows),), 64) for rows in (10**5, 10**7))
-    calls = [replace(sample, form=form) for form in (Form.COLUMNS, Form.COPIES) for sample in (small, large)]
+    calls = [replace(sample, form=form) for form in (Form.COLUMN_WISE, Form.DATA_PARALLEL) for sample in (small, large)]
     in_columns, _, copied, copied_large = device.compute.predict(loads_of(calls))
     assert in_columns < copied < 0.2 * copied_large
 
@@ -59,7 +59,7 @@ def test_every_collective_is_measured(collective):
 
 
 def test_what_is_looked_up_in_blocks_is_recorded():
-    sample = ComputeSample(_TABLES[:1], 4096, Form.ROWS, (RowBlock(0, _TABLES[0].rows // 2),))
+    sample = ComputeSample(_TABLES[:1], 4096, Form.ROW_WISE, (RowBlock(0, _TABLES[0].rows // 2),))
     (one,) = measured_compute(MADE_UP["gpu"], [(sample, "train")], 0.0, np.random.default_rng(0))
     assert 0 < one.sample.lookups[0].count < 4096 * _TABLES[0].pooling_factor
 

@@ -29,7 +29,7 @@ EVERY = tuple(name_of(one) for one in Collective)
 
 
 def _collected(path, exchanges=0, forms=tuple(Form)):
-    drawn = ComputeAugmentation(max_tables=5, max_bytes=1 << 28, forms=forms, sharers=(2, 4))
+    drawn = ComputeAugmentation(max_tables=5, max_bytes=1 << 28, sharding_types=forms, sharers=(2, 4))
     swapped = CommAugmentation(num_devices=(4,), collectives=EVERY)
     return collected(path, TABLES, (120, drawn), (exchanges, swapped), BATCH_SIZE, 2).path
 
@@ -75,7 +75,7 @@ def test_what_nobody_measured_has_the_datasheets_margins_and_no_range_or_error(b
     assert models.margins.compute != margin
     assert (models.ranges.devices, models.ranges.columns_on_a_device) == (None, None)
     assert (card.metrics.forward, card.metrics.backward) == (None, None)
-    assert card.metrics.others.keys() == {"compute.rows", "compute.copies"}
+    assert card.metrics.others.keys() == {"compute.row_wise", "compute.data_parallel"}
     assert card.metrics.compute.test.samples > 0
     for task in _tasks():
         warnings = Simulator(CostModels.load(bundle)).warnings(whole(task))
@@ -112,7 +112,7 @@ def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):
     ],
 )
 def test_exchanges_come_from_one_place(tmp_path, exchanges, settings, said):
-    data = _collected(tmp_path / "data", exchanges, forms=(Form.COLUMNS,))
+    data = _collected(tmp_path / "data", exchanges, sharding_types=(Form.COLUMN_WISE,))
     with pytest.raises(UserError, match=said) as refused:
         _pretrain(data, tmp_path / "models", **settings)
     assert "\n" not in str(refused.value)

@@ -39,15 +39,20 @@ SETS = {
 }
 FEWER = SetCommunication((32,), replace(FEW_EPOCHS, epochs=25), parts=2)
 ALL_PARTS = {
-    "compute", "compute.rows", "compute.copies", "input",
+    "compute", "compute.row_wise", "compute.data_parallel", "input",
     "forward", "forward.reduce_scatter", "forward.host_reduce_scatter", "forward.host_all_to_all",
     "backward", "backward.reduce_scatter", "backward.host_reduce_scatter", "backward.host_all_to_all",
     "backward.all_reduce",
 }  # fmt: skip
 
 
+WIDELY = {"sharding_types": tuple(Form), "sharers": (2, 4)}
+
+
 def _write(path, calls, exchanges, **changes):
-    drawn = ComputeAugmentation(max_tables=6, max_bytes=1 << 30, **{"forms": tuple(Form), "sharers": (2, 4)} | changes)
+    drawn = ComputeAugmentation(
+        max_tables=6, max_bytes=1 << 30, **{"sharding_types": tuple(Form), "sharers": (2, 4)} | changes
+    )
     swapped = CommAugmentation(max_start_ms=DEVICE.max_start_ms, collectives=tuple(name_of(one) for one in Collective))
     return collected(path, TABLES, (calls, drawn), (exchanges, swapped), devices_per_host=2)
 
@@ -108,8 +113,10 @@ def test_what_lies_outside_of_what_was_measured_is_told_by_part(models):
     task = _mixed(None).task
     huge = replace(task, tables=(replace(task.tables[2], rows=500_000_000),))
     other = laid_out(huge, COPIES)
-    told = [line for line in Simulator(models).warnings(other) if line.startswith(("compute.copies", "backward.all"))]
-    assert any("compute.copies: rows" in line for line in told)
+    told = [
+        line for line in Simulator(models).warnings(other) if line.startswith(("compute.data_parallel", "backward.all"))
+    ]
+    assert any("compute.data_parallel: rows" in line for line in told)
     assert any("backward.all_reduce: bytes from a device" in line for line in told)
 
 
@@ -136,12 +143,12 @@ def test_backward_waits_do_not_shorten_what_was_measured_without_any(models):
 
 
 def test_fewer_forms_are_fitted_where_they_are_named(data):
-    rows = _pretrain(data, "rows", calls=("rows",), **BRIEF_SETS)
-    assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("copies", "all_reduce"))}
-    assert CostModels.load(data.parent / "rows").forms == {Form.COLUMNS, Form.ROWS}
+    rows = _pretrain(data, "row_wise", calls=("row_wise",), **BRIEF_SETS)
+    assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("data_parallel", "all_reduce"))}
+    assert CostModels.load(data.parent / "row_wise").forms == {Form.COLUMN_WISE, Form.ROW_WISE}
     with pytest.raises(UserError, match="these cost models know costs of columns, rows only"):
         Simulator(CostModels.load(data.parent / "rows")).cost(_mixed(None).task, _mixed(None))
-    with pytest.raises(UserError, match=r"unknown kernel call 'row'.*did you mean 'rows'"):
+    with pytest.raises(UserError, match=r"unknown kernel call 'row'.*did you mean 'row_wise'"):
         _pretrain(data, "wrong", calls=("row",), **BRIEF_SETS)
 
 
@@ -176,23 +183,30 @@ def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
     networks = {"compute_model": PaperCompute(training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
     with pytest.raises(UserError, match=r"measured at batch sizes 1024, 2048; choose features=physical"):
         _pretrain(tmp_path / "data", "wrong", **networks)  # copies, which several numbers of devices share
-    _pretrain(tmp_path / "data", "rows", calls=("rows",), **networks)
+    _pretrain(tmp_path / "data", "row_wise", calls=("row_wise",), **networks)
     models = CostModels.load(tmp_path / "rows")
-    assert models.forms == {Form.COLUMNS, Form.ROWS}
+    assert models.forms == {Form.COLUMN_WISE, Form.ROW_WISE}
     assert models.num_devices == 4
 
 
 @pytest.fixture(scope="module")
 def sequences(tmp_path_factory):
     path = tmp_path_factory.mktemp("sequences") / "data"
-    _write(path, 600, 300, forms=("columns", "columns", "rows"), pooled=(True, False), max_output_bytes=256 << 20)
+    _write(
+        path,
+        600,
+        300,
+        sharding_types=("column_wise", "column_wise", "row_wise"),
+        pooled=(True, False),
+        max_output_bytes=256 << 20,
+    )
     _pretrain(path, "bundle", **SETS | {"comm_model": FEWER})
     return CostModels.load(path.parent / "bundle")
 
 
 def test_sequence_tables_are_learned_costed_and_searched(sequences):
     """From samples to a plan: kernels of their own, with models of their own, whose costs add up."""
-    assert sequences.compute.calls == {call for call in ON_DEVICE_CALLS if call.form is not Form.COPIES}
+    assert sequences.compute.calls == {call for call in ON_DEVICE_CALLS if call.form is not Form.DATA_PARALLEL}
     chosen = sorted(TABLES, key=lambda table: table.pooling_factor)[10:22]
     tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
     task = Task(tables, Topology(4, 8 << 30), 4096)
@@ -210,24 +224,27 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     assert found.compute == pytest.approx(true.compute, rel=0.4)
     long = replace(task, tables=(replace(tables[0], pooling_factor=5000.0), *tables[1:]))
     told = Simulator(sequences).warnings(whole(long))
-    assert any(line.startswith("compute.sequence_columns: outputs of a sample") for line in told)
+    assert any(line.startswith("compute.sequence_column_wise: outputs of a sample") for line in told)
     assert not any(line.startswith("pooling factor") for line in told)
 
 
 def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
-    _write(tmp_path / "data", 300, 200, forms=("columns",), pooled=(True, False))
-    for out, calls, known in (("pooled", (), {IN_COLUMNS}), ("both", None, {IN_COLUMNS, Call(Form.COLUMNS, False)})):
+    _write(tmp_path / "data", 300, 200, sharding_types=("column_wise",), pooled=(True, False))
+    for out, calls, known in (
+        ("pooled", (), {IN_COLUMNS}),
+        ("both", None, {IN_COLUMNS, Call(Form.COLUMN_WISE, False)}),
+    ):
         _pretrain(tmp_path / "data", out, calls=calls, **BRIEF_SETS)
         assert CostModels.load(tmp_path / out).compute.calls == known
-    for call, its in (("rows", "in rows"), ("sequence_rows", "of sequence tables in rows")):
+    for call, its in (("row_wise", "in rows"), ("sequence_row_wise", "of sequence tables in rows")):
         with pytest.raises(UserError, match=f"no compute samples {its} for the train split"):
             _pretrain(tmp_path / "data", "wrong", calls=(call,), **BRIEF_SETS)
 
 
 def test_parts_have_names():
-    sequences = ["compute.sequence_columns", "compute.sequence_rows"]
-    on_device = ["compute", "compute.rows", "compute.copies", *sequences]
-    kinds = ["columns", "rows", "sequence_columns", "sequence_rows"]
+    sequences = ["compute.sequence_column_wise", "compute.sequence_row_wise"]
+    on_device = ["compute", "compute.row_wise", "compute.data_parallel", *sequences]
+    kinds = ["column_wise", "row_wise", "sequence_column_wise", "sequence_row_wise"]
     in_host = [f"compute.{tier}_{kind}" for tier in ("cached", "host") for kind in kinds]
     assert [compute_part(call) for call in CALLS] == [*on_device, *in_host]
 

@@ -25,17 +25,17 @@ from tests.kit.random_models import random_form_models
 
 TRUTH = Framework(
     0.7,
-    input={"calls but of copies": 0.4, "own lookups": 3e-6, "mean lookups in rows": 2e-5},
-    kernels={"calls": 0.05, "own million weights of copies": 0.8, "own lookups in rows": 2e-6},
+    input={"calls except data-parallel": 0.4, "own lookups": 3e-6, "mean row-wise lookups": 2e-5},
+    kernels={"calls": 0.05, "own million data-parallel weights": 0.8, "own row-wise lookups": 2e-6},
     outputs={
         "step": 0.1,
         "calls": 0.1,
-        "mean MB out of columns": 0.4,
-        "MB out of several forms": 0.2,
-        "MB out of columns if some are cut": 0.3,
+        "mean MB of column-wise outputs": 0.4,
+        "MB of outputs of several sharding types": 0.2,
+        "MB of column-wise outputs if some are cut": 0.3,
     },
 )
-HOST = {"step": 4.0, "calls": 1.5, "own copies": 0.1}
+HOST = {"step": 4.0, "calls": 1.5, "own data-parallel tables": 0.1}
 CONVERTED_MS = 0.3  # for a MB in each direction
 CONVERTING = replace(TRUTH, outputs=TRUTH.outputs | {CONVERTED: CONVERTED_MS})
 MODELS = random_form_models()
@@ -60,7 +60,12 @@ def _measured(count, first=0, models=MODELS, drawn=AUGMENTATION):
         took = [float(terms_of(called, part.name)[0, sample.rank] @ part.slopes) for part in TRUTH.parts]
         if sample.precision is not Precision.FP32:
             took[2] += 2 * CONVERTED_MS * converted_mb(sample.plan.traffic)[0, sample.rank]
-        by_phase = {"input": took[0], "optimizer of copies": took[1], "outputs": took[2] / 2, "gradients": took[2] / 2}
+        by_phase = {
+            "input": took[0],
+            "data-parallel optimizer": took[1],
+            "outputs": took[2] / 2,
+            "gradients": took[2] / 2,
+        }
         by_phase |= {"lookups": kernels_ms / 3, "backward": kernels_ms * 2 / 3, "dense": 100.0}
         times_ms = [by_phase.get(phase, 0.0) for phase in LOCAL_PHASES]
         found.append(measured(sample, number, times_ms, split, repeats=2))
@@ -79,7 +84,12 @@ def test_kernels_hang_on_little_that_ranks_determine():
     rng = np.random.default_rng(0)
     noisy = [replace(m, repeats=m.repeats.times(float(np.exp(rng.normal(0, 0.3))))) for m in _measured(60)]
     fitted = fit_framework(MODELS, noisy)
-    uncertain = {"calls but of copies", "mean lookups", "mean MB out of columns", "own MB out of columns"}
+    uncertain = {
+        "calls except data-parallel",
+        "mean lookups",
+        "mean MB of column-wise outputs",
+        "own MB of column-wise outputs",
+    }
     assert fitted.outputs.keys() & uncertain
     assert not fitted.kernels.keys() & uncertain
 

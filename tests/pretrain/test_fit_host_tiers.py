@@ -76,13 +76,13 @@ def test_a_run_fits_them_to_what_was_measured(tmp_path):
     directory.compute().write(1, its)
     result = Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **BRIEF_SETS).run()
     models = CostModels.load(tmp_path / "bundle")
-    behind, in_host = Call(Form.COLUMNS, tier=Tier.CACHED), Call(Form.COLUMNS, tier=Tier.HOST)
+    behind, in_host = Call(Form.COLUMN_WISE, tier=Tier.CACHED), Call(Form.COLUMN_WISE, tier=Tier.HOST)
     assert models.compute.calls == {IN_COLUMNS, behind, in_host}
     assert models.compute.of_call(behind).link_ms_per_gb == pytest.approx(25.0, rel=0.2)
-    for part in ("compute.cached_columns", "compute.host_columns"):
+    for part in ("compute.cached_column_wise", "compute.host_column_wise"):
         assert result.metrics[part].test.mape < 0.1
     with pytest.raises(UserError, match="no compute samples of sequence tables in tier host for the train split"):
-        Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **BRIEF_SETS, calls=("host_sequence_columns",)).run()
+        Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **BRIEF_SETS, calls=("host_sequence_column_wise",)).run()
 
 
 def test_a_datasheet_s_link_is_taken_where_nothing_was_measured(tmp_path):

@@ -40,7 +40,7 @@ def _start():
     return CostModels(random_ensemble(), random_set_comm(0), random_set_comm(1), None, margins=MARGINS, name="toys")
 
 
-def _calls(model, count, bend=lambda ms: ms, form=Form.COLUMNS):
+def _calls(model, count, bend=lambda ms: ms, form=Form.COLUMN_WISE):
     rng, sizes = np.random.default_rng(0), [1 + n % 6 for n in range(count)]
     tables = [tuple(TABLES[i] for i in rng.permutation(40)[:size]) for size in sizes]
     samples = [ComputeSample(some, 256, form) for some in tables]
@@ -170,7 +170,7 @@ def test_a_worse_fit_is_not_kept():
 
 def test_other_forms_and_collectives_are_scaled_like_columns():
     start = random_form_models()
-    columns = start.compute.of_call(Call(Form.COLUMNS))
+    columns = start.compute.of_call(Call(Form.COLUMN_WISE))
     pooled = CostModels(columns, *(m.exchanges[Collective.ALL_TO_ALL] for m in (start.forward, start.backward)), None)
     pooled = _without_leads(pooled)
     both = [
@@ -213,12 +213,12 @@ def test_the_same_samples_give_the_same_models():
 def test_what_is_measured_has_its_own_speed():
     """From four samples on; with fewer it goes with columns, as what isn't measured does."""
     start = random_form_models()
-    copies, one = start.compute.of_call(Call(Form.COPIES)), LoadSets.of([TABLES[:5]], 256)
+    copies, one = start.compute.of_call(Call(Form.DATA_PARALLEL)), LoadSets.of([TABLES[:5]], 256)
     calls = _calls(start.compute, 8, lambda ms: 2 * ms)
-    copied = _calls(start.compute, 8, lambda ms: 5 * ms, Form.COPIES)
+    copied = _calls(start.compute, 8, lambda ms: 5 * ms, Form.DATA_PARALLEL)
     for some, factor in ((copied, 5), (copied[:3], 2)):
         fitted = _further(start, [*calls, *some], [], _fit(least_calls=SPEED_ONLY))
-        assert fitted.compute.of_call(Call(Form.COPIES)).predict(one) == pytest.approx(
+        assert fitted.compute.of_call(Call(Form.DATA_PARALLEL)).predict(one) == pytest.approx(
             factor * copies.predict(one), rel=1e-4
         )
         assert fitted.compute.calls == start.compute.calls

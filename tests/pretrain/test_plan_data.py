@@ -61,9 +61,9 @@ def test_copies_stand_beside_the_tables_that_they_are_of(tmp_path):
         directory = _measured(tmp_path, [in_one, plan], meters, 2)
     copied = directory.tables()[f"{task.tables[0].name} (2)"]
     calls = directory.compute().read()
-    assert {m.sample.call.form for m in calls} == {Form.COLUMNS, Form.ROWS, Form.COPIES}
-    assert copied.reuse in {m.sample.tables[0].reuse for m in calls if m.sample.form == Form.COPIES}
-    assert all(m.sample.lookups for m in calls if m.sample.form == Form.ROWS)
+    assert {m.sample.call.form for m in calls} == {Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL}
+    assert copied.reuse in {m.sample.tables[0].reuse for m in calls if m.sample.form == Form.DATA_PARALLEL}
+    assert all(m.sample.lookups for m in calls if m.sample.form == Form.ROW_WISE)
 
 
 def test_the_same_run_is_gone_on_with_on_the_same_hardware_only(tmp_path):

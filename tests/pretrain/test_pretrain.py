@@ -209,7 +209,7 @@ def test_models_of_one_size_refuse_several(data, measure, said):
 
 def test_models_of_columns_are_the_same_whatever_else_was_measured(data):
     alone = _pretrain(data, "alone").run().metrics
-    copies = [replace(m, sample=replace(m.sample, form=Form.COPIES, batch_size=128)) for m in _compute(40)]
+    copies = [replace(m, sample=replace(m.sample, form=Form.DATA_PARALLEL, batch_size=128)) for m in _compute(40)]
     gathered = [
         replace(m, sample=CommSample((4096,) * 3, m.sample.start_ms, 64, Collective.ALL_REDUCE)) for m in _comm(40)
     ]
@@ -217,19 +217,19 @@ def test_models_of_columns_are_the_same_whatever_else_was_measured(data):
     DataDirectory(data / "data").comm().write(1, gathered)
     beside = _pretrain(data, "beside").run().metrics
     assert {part: beside[part] for part in alone} == alone
-    assert beside.keys() - alone.keys() == {"compute.copies", "backward.all_reduce"}
-    assert _pretrain(data, "columns", calls=()).run().metrics == alone
+    assert beside.keys() - alone.keys() == {"compute.data_parallel", "backward.all_reduce"}
+    assert _pretrain(data, "column_wise", calls=()).run().metrics == alone
     files = [next((data / out).glob("weights-*")) for out in ("alone", "columns")]
     assert files[0].name == files[1].name
 
 
-PARTIAL = {name: {"train": 24, "valid": 0, "test": 8} for name in ("compute.copies", "backward.all_reduce")}
+PARTIAL = {name: {"train": 24, "valid": 0, "test": 8} for name in ("compute.data_parallel", "backward.all_reduce")}
 
 
 @pytest.fixture
 def partial(data):
     """Beside what is needed, copies and their exchange without samples for validation."""
-    copies = [replace(m, sample=replace(m.sample, form=Form.COPIES)) for m in _compute(40) if m.split != "valid"]
+    copies = [replace(m, sample=replace(m.sample, form=Form.DATA_PARALLEL)) for m in _compute(40) if m.split != "valid"]
     gathered = [
         replace(m, sample=CommSample((4096,) * 3, m.sample.start_ms, 64, Collective.ALL_REDUCE))
         for m in _comm(40)
@@ -245,9 +245,12 @@ def test_what_has_an_empty_split_is_left_out(partial):
     assert result.left_out == PARTIAL
     assert result.metrics.keys() == {"compute", "forward", "backward"}
     said = " ".join(shown(result).split())
-    assert "compute.copies is left out: there are 24 train, 0 valid, 8 test samples of it, and each split needs" in said
+    assert (
+        "compute.data_parallel is left out: there are 24 train, 0 valid, 8 test samples of it, and each split needs"
+        in said
+    )
     with pytest.raises(UserError, match="no compute samples in copies for the valid split; collect more"):
-        _pretrain(partial, calls=("copies",)).run()
+        _pretrain(partial, calls=("data_parallel",)).run()
 
 
 def test_to_models_that_are_known_a_part_of_the_splits_tells_the_speed(partial):
@@ -258,10 +261,12 @@ def test_to_models_that_are_known_a_part_of_the_splits_tells_the_speed(partial):
     assert result.left_out == {}
     assert result.metrics.keys() >= PARTIAL.keys()
     before, after = (CostModels.load(path) for path in ("cpu", partial / "bundle"))
-    sample = next(m.sample for m in DataDirectory(partial / "data").compute().read() if m.sample.form == Form.COPIES)
+    sample = next(
+        m.sample for m in DataDirectory(partial / "data").compute().read() if m.sample.form == Form.DATA_PARALLEL
+    )
     calls = loads_of([sample])
     assert after.compute.predict(calls) != pytest.approx(before.compute.predict(calls), rel=0.01)
-    assert after.margins.of("compute.copies") == before.margins.of("compute.copies")
+    assert after.margins.of("compute.data_parallel") == before.margins.of("compute.data_parallel")
 
 
 def test_the_same_seed_gives_the_same_bundle(data):

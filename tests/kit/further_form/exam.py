@@ -66,7 +66,7 @@ def _refused(check, plan):
 def _drawn(tables):
     """Forms of calls and of plans that are drawn to be measured."""
     split, rng = dict.fromkeys((TRAIN, VALID, TEST), tables), np.random.default_rng(0)
-    calls = ComputeAugmentation(forms=tuple(FORMS), sharers=(2,))
+    calls = ComputeAugmentation(sharding_types=tuple(FORMS), sharers=(2,))
     plans = PlanAugmentation(num_devices=(4,), max_batch_size=64)
     drawn = Counter(calls.draw(split, 64, rng)[0].form.value for _ in range(40))
     return drawn, sum((_forms(plans.placed(_hosts(tables), rng)) for _ in range(20)), Counter())
@@ -80,7 +80,9 @@ def _short():
     """What is found of five tables that can't be cut, on four devices that have room for one and a half each."""
     rows = 1 << 20
     tables = tuple(Table(f"t{number}", rows, 4, 1.0, zipf_reuse(rows, BATCH, 1.05)) for number in range(5))
-    return ns.search(_hosts(tables, rows * 16 * 3 // 2 + 1), SIMULATOR, forms=["columns", "host_copies"])
+    return ns.search(
+        _hosts(tables, rows * 16 * 3 // 2 + 1), SIMULATOR, sharding_types=["column_wise", "host_data_parallel"]
+    )
 
 
 def main(folder):
@@ -88,7 +90,7 @@ def main(folder):
     rng = np.random.default_rng(0)
     tables = tuple(_table(number, rng) for number in range(40))
     task = _hosts(tables)
-    plan, columns = ns.search(task, SIMULATOR), ns.search(task, SIMULATOR, forms=["columns"])
+    plan, columns = ns.search(task, SIMULATOR), ns.search(task, SIMULATOR, sharding_types=["column_wise"])
     plan.save(folder / "plan.json")
     told = explain(plan, SIMULATOR)
     calls, plans = _drawn(tables)
@@ -105,7 +107,7 @@ def main(folder):
         "refused": {name: _refused(target_named(name).check, plan) for name in TARGETS},
         "not trained": _refused(lambda one: check_comparable([one]), plan),
         "planned": {name: _forms(ns.search(task, SIMULATOR, target=name)) for name in TARGETS},
-        "torchrec": _forms(TorchRecSearch(forms=tuple(FORMS), split_factors=(1,)).find(task, SIMULATOR).plan),
+        "torchrec": _forms(TorchRecSearch(sharding_types=tuple(FORMS), split_factors=(1,)).find(task, SIMULATOR).plan),
         "short": _forms(_short()),
         "calls drawn": calls,
         "plans drawn": plans,

@@ -66,7 +66,11 @@ def _collect(data):
     """Return how many kernel calls were measured, by name."""
     tables = tuple(table for table in dlrm_like(num_tables=120, batch_size=BATCH) if table.rows >= 64)
     calls = ComputeAugmentation(
-        max_tables=20, max_bytes=1 << 30, forms=(Form.COLUMNS, *FORMS), sharers=(2, 4), max_copy_bytes=4 << 20
+        max_tables=20,
+        max_bytes=1 << 30,
+        sharding_types=(Form.COLUMN_WISE, *FORMS),
+        sharers=(2, 4),
+        max_copy_bytes=4 << 20,
     )
     exchanges = {name_of(one) for form in FORMS for one in ns.layouts.LAYOUTS[form].exchanges}
     comm = CommAugmentation(max_start_ms=APART.max_start_ms, collectives=tuple(sorted(exchanges)), max_row_tables=20)
@@ -114,7 +118,7 @@ def facts(folder):
     measured, errors = _collect(data), _pretrain(data, models)
     found = _search(models, folder / "found")
     true = {name: ns.search(task, TRUTH) for name, task in TASKS.items()}
-    plan, without = found["few rows"], ns.search(TASKS["few rows"], TRUTH, forms=OTHERS)
+    plan, without = found["few rows"], ns.search(TASKS["few rows"], TRUTH, sharding_types=OTHERS)
     predicted = ns.Simulator(ns.CostModels.load(str(models))).cost(plan.task, plan)
     plan.save(folder / "found.json")
     return {

@@ -223,7 +223,7 @@ def test_disks_and_memory_are_the_users_anywhere(logs, capsys, monkeypatch, plac
         ("batch_size", ["batch_size=${topology.num_devices}", "topology.num_devices=${batch_size}"]),
         ("nosuch", ["out=${nosuch}"]),
         ("sort_by=-1", ["searcher=torchrec", "searcher.sort_by=-1"]),
-        ("forms=None", ["searcher=torchrec", "searcher.forms=null"]),
+        ("sharding_types=None", ["searcher=torchrec", "searcher.sharding_types=null"]),
         ("path=-1", ["constraints=file", "constraints.path=-1"]),
         ("target=3.5", ["target=3.5"]),
         ("searcher.improvement.bogus", ["-m", "searcher=neuroshard", "searcher.improvement={bogus:1}"]),

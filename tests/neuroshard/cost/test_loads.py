@@ -38,13 +38,13 @@ def _forms(*names):
         (
             {1: 4, 2: 12},
             {"rows": [10, 10, 6], "dim": [4, 12, 8], "lookups": [2 * BATCH] * 3, "samples": [BATCH] * 3}
-            | {"form": _forms(*["columns"] * 3), "sharers": [1] * 3},
+            | {"form": _forms(*["column_wise"] * 3), "sharers": [1] * 3},
         ),
         (
             range(4),
             {"rows": [3, 3, 3, 1, 6], "dim": [*[16] * 4, 8], "samples": [BATCH] * 5, "sharers": [*[4] * 4, 1]}
             | {"lookups": pytest.approx([2 * BATCH * share for share in (0.3, 0.3, 0.3, 0.1, 1)], rel=1e-7)}
-            | {"form": _forms(*["rows"] * 4, "columns")},
+            | {"form": _forms(*["row_wise"] * 4, "column_wise")},
         ),
         (
             {(0, 1): 4, (2, 3): 12},
@@ -54,10 +54,13 @@ def _forms(*names):
         (
             COPIES,
             {"rows": [10] * 4 + [6], "samples": [BATCH / 4] * 4 + [BATCH], "lookups": [2 * BATCH / 4] * 4 + [2 * BATCH]}
-            | {"form": _forms(*["copies"] * 4, "columns"), "pooling_factor": pytest.approx([2.0] * 5, rel=1e-7)},
+            | {
+                "form": _forms(*["data_parallel"] * 4, "column_wise"),
+                "pooling_factor": pytest.approx([2.0] * 5, rel=1e-7),
+            },
         ),
     ],
-    ids=["columns", "rows", "rows on each host", "copies"],
+    ids=["column_wise", "row_wise", "rows on each host", "data_parallel"],
 )
 def test_a_table_beside_another_asks_of_devices_what_its_form_says(where, expected):
     """All lookups of their columns; those of their rows, or of their own samples."""
@@ -135,7 +138,7 @@ def test_every_feature_has_an_output_of_its_own_in_every_form(drawn, batch_size)
         table(f"t{i}", pooling_factor=pooling, reuse=REUSE, features=f) for i, (f, pooling, _) in enumerate(drawn)
     )
     task = Task(tables, TASK.topology, batch_size)
-    places = {Form.COLUMNS: {0: 4, 2: 12}, Form.ROWS: range(4), Form.COPIES: COPIES}
+    places = {Form.COLUMN_WISE: {0: 4, 2: 12}, Form.ROW_WISE: range(4), Form.DATA_PARALLEL: COPIES}
     plan = laid_out(task, *(places[form] for _, _, form in drawn))
     single = replace(task, tables=tuple(replace(its, features=1) for its in tables))
     found, plain = plan.device_loads.loads, Plan(single, plan.placements).device_loads.loads
@@ -149,7 +152,7 @@ def test_every_feature_has_an_output_of_its_own_in_every_form(drawn, batch_size)
 def test_loads_taken_out_keep_what_they_are(share):
     loads = _placed(range(4), 0)
     taken = replace(loads, samples=loads.samples * share).take(np.array([3, 4]))
-    assert taken.form.tolist() == [FORMS.index(Form.ROWS), FORMS.index(Form.COLUMNS)]
+    assert taken.form.tolist() == [FORMS.index(Form.ROW_WISE), FORMS.index(Form.COLUMN_WISE)]
     assert taken.sharers.tolist() == [4, 1]
     assert taken.samples.tolist() == [BATCH * share] * 2
 
@@ -164,9 +167,9 @@ def test_parts_of_whole_tables_are_as_they_are_placed():
     whole = Loads.of(TASK.tables, BATCH)
     even = replace(TASK, tables=EVEN)
     blocks = _placed(range(4), range(4), task=even)
-    _assert_same(LAYOUTS[Form.ROWS].share(Loads.of(EVEN, BATCH), 4), blocks.take(np.array([0, 4])))
+    _assert_same(LAYOUTS[Form.ROW_WISE].share(Loads.of(EVEN, BATCH), 4), blocks.take(np.array([0, 4])))
     copies = _placed(COPIES, COPIES)
-    _assert_same(LAYOUTS[Form.COPIES].share(whole, 4), copies.take(np.array([0, 4])))
+    _assert_same(LAYOUTS[Form.DATA_PARALLEL].share(whole, 4), copies.take(np.array([0, 4])))
 
 
 TABLES = tables("abcd", 10)

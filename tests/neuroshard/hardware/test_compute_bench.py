@@ -85,7 +85,7 @@ def test_sequence_tables_have_an_output_for_every_lookup(features):
 @pytest.mark.parametrize("rows", [500, 1])
 def test_blocks_of_sequence_tables_train_with_and_without_lookups(rows, optimizer):
     tables = (table(rows=1000, dim=8, pooling_factor=0.1, pooled=False),)
-    prepared = _fused(ComputeSample(tables, 16, Form.ROWS, (RowBlock(0, rows),)), optimizer)
+    prepared = _fused(ComputeSample(tables, 16, Form.ROW_WISE, (RowBlock(0, rows),)), optimizer)
     prepared.run()
     assert prepared.run.args[1].gradient.shape == (prepared.seen[0].count, 8)
 
@@ -153,7 +153,7 @@ def test_weights_lie_in_the_memory_that_the_sample_says(monkeypatch, home, place
     assert "preallocated_host_buffers" not in given
 
 
-@pytest.mark.parametrize(("run", "form"), [(_built, Form.COLUMNS), (_dense, Form.COPIES)])
+@pytest.mark.parametrize(("run", "form"), [(_built, Form.COLUMN_WISE), (_dense, Form.DATA_PARALLEL)])
 def test_mixed_precisions_are_refused(run, form):
     first, second = toy_tables(2)
     with pytest.raises(UserError, match="mix"):
@@ -171,7 +171,7 @@ def test_operators_share_the_arena():
     "reserve",
     [
         lambda: compute_bench.make_arenas()[4].reserve(1 << 45),
-        lambda: _dense(ComputeSample((replace(toy_tables(1)[0], rows=1 << 38),), 16, Form.COPIES)),
+        lambda: _dense(ComputeSample((replace(toy_tables(1)[0], rows=1 << 38),), 16, Form.DATA_PARALLEL)),
     ],
     ids=["arena", "copies"],
 )
@@ -206,7 +206,7 @@ def test_a_sample_without_room_beside_others_is_measured_alone(monkeypatch):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_row_of_a_copy_gets_the_gradient_that_plain_torch_computes(optimizer):
-    sample = ComputeSample(_tables([1, 2, 3]), 16, Form.COPIES)
+    sample = ComputeSample(_tables([1, 2, 3]), 16, Form.DATA_PARALLEL)
     prepared = _dense(sample, optimizer)
     operator, _, inputs = prepared.run.args
     assert torch.equal(inputs.indices, _dense(sample, optimizer).run.args[2].indices)
@@ -221,7 +221,7 @@ def test_every_row_of_a_copy_gets_the_gradient_that_plain_torch_computes(optimiz
 
 def test_a_dense_kernel_holds_and_updates_the_rows_of_a_block_only():
     whole = replace(toy_tables(1)[0], rows=100, dim=8, pooling_factor=4.0)
-    prepared = _dense(ComputeSample((whole,), 64, Form.ROWS, (RowBlock(50, 50),)))
+    prepared = _dense(ComputeSample((whole,), 64, Form.ROW_WISE, (RowBlock(50, 50),)))
     operator, _, inputs = prepared.run.args
     prepared.run()
     assert operator.weights.numel() == 50 * 8
@@ -230,7 +230,7 @@ def test_a_dense_kernel_holds_and_updates_the_rows_of_a_block_only():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_copies_of_half_precision_train(optimizer):
-    prepared = _dense(ComputeSample(_tables([1] * 3, bytes_per_element=2), 4, Form.COPIES), optimizer)
+    prepared = _dense(ComputeSample(_tables([1] * 3, bytes_per_element=2), 4, Form.DATA_PARALLEL), optimizer)
     weights = prepared.run.args[0].weights
     before = weights.detach().clone()
     prepared.run()

@@ -136,7 +136,7 @@ def test_hot_rows_come_first_in_the_order_of_their_heat():
 
 def test_a_blocks_share_of_lookups_is_not_its_share_of_rows():
     one = table(rows=8000, pooling_factor=1.0, reuse=zipf_reuse(8000, 4096, 1.1))
-    first = ComputeSample((one,), 4096, Form.ROWS, (RowBlock(0, 1000),), hot_first=1.0)
+    first = ComputeSample((one,), 4096, Form.ROW_WISE, (RowBlock(0, 1000),), hot_first=1.0)
     anywhere = replace(first, hot_first=0.0)
     (hot, _), *_ = draw_batch(first, _generator(0))
     (mixed, _), *_ = draw_batch(anywhere, _generator(0))
@@ -297,7 +297,7 @@ def test_what_is_drawn_fits_the_kernel():
 
 def test_blocks_of_rows_get_their_part():
     one = _popular()
-    sample = ComputeSample((one,), 1000, Form.ROWS, (RowBlock(5000, 10_000),), home=Home(Tier.CACHED, 0.3))
+    sample = ComputeSample((one,), 1000, Form.ROW_WISE, (RowBlock(5000, 10_000),), home=Home(Tier.CACHED, 0.3))
     calls, prepared = _prepared(sample)
     prepared.next_run()()
     (inputs,) = calls.trained

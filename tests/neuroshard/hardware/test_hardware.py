@@ -41,9 +41,9 @@ def test_compute_samples_are_measured():
 def test_blocks_of_rows_and_copies_are_measured(capfd):
     tables = toy_tables(3)
     blocks = tuple(RowBlock(table.rows // 2, table.rows - table.rows // 2) for table in tables)
-    rows = ComputeSample(tables, 256, Form.ROWS, blocks, 0.5)
+    rows = ComputeSample(tables, 256, Form.ROW_WISE, blocks, 0.5)
     with CPU.compute_meter(print) as meter:
-        block, again, copies = meter.measure([rows, rows, ComputeSample(tables, 64, Form.COPIES)], [1, 1, 2])
+        block, again, copies = meter.measure([rows, rows, ComputeSample(tables, 64, Form.DATA_PARALLEL)], [1, 1, 2])
     assert (block.error, copies.error) == (None, None)
     assert block.repeats.times_ms.shape == copies.repeats.times_ms.shape == (6,)
     for seen, table in zip(block.seen, tables, strict=True):

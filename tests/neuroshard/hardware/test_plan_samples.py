@@ -24,14 +24,14 @@ MIXED = laid_out(TASK, range(4), [2, 3], 0, 3, COPIES)
 def test_every_device_calls_a_kernel_for_each_form():
     calls = kernel_calls(MIXED)
     assert [[call.form for call in its] for its in calls] == [
-        [Form.COLUMNS, Form.ROWS, Form.COPIES],
-        [Form.ROWS, Form.COPIES],
-        [Form.ROWS, Form.COPIES],
-        [Form.COLUMNS, Form.ROWS, Form.COPIES],
+        [Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL],
+        [Form.ROW_WISE, Form.DATA_PARALLEL],
+        [Form.ROW_WISE, Form.DATA_PARALLEL],
+        [Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL],
     ]
     assert [[table.name for table in call.tables] for call in calls[3]] == [["toy3"], ["toy0", "toy1"], ["toy4"]]
-    assert {call.batch_size for its in calls for call in its if call.form is not Form.COPIES} == {256}
-    assert {call.batch_size for its in calls for call in its if call.form is Form.COPIES} == {64}
+    assert {call.batch_size for its in calls for call in its if call.form is not Form.DATA_PARALLEL} == {256}
+    assert {call.batch_size for its in calls for call in its if call.form is Form.DATA_PARALLEL} == {64}
 
 
 def test_tables_of_each_memory_have_a_call_and_share_a_cache():
@@ -51,10 +51,10 @@ def test_sequence_tables_have_a_call_for_each_form_and_width():
     plan = laid_out(task, 1, 0, {0: 8, 3: 8}, 0, range(4))
     calls = kernel_calls(plan)
     assert [[(call.call.name, len(call.tables), call.tables[0].dim) for call in its] for its in calls] == [
-        [("sequence_columns", 1, 8), ("sequence_columns", 2, 16), ("sequence_rows", 1, 16)],
-        [("columns", 1, 16), ("sequence_rows", 1, 16)],
-        [("sequence_rows", 1, 16)],
-        [("sequence_columns", 1, 8), ("sequence_rows", 1, 16)],
+        [("sequence_column_wise", 1, 8), ("sequence_column_wise", 2, 16), ("sequence_row_wise", 1, 16)],
+        [("column_wise", 1, 16), ("sequence_row_wise", 1, 16)],
+        [("sequence_row_wise", 1, 16)],
+        [("sequence_column_wise", 1, 8), ("sequence_row_wise", 1, 16)],
     ]
     assert [exchange.collective for exchange in exchanges(plan, BACKWARD)] == [Collective.ALL_TO_ALL]
 
@@ -63,13 +63,13 @@ def test_tables_of_each_data_type_have_a_call():
     tables = tuple(replace(table, bytes_per_element=4 - 2 * (i % 2)) for i, table in enumerate(TABLES))
     *_, last = kernel_calls(laid_out(replace(TASK, tables=tables), range(4), [2, 3], 0, 3, COPIES))
     assert [[table.name for table in call.tables] for call in last] == [["toy3"], ["toy1"], ["toy0"], ["toy4"]]
-    assert [call.form for call in last] == [Form.COLUMNS, Form.ROWS, Form.ROWS, Form.COPIES]
+    assert [call.form for call in last] == [Form.COLUMN_WISE, Form.ROW_WISE, Form.ROW_WISE, Form.DATA_PARALLEL]
 
 
 def test_blocks_and_copies_are_those_of_the_plan():
     rows = TABLES[0].rows
     most = -(-rows // 4)
-    blocks = [next(call for call in its if call.form is Form.ROWS).blocks[0] for its in kernel_calls(MIXED)]
+    blocks = [next(call for call in its if call.form is Form.ROW_WISE).blocks[0] for its in kernel_calls(MIXED)]
     assert blocks == [RowBlock(i * most, min(most, rows - i * most)) for i in range(4)]
     copy = kernel_calls(MIXED)[0][2].tables[0]
     assert copy.rows == TABLES[4].rows

@@ -28,7 +28,7 @@ def _measured(seen, sample, _):
     """Calls take 1 ms a table, and 10 ms more as copies; exchanges 5 ms forward after the wait, and 3 ms backward."""
     seen.append(sample)
     if isinstance(sample, ComputeSample):
-        return _took(len(sample.tables) + 10.0 * (sample.form is Form.COPIES))
+        return _took(len(sample.tables) + 10.0 * (sample.form is Form.DATA_PARALLEL))
     if sample.collective is Collective.ALL_REDUCE:
         return Outcome(None, "RuntimeError: lost", 0.0)
     starts = np.array(sample.start_ms)
@@ -100,7 +100,8 @@ def test_the_input_is_measured_and_counted_where_it_is_asked_for(plan):
 
 def test_calls_of_several_forms_add_up(plan, monkeypatch):
     calls = tuple(
-        (ComputeSample(tables, 256), ComputeSample(tables[:1], 128, Form.COPIES)) for tables in plan.device_tables
+        (ComputeSample(tables, 256), ComputeSample(tables[:1], 128, Form.DATA_PARALLEL))
+        for tables in plan.device_tables
     )
     monkeypatch.setattr(plan_costs, "kernel_calls", lambda plan: calls)
     (cost,), _, advanced = _measure([plan])

@@ -32,7 +32,7 @@ CARD = Card(
 )
 H100 = CostModels.load("roofline:h100")
 OF_A_SHEET = replace(newer_models(), forward=H100.forward, backward=H100.backward, input=H100.input)
-MARGINS = Margins(*[Margin(0.1, 1.0)] * 3, {"compute.rows": Margin(0.2, 2.0)})
+MARGINS = Margins(*[Margin(0.1, 1.0)] * 3, {"compute.row_wise": Margin(0.2, 2.0)})
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, device
     assert (loaded.forms, loaded.compute.calls) == (saved.forms, saved.compute.calls)
     sets = LoadSets.of([toy_tables(n, seed=n) for n in range(1, 6)], batch_size)
     assert (loaded.compute.predict(sets) == saved.compute.predict(sets)).all()
-    if Call(Form.COLUMNS, tier=Tier.CACHED) in saved.compute.calls:
+    if Call(Form.COLUMN_WISE, tier=Tier.CACHED) in saved.compute.calls:
         cached = LoadSets.alone(Loads.of(toy_tables(5), batch_size).at([Home(Tier.CACHED, 0.3)] * 5))
         assert (loaded.compute.predict(cached) == saved.compute.predict(cached)).all()
         assert (loaded.compute.predict(cached) > 0).all()
@@ -72,7 +72,7 @@ def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, device
     for name in ("forward", "backward"):
         assert (getattr(loaded, name).predict(traffic, numbers) == getattr(saved, name).predict(traffic, numbers)).all()
     task = Task(toy_tables(6), Topology(devices, 1 << 30, devices_per_host=2), 256)
-    plan = laid_out(task, range(devices), [0, 1], COPIES, 0, 1, 2) if Form.ROWS in saved.forms else whole(task)
+    plan = laid_out(task, range(devices), [0, 1], COPIES, 0, 1, 2) if Form.ROW_WISE in saved.forms else whole(task)
     before, after = (Simulator(models).cost(task, plan) for models in (saved, CostModels.load(tmp_path / "bundle")))
     assert np.array_equal(before.margin, after.margin)
     for one, other in zip(before.parts, after.parts, strict=True):
@@ -150,7 +150,7 @@ def test_other_files_in_the_directory_are_left_alone(bundle):
     assert (bundle / "notes.txt").read_text() == (bundle / "weights-mine.safetensors").read_text() == "mine"
 
 
-@pytest.mark.parametrize("content", ['{"format": "other"}', "[]", "no json", '{"format": "neuroshard-bundle-2"}'])
+@pytest.mark.parametrize("content", ['{"format": "other"}', "[]", "no json", '{"format": "neuroshard-bundle-3"}'])
 def test_a_directory_that_holds_something_else_is_refused_beforehand(tmp_path, content):
     check_place(tmp_path)
     check_place(tmp_path / "new")
@@ -208,8 +208,8 @@ WIDTHS = ("models", "compute", "settings", "members", 1, "kernel_widths")
 SAID = {
     "an older version": (
         ("format",),
-        "neuroshard-bundle-2",
-        "neuroshard-bundle-2, of another version.*neuroshard pretrain",
+        "neuroshard-bundle-3",
+        "neuroshard-bundle-3, of another version.*neuroshard pretrain",
     ),
     "an unknown kind": (("models", "forward", "kind"), "sortd", "did you mean 'sorted'"),
     "a range with least above most": (("ranges", "rows", "least"), 1e6, "least=1e\\+06 is above most"),

@@ -57,7 +57,7 @@ def test_one_kind_alone_is_asked_of_its_own_model():
     model = random_by_form()
     assert columns_model(model, Loads.of(TABLES[1::2], 256)) is model
     of_one_width = [replace(its, dim=16) for its in TABLES[::2]]
-    assert columns_model(model, Loads.of(of_one_width, 256)) is model.of_call(Call(Form.COLUMNS, False))
+    assert columns_model(model, Loads.of(of_one_width, 256)) is model.of_call(Call(Form.COLUMN_WISE, False))
 
 
 @pytest.mark.parametrize("model", [random_by_form(), CostModels.load("roofline:h100").compute])

@@ -130,7 +130,7 @@ def test_the_input_is_shown_and_counts_where_it_is_asked_for():
 def test_margins_are_of_forms_and_collectives():
     margin, plan = Margin(0.1, 1.0), _mixed()
     plain = Margins(margin, margin, margin)
-    for part in ("compute.rows", "compute.copies", "forward.reduce_scatter", "backward.all_reduce"):
+    for part in ("compute.row_wise", "compute.data_parallel", "forward.reduce_scatter", "backward.all_reduce"):
         wide = replace(plain, others={part: Margin(0.1, 1e6)})
         known, unknown = (
             Simulator(replace(MODELS, margins=its)).cost(plan.task, plan).margin_ms for its in (wide, plain)
@@ -141,10 +141,10 @@ def test_margins_are_of_forms_and_collectives():
 
 def test_what_lies_outside_a_form_s_range_is_told_by_its_name():
     ranges = CostModels.load("cpu").ranges
-    spans = {"compute.rows": (Range("rows", 1, 2),), "backward.all_reduce": (Range("bytes from a device", 1, 2),)}
+    spans = {"compute.row_wise": (Range("rows", 1, 2),), "backward.all_reduce": (Range("bytes from a device", 1, 2),)}
     models = replace(MODELS, ranges=replace(ranges, others=spans))
     told = Simulator(models).warnings(_mixed())
-    assert any(line.startswith("compute.rows: rows: ") for line in told)
+    assert any(line.startswith("compute.row_wise: rows: ") for line in told)
     assert any(line.startswith("backward.all_reduce: bytes from a device: ") for line in told)
     in_columns = Simulator(models).warnings(whole(_task(), 0))
-    assert not any("compute.rows" in line or "all_reduce" in line for line in in_columns)
+    assert not any("compute.row_wise" in line or "all_reduce" in line for line in in_columns)

@@ -18,9 +18,9 @@ from tests.kit.random_models import random_form_models
 
 FRAMEWORK = Framework(
     0.5,
-    input={"calls but of copies": 0.3, "own lookups": 1e-4},
-    kernels={"own million weights of copies": 2.0, "calls": 0.1, "own shards": 0.01},
-    outputs={"mean MB out of columns": 0.2, "calls but of copies x devices": 0.01},
+    input={"calls except data-parallel": 0.3, "own lookups": 1e-4},
+    kernels={"own million data-parallel weights": 2.0, "calls": 0.1, "own shards": 0.01},
+    outputs={"mean MB of column-wise outputs": 0.2, "calls except data-parallel x devices": 0.01},
 )
 TASK = toy_task(4, num_devices=2)
 CRITEO = Task(load_tables("criteo", batch_size=65536), Topology(8, "80GB"), 65536)
@@ -41,12 +41,12 @@ def _counts(plan, device, name):
 
 def test_counts_tell_forms_apart():
     plan, (_, in_halves, copied, _) = _mixed(), TASK.tables
-    assert [_counts(plan, 0, name) for name in ("shards", "copies")] == [2, 1]
-    assert _counts(plan, 1, "lookups of copies") == TASK.batch_size / 2 * copied.pooling_factor
-    assert _counts(plan, 0, "million weights of copies") == copied.rows * copied.dim / 1e6
-    assert _counts(plan, 0, "bags in rows") == TASK.batch_size
-    assert _counts(plan, 0, "MB out of rows") == TASK.batch_size * in_halves.dim * 4 / 1e6
-    assert _counts(plan, 1, "MB out of columns") == TASK.batch_size * TASK.tables[3].dim * 4 / 1e6
+    assert [_counts(plan, 0, name) for name in ("shards", "data_parallel")] == [2, 1]
+    assert _counts(plan, 1, "data-parallel lookups") == TASK.batch_size / 2 * copied.pooling_factor
+    assert _counts(plan, 0, "million data-parallel weights") == copied.rows * copied.dim / 1e6
+    assert _counts(plan, 0, "row-wise bags") == TASK.batch_size
+    assert _counts(plan, 0, "MB of row-wise outputs") == TASK.batch_size * in_halves.dim * 4 / 1e6
+    assert _counts(plan, 1, "MB of column-wise outputs") == TASK.batch_size * TASK.tables[3].dim * 4 / 1e6
 
 
 def test_parts_of_a_step_are_sums_of_terms():
@@ -58,7 +58,7 @@ def test_parts_of_a_step_are_sums_of_terms():
         assert cost.ms("framework.input")[device] == pytest.approx(2 * 0.3 + 1e-4 * lookups)
         copied = TASK.tables[2].rows * TASK.tables[2].dim / 1e6
         assert cost.ms("framework.kernels")[device] == pytest.approx(2 * copied + 3 * 0.1 + 2 * 0.01)
-        out = sum(_counts(plan, each, "MB out of columns") for each in range(2)) / 2
+        out = sum(_counts(plan, each, "MB of column-wise outputs") for each in range(2)) / 2
         assert cost.ms("framework.outputs")[device] == pytest.approx(0.2 * out + 2 * 2 * 0.01)
     assert cost.total_ms == pytest.approx(cost.device_ms.max())
     assert cost.device_ms.min() > 1.2
@@ -95,8 +95,14 @@ def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
 
 
 def test_where_all_tables_are_copied_nothing_is_exchanged_and_put_in_order():
-    ordered = {"step": 0.1, "calls": 0.2, "own copies": 5.0, "own lookups of copies": 1.0, "mean lookups": 1.0}
-    framework = Framework(0.5, ordered, {"own copies": 5.0}, {"own MB out of copies": 9.0})
+    ordered = {
+        "step": 0.1,
+        "calls": 0.2,
+        "own data-parallel tables": 5.0,
+        "own data-parallel lookups": 1.0,
+        "mean lookups": 1.0,
+    }
+    framework = Framework(0.5, ordered, {"own data-parallel tables": 5.0}, {"own MB of data-parallel outputs": 9.0})
     models = replace(PLAIN, framework=framework).in_torchrec()
     copied = laid_out(TASK, *[COPIES] * 4)
     cost = Simulator(models, count_input=True).cost(TASK, copied)
@@ -120,7 +126,9 @@ def test_searches_move_shards_by_what_these_add():
     loads = _mixed().device_loads.loads
     added = searched.predict(LoadSets.alone(loads)) - COUNTED.compute.predict(LoadSets.alone(loads))
     counts = counts_of(loads)
-    lookups, copied, shards = (counts[:, COUNTS.index(n)] for n in ("lookups", "million weights of copies", "shards"))
+    lookups, copied, shards = (
+        counts[:, COUNTS.index(n)] for n in ("lookups", "million data-parallel weights", "shards")
+    )
     np.testing.assert_allclose(added, 1e-4 * lookups + 2 * copied + 0.01 * shards, rtol=1e-4)
 
 
@@ -128,7 +136,7 @@ def test_searches_move_shards_by_what_these_add():
     "dear",
     [
         Framework(1.0, {}, {"own shards": 50.0}, {}),
-        Framework(1.0, {}, {}, {"MB out of columns if some are cut": 1000.0}),
+        Framework(1.0, {}, {}, {"MB of column-wise outputs if some are cut": 1000.0}),
     ],
     ids=["each shard", "the first cut"],
 )
@@ -147,7 +155,10 @@ def _used(models):
 def test_forms_that_cost_much_by_being_there_are_left_out():
     sheet = CostModels.load("roofline:h100")
     of_calls = [replace(sheet, framework=Framework(1.0, {}, {"calls": each_ms}, {})) for each_ms in (0.0, 5.0)]
-    assert [_used(models.in_torchrec()) for models in of_calls] == [{"columns", "rows", "copies"}, {"columns"}]
+    assert [_used(models.in_torchrec()) for models in of_calls] == [
+        {"column_wise", "row_wise", "data_parallel"},
+        {"column_wise"},
+    ]
 
 
 HOST = {"step": 30.0, "calls": 20.0, "own shards": 0.5}
@@ -171,8 +182,8 @@ def test_devices_that_are_done_before_their_host_wait_for_it_and_dense_work_hide
 def test_forms_that_their_host_launches_long_are_used_where_dense_work_hides_it():
     framework = Framework(1.0, {}, {}, {}, {"calls": 5.0})
     models = replace(CostModels.load("roofline:h100"), framework=framework).in_torchrec()
-    assert _used(models.beside_dense(0.0)) == {"columns"}
-    assert _used(models.beside_dense(15.0)) == {"columns", "rows", "copies"}
+    assert _used(models.beside_dense(0.0)) == {"column_wise"}
+    assert _used(models.beside_dense(15.0)) == {"column_wise", "row_wise", "data_parallel"}
 
 
 def test_models_that_know_nothing_of_it_say_so():

@@ -158,7 +158,7 @@ def test_a_datasheet_s_link_comes_on_top_of_what_was_fitted():
     own = random_regression()
     models = replace(random_models(), compute=own)
     both = with_host_tiers(models, "roofline:h100").compute
-    assert both.calls == {IN_COLUMNS, Call(Form.COLUMNS, tier=Tier.CACHED), Call(Form.COLUMNS, tier=Tier.HOST)}
+    assert both.calls == {IN_COLUMNS, Call(Form.COLUMN_WISE, tier=Tier.CACHED), Call(Form.COLUMN_WISE, tier=Tier.HOST)}
     for some in (toy_tables(1), toy_tables(6, 1, 10**6)):
         on_device = own.predict(LoadSets.of([some], 1000))[0]
         assert _cost(both, some, ON_DEVICE) == on_device

@@ -59,7 +59,7 @@ def test_conversion_is_a_part_of_datasheets_steps():
 @pytest.mark.parametrize(("name", "directions"), [("fp16", 2), ("fp32/bf16", 1), ("fp16/fp32", 1), ("fp32", 0)])
 @pytest.mark.parametrize("order", ["{0}+torchrec+{1}", "{0}+{1}+torchrec"])
 def test_conversion_counts_in_steps_of_models_that_learned_it(tmp_path, name, directions, order):
-    framework = Framework(0.5, {}, {"calls": 0.1}, {"mean MB out of columns": 0.2, CONVERTED: 0.25})
+    framework = Framework(0.5, {}, {"calls": 0.1}, {"mean MB of column-wise outputs": 0.2, CONVERTED: 0.25})
     save_bundle(tmp_path, replace(random_form_models(), framework=framework), Card())
     plan = mixed_plan(4, devices_per_host=2)
     less, full = (

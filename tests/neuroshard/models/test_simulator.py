@@ -111,7 +111,7 @@ def test_exchanges_more_lopsided_than_any_measured_are_told_for_so_many_devices_
 def test_models_refuse_forms_that_they_know_no_cost_of():
     task = toy_task(6)
     for models in (linear_models(), random_models()):
-        assert models.forms == {Form.COLUMNS}
+        assert models.forms == {Form.COLUMN_WISE}
         with pytest.raises(UserError, match=r"table 'toy0' lies in rows, and .* costs of columns only; .*roofline"):
             Simulator(models).cost(task, _mixed(task))
     with pytest.raises(UserError, match="table 'toy1' lies in copies"):

@@ -50,7 +50,7 @@ def test_tasks_and_plans_are_checked_against_the_samples():
 def test_ranges_are_widened_by_whatever_was_measured():
     task = toy_task()
     calls, exchanges = [ComputeSample(task.tables[:2], 256)], [CommSample.of_columns((8, 16), (0.0, 1.0), 256)]
-    known = replace(Ranges.of(calls, exchanges), others={"compute.rows": (Range("rows", 1, 2),)})
+    known = replace(Ranges.of(calls, exchanges), others={"compute.row_wise": (Range("rows", 1, 2),)})
     wide = tuple(replace(table, bytes_per_element=2, features=5) for table in task.tables)
     more = [ComputeSample(wide, 64)], [CommSample.of_columns((8, 400, 4), (0.0, 1.0, 2.0), 64)]
     both = known.widened(*more)
@@ -63,8 +63,8 @@ def test_ranges_are_widened_by_whatever_was_measured():
     )
     assert known.widened([], more[1]).bytes_per_element == known.bytes_per_element
     assert known.widened([], more[1]).devices == both.devices
-    more_rows = known.with_part("compute.rows", {"rows": np.array([2.0, 5.0]), "dim": np.array([4.0])})
-    assert more_rows.others["compute.rows"] == (Range("rows", 1, 5), Range("dim", 4, 4))
+    more_rows = known.with_part("compute.row_wise", {"rows": np.array([2.0, 5.0]), "dim": np.array([4.0])})
+    assert more_rows.others["compute.row_wise"] == (Range("rows", 1, 5), Range("dim", 4, 4))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from neuroshard import Constraints, Home, PinnedShard, TableRule, Task, Tier, Topology
+from neuroshard.layouts import ROWS
 from neuroshard.plans.carry_over import carried_over
 from neuroshard.stages.search.space.homes import homed
-from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import COPIES, laid_out, tables
 
@@ -46,9 +46,9 @@ def test_rows_and_copies_stay_on_as_many_devices():
     assert sorted(carried_over(before, task).plan.placements) == sorted(before.placements)
     pinned = carried_over(before, _task("xabcd")).pinned
     assert pinned.constraints.rules == (
-        TableRule("a", devices=(0, 1, 2, 3), forms=(Form.ROWS,)),
-        TableRule("b", devices=(2, 3), forms=(Form.ROWS,)),
-        TableRule("c", devices=(0, 1, 2, 3), forms=(Form.COPIES,)),
+        TableRule("a", devices=(0, 1, 2, 3), sharding_types=ROWS.type_names),
+        TableRule("b", devices=(2, 3), sharding_types=ROWS.type_names),
+        TableRule("c", devices=(0, 1, 2, 3), sharding_types=("data_parallel",)),
     )
     for other in (_task("abcd", 8), _task("abcd", per_host=4)):
         carried = carried_over(before, other)
@@ -61,7 +61,7 @@ def test_tables_of_another_shape_are_others():
 
 def test_limits_come_first():
     before = laid_out(_task("ab"), 3, 1)
-    for rule in (TableRule("a", devices=(0, 1)), TableRule("a", forms=("rows",))):
+    for rule in (TableRule("a", devices=(0, 1)), TableRule("a", sharding_types=("row_wise",))):
         assert carried_over(before, _task("ab", constraints=Constraints((rule,)))).columns == ((1, 8, 1),)
     assert carried_over(before, _task("ab", memory=100)).plan is None
     own = Constraints(pinned=(PinnedShard("b", 8, (1,)),), together=(("a", "c"),))

@@ -59,9 +59,9 @@ def test_a_plan_says_what_its_bytes_count(memory, told):
 
 
 def test_a_data_parallel_table_counts_once():
-    assert MIXED.described_shards == "3 tables in 4 column shards, 1 row-wise, 2 data-parallel"
+    assert MIXED.described_shards == "6 tables: 2 table-wise, 1 column-wise in 2 shards, 1 row-wise, 2 data-parallel"
     assert laid_out(TASK, *[COPIES] * 6).described_shards == "6 tables: 6 data-parallel"
-    assert whole(toy_task(1, num_devices=1)).described_shards == "1 table in 1 column shard"
+    assert whole(toy_task(1, num_devices=1)).described_shards == "1 table: 1 table-wise"
 
 
 def test_tables_that_device_memory_does_not_hold_are_warned_of():

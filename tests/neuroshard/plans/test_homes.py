@@ -31,16 +31,16 @@ def test_shards_lie_in_their_tasks_homes():
     plan = _plan()
     assert plan.homes == HOMES
     assert {call.name for call in map(CALLS.__getitem__, plan.device_loads.loads.call)} == {
-        "cached_columns", "host_rows", "sequence_columns",
+        "cached_column_wise", "host_row_wise", "sequence_column_wise",
     }  # fmt: skip
 
 
 def test_every_call_has_a_name_and_a_number_of_its_own():
     assert len({call.name for call in CALLS}) == len(set(CALLS)) == len(CALLS)
-    assert CALLS.index(Call(Form.COPIES)) == 2  # the numbers of those that bundles have always held
+    assert CALLS.index(Call(Form.DATA_PARALLEL)) == 2  # the numbers of those that bundles have always held
     kinds = [(form, pooled, tier) for form in Form for pooled in (True, False) for tier in Tier]
     assert [kind for kind in kinds if Call(*kind) not in CALLS] == [
-        kind for kind in kinds if kind[0] is Form.COPIES and kind != (Form.COPIES, True, Tier.DEVICE)
+        kind for kind in kinds if kind[0] is Form.DATA_PARALLEL and kind != (Form.DATA_PARALLEL, True, Tier.DEVICE)
     ]
 
 

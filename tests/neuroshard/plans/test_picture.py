@@ -105,7 +105,7 @@ def test_memory_is_drawn_by_form(figures):
     plan = laid_out(Task(tables("abc", 100, 64), Topology(2, 1 << 20), 64), [0, 1], COPIES, 1)
     plan_png(plan, cost_of(*[np.ones(2)] * 3), "mixed")
     memory = figures[0].axes[1]
-    assert [text.get_text() for text in memory.get_legend().get_texts()] == ["columns", "rows", "copies"]
+    assert [text.get_text() for text in memory.get_legend().get_texts()] == ["column_wise", "row_wise", "data_parallel"]
     tops = [
         max(bar.get_y() + bar.get_height() for bar in memory.patches if bar.get_x() + 0.35 == device)
         for device in (0, 1)

@@ -18,7 +18,7 @@ from neuroshard.words.form import FORMS, Form
 from tests.kit.plans import COPIES, laid_out, read_back, table, tables, whole
 from tests.kit.tasks import plain_task
 
-GOLDEN = Path(__file__).parent / "golden" / "plan-2.json"
+GOLDEN = Path(__file__).parent / "golden" / "plan-3.json"
 
 
 @st.composite
@@ -78,14 +78,14 @@ def _rows(devices, *blocks, dim=16):
 @pytest.mark.parametrize(
     ("task", "where", "form"),
     [
-        (_task(1), 0, Form.COLUMNS),
-        (_task(4), 3, Form.COLUMNS),
-        (_task(4), dict.fromkeys(range(4), 4), Form.COLUMNS),
-        (_task(4), COPIES, Form.COPIES),
-        (_task(4), range(4), Form.ROWS),
-        (_task(4, 2), range(4), Form.ROWS),
-        (_task(4, 2), [2, 3], Form.ROWS),
-        (_task(4, 2), {(2, 3): 4, (0, 1): 12}, Form.ROWS),
+        (_task(1), 0, Form.COLUMN_WISE),
+        (_task(4), 3, Form.COLUMN_WISE),
+        (_task(4), dict.fromkeys(range(4), 4), Form.COLUMN_WISE),
+        (_task(4), COPIES, Form.DATA_PARALLEL),
+        (_task(4), range(4), Form.ROW_WISE),
+        (_task(4, 2), range(4), Form.ROW_WISE),
+        (_task(4, 2), [2, 3], Form.ROW_WISE),
+        (_task(4, 2), {(2, 3): 4, (0, 1): 12}, Form.ROW_WISE),
     ],
 )
 def test_what_is_served_has_a_form_and_survives_its_file(task, where, form):
@@ -141,27 +141,26 @@ def test_what_nobody_serves_is_refused(task, placements, message):
 
 
 def test_forms_have_an_order():
-    assert FORMS == (Form.COLUMNS, Form.ROWS, Form.COPIES)
-    assert layout_of(table(), [Shard(0, 0, 16, 0, 100)]).form is Form.COLUMNS
-    with pytest.raises(UserError, match="unknown form 'row'; did you mean 'rows'"):
+    assert FORMS == (Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL)
+    assert layout_of(table(), [Shard(0, 0, 16, 0, 100)]).form is Form.COLUMN_WISE
+    with pytest.raises(UserError, match="unknown sharding type 'row'"):
         Form("row")
 
 
 def test_plans_in_any_form_read_well():
     task = _task(4, 2, names=("cut", "host", "grid", "copied", "whole"))
     lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES, 1)).splitlines()
-    assert (
-        lines[0] == "1 table in 1 column shard, 3 row-wise, 1 data-parallel on 4 devices, batch 64, memory of weights"
-    )
+    types = "1 table-wise, 1 row-wise, 1 table-row-wise, 1 grid-shard, 1 data-parallel"
+    assert lines[0] == f"5 tables: {types} on 4 devices, batch 64, memory of weights"
     assert lines[2].endswith(": copied (copy), whole, grid[5:10, 4:16], cut[3:6, :]")
     assert lines[4].endswith("copied (copy), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
 
 
 def test_the_example_of_the_page_runs():
-    page = (Path(__file__).parents[3] / "docs" / "forms.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "sharding_types.md").read_text()
     names = {"ns": neuroshard, "tables": tables("abcd", 1000, 128)}
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
-    assert names["plan"].forms == (Form.ROWS, Form.ROWS, Form.COPIES, Form.COLUMNS)
+    assert names["plan"].sharding_types == ("row_wise", "table_row_wise", "data_parallel", "column_wise")
 
 
 def test_bytes_of_each_form_make_up_a_device():
@@ -201,7 +200,7 @@ def test_files_are_read_and_written():
     assert plan.prediction == Prediction("cpu", 7.25, 0.5)
     assert plan.violations == ()
     assert _without_task(plan.to_json()) == _without_task(_content())
-    assert _content()["format"] == "neuroshard-plan-2"
+    assert _content()["format"] == "neuroshard-plan-3"
 
 
 def _in_halves(content):
@@ -214,8 +213,8 @@ def _in_halves(content):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content.pop("format"), "is not of format 'neuroshard-plan-2'"),
-        (lambda content: content.update(format="neuroshard-plan-3"), "but 'neuroshard-plan-3'"),
+        (lambda content: content.pop("format"), "is not of format 'neuroshard-plan-3'"),
+        (lambda content: content.update(format="neuroshard-plan-4"), "but 'neuroshard-plan-4'"),
         (lambda content: content.update(format=["neuroshard-plan-1"]), "but \\['neuroshard-plan-1'\\]"),
         (lambda content: content.update(format="neuroshard-plan-1"), "of another version of neuroshard: make it anew"),
         (lambda content: content.pop("prediction"), "field 'prediction' is missing"),
@@ -250,8 +249,8 @@ def test_what_is_wrong_in_a_file_is_named(change, message):
         "[]",
         "{}",
         '{"format": "neuroshard-plan-1", "shards": [1], "task": {}}',
-        '{"format": "neuroshard-plan-2"}',
-        '{"format": "neuroshard-plan-2", "placements": [1], "prediction": null, "task": {}}',
+        '{"format": "neuroshard-plan-3"}',
+        '{"format": "neuroshard-plan-3", "placements": [1], "prediction": null, "task": {}}',
     ],
 )
 def test_malformed_files_are_one_clear_line(tmp_path, content):

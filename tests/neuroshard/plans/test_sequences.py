@@ -28,7 +28,7 @@ HALVES = {1: 8, 3: 8}
         (range(4), None),
         ({1: 4, 3: 12}, "'s' is a sequence table in shards of 4 and 12 columns"),
         (dict.fromkeys(range(4), 4), "'s' is on 4 devices, not on 1 to 2"),
-        (COPIES, "'s' must not lie in copies, only in columns or rows"),
+        (COPIES, "'s' must not be data_parallel"),
         ([2, 3], "'s' is a sequence table in rows on 2 devices; put it on all 4"),
     ],
 )
@@ -41,7 +41,7 @@ def test_they_are_whole_halved_or_in_rows(where, message):
 def test_limits_leave_equal_halves(dim, most, narrowest):
     limits = Constraints().limits(TABLE.with_dim(dim), 4)
     assert (limits.max_shards, limits.min_dim) == (most, narrowest)
-    assert limits.forms == {Form.COLUMNS, Form.ROWS}
+    assert limits.forms == {Form.COLUMN_WISE, Form.ROW_WISE}
     with pytest.raises(UserError, match=f"needs 3 shards, but can have {most}"):
         Constraints((TableRule("s", min_shards=3),)).limits(TABLE.with_dim(dim), 4)
 
@@ -55,7 +55,7 @@ def test_what_is_given_out_is_a_row_for_every_lookup(pooling, features, batch_si
         parts = len(plan.placements)
         np.testing.assert_allclose(plan.traffic.given(Collective.ALL_TO_ALL).sum(), lookups * 16 * 4)
         assert not plan.traffic.given(Collective.REDUCE_SCATTER).any()
-        blocks = parts if plan.forms[0] is Form.ROWS else 1
+        blocks = parts if plan.forms[0] is Form.ROW_WISE else 1
         loads = plan.device_loads.loads
         np.testing.assert_allclose(loads.outputs.sum() * blocks, lookups * parts)
         lengths = 8 * batch_size * features * parts

@@ -70,7 +70,7 @@ def test_another_run_is_refused_with_what_differs(run, change, message):
         run.begin(SETTINGS, (toy_task(4),))
 
 
-@pytest.mark.parametrize("content", ["mine", json.dumps({"format": "neuroshard-tasks-1", "tasks": []})])
+@pytest.mark.parametrize("content", ["mine", json.dumps({"format": "neuroshard-tasks-2", "tasks": []})])
 def test_files_that_are_no_runs_are_kept(run, content):
     run.path.mkdir()
     (run.path / "tasks.json").write_text(content)
@@ -105,7 +105,7 @@ def test_what_is_whole_says_its_format_and_kind(run, tmp_path):
     run.finish("evaluate", {"seed": 0})
     assert run.finished
     assert json.loads((run.path / "run.json").read_text()) == {
-        "format": "neuroshard-run-1", "kind": "evaluate", "seed": 0,
+        "format": "neuroshard-run-2", "kind": "evaluate", "seed": 0,
     }  # fmt: skip
     assert run.read() == RunFile("evaluate", {"seed": 0})
     assert run.facts("evaluate") == {"seed": 0}
@@ -117,10 +117,10 @@ def test_what_is_whole_says_its_format_and_kind(run, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"format": "neuroshard-run-2", "kind": "search"}, "but 'neuroshard-run-2', of another version"),
-        ({"format": "neuroshard-search-1"}, "not of format 'neuroshard-run-1' but 'neuroshard-search-1'"),
-        ({"format": "neuroshard-run-1", "kind": "walk"}, "kind='walk' must be"),
-        ({"format": "neuroshard-run-1"}, "kind=None must be"),
+        ({"format": "neuroshard-run-3", "kind": "search"}, "but 'neuroshard-run-3', of another version"),
+        ({"format": "neuroshard-search-1"}, "not of format 'neuroshard-run-2' but 'neuroshard-search-1'"),
+        ({"format": "neuroshard-run-2", "kind": "walk"}, "kind='walk' must be"),
+        ({"format": "neuroshard-run-2"}, "kind=None must be"),
         ([], r"\[\] must be named fields"),
     ],
 )

@@ -16,7 +16,7 @@ from neuroshard.words.placement import ON_DEVICE, TIERS, Home, Tier
 
 TABLES = tuple(replace(table, rows=100 + i) for i, table in enumerate(toy_tables(3)))
 BLOCKS = RowBlock(50, 50), RowBlock(0, 51)
-ROWS = ComputeSample(TABLES[:2], 256, Form.ROWS, BLOCKS, lookups=(BlockLookups(7, ONCE), BlockLookups(0, ONCE)))
+ROWS = ComputeSample(TABLES[:2], 256, Form.ROW_WISE, BLOCKS, lookups=(BlockLookups(7, ONCE), BlockLookups(0, ONCE)))
 
 
 def test_samples_of_columns_ask_for_whole_tables():
@@ -25,7 +25,7 @@ def test_samples_of_columns_ask_for_whole_tables():
     assert sets.counts.tolist() == [3, 1]
     assert sets.loads.lookups.tolist() == [*whole.lookups, *other.lookups]
     assert (sets.loads.reuse[:3] == whole.reuse).all()
-    assert set(sets.loads.form) == {FORMS.index(Form.COLUMNS)}
+    assert set(sets.loads.form) == {FORMS.index(Form.COLUMN_WISE)}
 
 
 def test_samples_in_rows_ask_for_the_block_and_what_was_looked_up_there():
@@ -35,16 +35,16 @@ def test_samples_in_rows_ask_for_the_block_and_what_was_looked_up_there():
     assert loads.outputs.tolist() == [256] * 3  # of every sample, whatever was looked up
     assert loads.reuse[1].tolist() == list(ONCE)
     assert loads.sharers.tolist() == [1, 2, 2]
-    assert [FORMS[form] for form in loads.form] == [Form.COLUMNS, Form.ROWS, Form.ROWS]
+    assert [FORMS[form] for form in loads.form] == [Form.COLUMN_WISE, Form.ROW_WISE, Form.ROW_WISE]
     expected = loads_of([replace(ROWS, lookups=())]).loads
     whole = 256 * np.array([table.pooling_factor for table in TABLES[:2]])
     assert expected.lookups == pytest.approx(whole * [50 / 100, 51 / 101], abs=0.5)
 
 
 def test_copies_are_looked_up_for_a_part_of_the_batch():
-    loads = loads_of([ComputeSample(TABLES, 64, Form.COPIES)]).loads
+    loads = loads_of([ComputeSample(TABLES, 64, Form.DATA_PARALLEL)]).loads
     assert loads.samples.tolist() == loads.outputs.tolist() == [64] * 3
-    assert set(loads.form) == {FORMS.index(Form.COPIES)}
+    assert set(loads.form) == {FORMS.index(Form.DATA_PARALLEL)}
 
 
 def test_samples_ask_for_the_memory_that_their_tables_lie_in():
@@ -53,7 +53,7 @@ def test_samples_ask_for_the_memory_that_their_tables_lie_in():
     assert [TIERS[tier] for tier in loads.loads.tier[::2]] == [Tier.CACHED, Tier.DEVICE, Tier.CACHED, Tier.HOST]
     assert loads.loads.cached.tolist() == [0.3, 0.3, 1, 1, 0.3, 0.3, 0, 0]
     names = [CALLS[call].name for call in loads.calls]
-    assert names == ["cached_rows", "columns", "cached_columns", "host_columns"]
+    assert names == ["cached_row_wise", "columns", "cached_column_wise", "host_column_wise"]
 
 
 @pytest.mark.parametrize("name", ["physical_bags", "physical_reuse", "physical", "log", "paper"])
@@ -67,7 +67,7 @@ def test_features_tell_a_table_s_rows_from_its_lookups():
     small, large = (
         dict(zip(features.columns, row, strict=True))
         for row in features(
-            loads_of([ComputeSample((replace(TABLES[0], rows=r),), 8, Form.COPIES) for r in (500, 4000)]).loads
+            loads_of([ComputeSample((replace(TABLES[0], rows=r),), 8, Form.DATA_PARALLEL) for r in (500, 4000)]).loads
         )
     )
     assert large["log_size_bytes"] == pytest.approx(small["log_size_bytes"] + 3)  # a dense update writes all of it

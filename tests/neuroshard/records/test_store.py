@@ -48,9 +48,9 @@ def _compute():
     return [
         Measurement(ComputeSample((first.with_dim(8), second), 256), 0, "train", 5, repeats),
         Measurement(ComputeSample((first,), 256), 1, "test", 5, None, "MemoryError: too much", second_pass=True),
-        Measurement(ComputeSample((first, second), 256, Form.ROWS, BLOCKS, 0.25, SEEN), 2, "valid", 5, repeats),
-        Measurement(ComputeSample((first, second), 256, Form.ROWS, BLOCKS), 3, "valid", 5, None, "too much"),
-        Measurement(ComputeSample((first,), 64, Form.COPIES), 4, "train", 5, repeats),
+        Measurement(ComputeSample((first, second), 256, Form.ROW_WISE, BLOCKS, 0.25, SEEN), 2, "valid", 5, repeats),
+        Measurement(ComputeSample((first, second), 256, Form.ROW_WISE, BLOCKS), 3, "valid", 5, None, "too much"),
+        Measurement(ComputeSample((first,), 64, Form.DATA_PARALLEL), 4, "train", 5, repeats),
         Measurement(ComputeSample((first, replace(second, features=7)), 64), 5, "train", 5, repeats),
         Measurement(ComputeSample((replace(first, pooled=False, features=2),), 64), 6, "train", 5, repeats),
         Measurement(ComputeSample((first, second), 64, home=Home(Tier.CACHED, 0.05)), 7, "train", 5, repeats),
@@ -109,10 +109,10 @@ CONTRADICTORY = [
     ("compute", 7, {"cached": 1.5}, "cached=1.5"),
     ("compute", 7, {"tier": None}, "sample 7: tier 'device' with cached=0.05"),
     ("compute", 7, {"tier": "host"}, "sample 7: tier 'host' with cached=0.05"),
-    ("compute", 7, {"form": "copies"}, "sample 7: tables in tier cached of the form copies"),
+    ("compute", 7, {"form": "data_parallel"}, "sample 7: data_parallel tables in tier cached"),
     ("compute", 0, {"features": [3]}, "2 tables but 1 features"),
-    ("compute", 2, {"form": "diagonals"}, "unknown form 'diagonals'"),
-    ("compute", 2, {"form": "copies"}, "2 blocks of rows for 2 tables of the form copies"),
+    ("compute", 2, {"form": "diagonals"}, "unknown sharding type 'diagonals'"),
+    ("compute", 2, {"form": "data_parallel"}, "2 blocks of rows for 2 data_parallel tables"),
     ("compute", 2, {"first_rows": [0]}, "must be equally many"),
     ("compute", 2, {"rows": [2, 1 << 30]}, "has no rows 1 to"),
     ("compute", 2, {"first_rows": [-1, 0]}, "first_rows"),
@@ -217,7 +217,7 @@ def test_half_written_parts_are_not_there(directory, monkeypatch):
     assert list(parts.directory.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["", "{}", json.dumps({"format": "neuroshard-data-1", "seed": 1})])
+@pytest.mark.parametrize("content", ["", "{}", json.dumps({"format": "neuroshard-data-2", "seed": 1})])
 def test_malformed_manifests_are_refused(directory, content):
     (directory.path / "manifest.json").write_text(content)
     with pytest.raises(UserError, match="manifest"):

@@ -57,7 +57,7 @@ def test_copies_for_torchrec_are_said_where_they_are_exported(here, capsys):
     (remark,) = json.loads(Path("trec.json").read_text())["remarks"]
     assert remark.startswith("4 table(s) are data_parallel in TorchRec (toy0, toy1, toy2, toy3)")
     assert out.splitlines()[1:] == [remark]
-    assert "copies" not in done(capsys, "export", "plan=copies.json", "to=hugectr", "out=hctr.py")
+    assert "data_parallel" not in done(capsys, "export", "plan=copies.json", "to=hugectr", "out=hctr.py")
 
 
 def _search(*more, batch_size=256):
@@ -66,7 +66,7 @@ def _search(*more, batch_size=256):
 
 
 def test_copies_for_torchrec_are_said_where_they_are_found(here, capsys):
-    rules = "constraints.rules=[{tables: a, forms: [copies]}, {tables: '[bc]', forms: [columns]}]"
+    rules = "constraints.rules=[{tables: a, sharding_types: [data_parallel]}, {tables: '[bc]', sharding_types: [column_wise]}]"
     for target, count in (("torchrec", 1), ("null", 0)):
         out = done(capsys, *_search(rules, f"target={target}", f"out={target}", batch_size=4))
         said = " ".join(out.split())
@@ -107,7 +107,10 @@ def test_a_script_that_took_the_place_of_an_export_stays(here, capsys, own):
         (["plan=plan.json", "to=json", "out=/proc/1/x.json"], "/proc/1 can't be written to; give another out="),
         (["plan=full.json", "to=json", "out=x.json"], "full.json: doesn't fit its task: device 0 needs"),
         (["plan=plan.json", "to=sok", "out=x.py", "module=a"], "module='a' goes with torchrec only"),
-        (["plan=copies.json", "to=sok", "out=x.py"], "table 'toy0' lies in copies, and SOK has columns and rows only"),
+        (
+            ["plan=copies.json", "to=sok", "out=x.py"],
+            "table 'toy0' is data_parallel, and SOK has table_wise and row_wise",
+        ),
         (["plan=nowhere.json", "to=sok", "out=x.py"], "no plan at nowhere.json"),
         (["to=sok", "out=x.py"], "neuroshard export needs plan=...: a plan file"),
     ],

@@ -262,7 +262,7 @@ def test_plain_placements_are_those_of_the_plan(plan):
         for its in content["placements"]
     ]
     assert sorted(read) == sorted(plan.placements)
-    assert [table["form"] for table in content["tables"]] == [form.value for form in plan.forms]
+    assert [table["sharding_type"] for table in content["tables"]] == list(plan.sharding_types)
 
 
 def _plan(its, where, home=ON_DEVICE, others=4):
@@ -275,18 +275,18 @@ def _plan(its, where, home=ON_DEVICE, others=4):
     ("target", "plan", "message"),
     [
         ("sok", _plan(table("t"), COPIES),
-         "table 't' lies in copies, and SOK has columns and rows only; find another with search target=sok"),
+         "table 't' is data_parallel, and SOK has table_wise and row_wise tables only; find another with search target=sok"),
         ("sok", _plan(table("t"), {0: 8, 1: 8}),
-         "'t' is cut in columns, and SOK leaves columns together; find another"),
-        ("sok", _plan(table("t"), [2, 3]), "'t' lies in rows on 2 devices, and SOK has rows on all 4; find"),
-        ("sok", _plan(table("t", pooled=False), 0), "'t' lies in columns, and SOK has rows of sequence tables only"),
+         "'t' is column_wise, and SOK has table_wise and row_wise tables only; find another"),
+        ("sok", _plan(table("t"), [2, 3]), "'t' is table_row_wise, and SOK has table_wise and row_wise tables only; find"),
+        ("sok", _plan(table("t", pooled=False), 0), "'t' is table_wise, and SOK has row_wise sequence tables only"),
         ("sok", _plan(table("t"), 0, others=3), "device 3 holds no table, and SOK wants one on every"),
         ("sok", _plan(table("t", 1 << 26), 0, Home(Tier.CACHED, 0.2)),
          "'t' has a cache of 819 MiB on a device, and SOK counts whole GiB"),
         ("sok", _plan(table("t", bytes_per_element=2), 0, HOST),
          "'t' has 2 bytes per element in host memory, and SOK stores 4 there"),
         ("hugectr", _plan(table("t"), {0: 4, 1: 12}),
-         "'t' lies in shards of 4 and 12 columns, and those of HugeCTR are all as wide; find another with"),
+         "'t' is in shards of 4 and 12 columns, and HugeCTR needs equal widths; find another with"),
         ("hugectr", _plan(table("t"), 0, HOST), "'t' lies in tier host, and HugeCTR has device only"),
         ("hugectr", _plan(table("t", bytes_per_element=2), 0),
          "'t' has 2 bytes per element, and HugeCTR stores 4; plan it with bytes_per_element=4"),
@@ -356,7 +356,9 @@ def test_tasks_are_as_they_are_without_a_target_and_where_it_has_words_for_every
 
 
 def test_a_task_keeps_its_own_rules():
-    task = replace(TASK, constraints=Constraints((TableRule("b", forms=("columns",)),), apart=(("a", "b"),)))
+    task = replace(
+        TASK, constraints=Constraints((TableRule("b", sharding_types=("column_wise",)),), apart=(("a", "b"),))
+    )
     for target in map(target_named, TARGETS):
         found = target.constrained(task).constraints
         assert found.rules[0] == task.constraints.rules[0]
@@ -368,13 +370,13 @@ def test_a_task_keeps_its_own_rules():
     [
         ("sok", replace(TASK, constraints=Constraints((TableRule("a", min_shards=2),))),
          "target=sok: constraints: table 'a' (16 columns, 4 device(s)) needs 2 shards, but can have 1"),
-        ("sok", replace(TASK, constraints=Constraints((TableRule("a", forms=("copies",)),))),
-         "target=sok: constraints: the rules for table 'a' leave no form"),
+        ("sok", replace(TASK, constraints=Constraints((TableRule("a", sharding_types=("data_parallel",)),))),
+         "target=sok: constraints: the rules for table 'a' leave no sharding type"),
         ("hugectr", replace(TASK, constraints=Constraints((TableRule("a", min_shards=3),))),
          "target=hugectr: constraints: table 'a' (16 columns, 4 device(s)) needs 3 shards, but can have 1"),
         ("sok", replace(TASK, tables=(TABLE, replace(TABLE, name="s[1]", pooled=False)),
-                        constraints=Constraints((TableRule("s*", forms=("columns",)),))),
-         "target=sok: constraints: the rules for table 's[1]' leave no form"),
+                        constraints=Constraints((TableRule("s*", sharding_types=("column_wise",)),))),
+         "target=sok: constraints: the rules for table 's[1]' leave no sharding type"),
         ("hugectr", replace(TASK, tables=(replace(TABLE, name="half", bytes_per_element=2),)),
          "table 'half' has 2 bytes per element, and HugeCTR stores 4"),
     ],
@@ -389,8 +391,8 @@ def test_sequence_tables_lie_in_rows():
     tables = (TABLE, replace(TABLE, name="s[1]", pooled=False))
     for name in ("sok", "hugectr"):
         found = target_named(name).constrained(replace(TASK, tables=tables)).constraints
-        assert found.limits(tables[1], 4).forms == {Form.ROWS}
-        assert Form.COLUMNS in found.limits(tables[0], 4).forms
+        assert found.limits(tables[1], 4).forms == {Form.ROW_WISE}
+        assert Form.COLUMN_WISE in found.limits(tables[0], 4).forms
 
 
 def test_a_search_says_which_gpu_sok_would_find_empty():

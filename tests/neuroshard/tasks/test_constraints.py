@@ -22,6 +22,9 @@ ROWS, HOST, COPIED, BOTH = (range(4), 0, 1), ([2, 3], 0, 1), (COPIES, 0, 1), (CO
 PINS = PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))
 
 
+_COPIED_A = TableRule("user_a", sharding_types=("data_parallel",))
+
+
 def _rule(tables, **limits):
     return Constraints((TableRule(tables, **limits),))
 
@@ -49,10 +52,10 @@ def _pin(name, dim, *devices):
         (Constraints(apart=(("user_a", "user_b"),)), (0, 0, 1), "user_a, user_b are both on device 0"),
         (Constraints(), ROWS, None),
         (Constraints(), COPIED, None),
-        (_rule("user_a", forms=("rows",)), ROWS, None),
-        (_rule("user_a", forms=("columns", "rows")), COPIED,
-         "'user_a' must not lie in copies, only in columns or rows"),
-        (_rule("user_a", forms=("copies",)), ROWS, "'user_a' must not lie in rows, only in copies"),
+        (_rule("user_a", sharding_types=("row_wise",)), ROWS, None),
+        (_rule("user_a", sharding_types=("column_wise", "row_wise")), COPIED,
+         "'user_a' must not be data_parallel"),
+        (_rule("user_a", sharding_types=("data_parallel",)), ROWS, "'user_a' must not be row_wise, only data_parallel"),
         (_rule("user_a", devices=(2, 3)), HOST, None),
         (_rule("user_a", devices=(1, 2, 3)), ROWS, "'user_a' must not lie on device 0"),
         (_rule("user_a", devices=(0,)), COPIED, "'user_a' must not lie on device 1"),
@@ -100,7 +103,7 @@ def test_many_pins_of_one_table_are_checked_at_once():
 
 def test_more_shards_than_columns_make_are_possible_in_rows():
     narrow = replace(TASK, tables=(table("user_a", dim=4), *TABLES[1:]))
-    rules = _rule("user_a", forms=("rows",), min_shards=4)
+    rules = _rule("user_a", sharding_types=("row_wise",), min_shards=4)
     assert laid_out(replace(narrow, constraints=rules), *ROWS).violations == ()
 
 
@@ -120,8 +123,9 @@ def test_rules_that_match_one_table_all_hold():
         (_rule("item", devices=()), "no device may hold table 'item'"),
         (Constraints((TableRule("item", (0, 1)), TableRule("*", (2,)))), "no device may hold table 'item'"),
         (_rule("item", min_shards=5), "needs 5 shards, but can have 4"),
-        (_rule("item", min_shards=2, max_shards=1, forms=("copies",)), "needs 2 shards, but can have 1"),
-        (_rule("item", min_blocks=3, max_shards=2, forms=("rows", "copies"), min_shards=3),
+        (_rule("item", min_shards=2, max_shards=1, sharding_types=("data_parallel",)),
+         "needs 2 shards, but can have 1"),
+        (_rule("item", min_blocks=3, max_shards=2, sharding_types=("row_wise", "data_parallel"), min_shards=3),
          "needs 3 shards, but can have 2"),
         (Constraints((TableRule("item", min_shards=2),), together=(("item", "user_a"),)), "being kept together"),
         (_pin("itm", 4, 0), "did you mean 'item'"),
@@ -143,18 +147,18 @@ def test_rules_that_match_one_table_all_hold():
          "user_a, item are kept apart, and find no room on the devices allowed to them"),
         (Constraints((TableRule("item", (0,)), TableRule("user_a", (1,))), together=(("item", "user_a"),)),
          "no device may hold all of item, user_a"),
-        (Constraints((TableRule("*", forms=("rows",)), TableRule("user_a", forms=("copies",)))),
-         "'user_a' leave no form"),
-        (Constraints((TableRule("user_a", forms=("rows",)),), (PinnedShard("user_a", 16, (0,)),)),
+        (Constraints((TableRule("*", sharding_types=("row_wise",)), _COPIED_A)),
+         "'user_a' leave no sharding type"),
+        (Constraints((TableRule("user_a", sharding_types=("row_wise",)),), (PinnedShard("user_a", 16, (0,)),)),
          "'user_a' is pinned, but its rules don't let it lie in columns"),
-        (_rule("user_a", forms=("copies",), devices=(0, 1)),
-         "'user_a' may lie in copies only, which every device has, and only on 2 of 4 devices"),
-        (Constraints((TableRule("user_a", forms=("rows",)),), together=(("user_a", "user_b"),)),
+        (_rule("user_a", sharding_types=("data_parallel",), devices=(0, 1)),
+         "'user_a' may be data_parallel only, .*only on 2 of 4 devices"),
+        (Constraints((TableRule("user_a", sharding_types=("row_wise",)),), together=(("user_a", "user_b"),)),
          "user_a, user_b are kept together and may lie in no form besides rows"),
         (_rule("item", tiers=("host",)), "table 'item' may lie in host memory only, and hosts have none for tables"),
         (Constraints((TableRule("item", tiers=("host",)), TableRule("*", tiers=("device",)))),
          "leave no memory that it may lie in"),
-        (_rule("item", tiers=("host",), forms=("copies",)), "'item' leave no form"),
+        (_rule("item", tiers=("host",), sharding_types=("data_parallel",)), "'item' leave no sharding type"),
         (Constraints((TableRule("item", cached=0.1), TableRule("*", cached=0.2))),
          "want 0.1 and 0.2 of its rows cached"),
     ],
@@ -169,7 +173,7 @@ def test_contradictions_are_refused_before_any_search(rules, message):
     [
         (partial(TableRule, max_shards=0), "max_shards=0"),
         (partial(TableRule, min_blocks=0), "min_blocks=0 of 'item' must be a whole number"),
-        (partial(TableRule, forms=("row",)), "unknown form 'row'; did you mean 'rows'"),
+        (partial(TableRule, sharding_types=("row",)), "unknown sharding type 'row'"),
         (partial(TableRule, tiers=("disk",)), "unknown tier 'disk'; valid: cached, device, host"),
         (partial(PinnedShard, dim=6, devices=(0,)), "dim=6"),
     ],
@@ -197,32 +201,39 @@ def test_malformed_files_are_refused(tmp_path, text):
 
 
 def test_rules_survive_tasks_files_and_what_they_do_not_say_leaves_no_trace():
-    given = TableRule("user_*", (0, 1), min_blocks=2, equal_widths=True), TableRule("*", forms=("rows", "columns"))
+    given = (
+        TableRule("user_*", (0, 1), min_blocks=2, equal_widths=True),
+        TableRule("*", sharding_types=("row_wise", "column_wise")),
+    )
     rules = Constraints(given, (PinnedShard("item", 8, (2,)),))
     task = replace(TASK, constraints=rules)
     assert read_back(task) == task
     said, others = (set(rule) for rule in task.to_json()["constraints"]["rules"])
-    assert others == {"tables", "devices", "min_shards", "max_shards", "min_dim", "forms"}
+    assert others == {"tables", "devices", "min_shards", "max_shards", "min_dim", "sharding_types"}
     assert said == others | {"min_blocks", "equal_widths"}
 
 
 def test_forms_of_all_rules_intersect():
     rules = constraints(
-        rules=[{"tables": "*", "forms": ["rows", "columns"]}, {"tables": "user_a", "forms": ["columns"]}]
+        rules=[
+            {"tables": "*", "sharding_types": ["row_wise", "column_wise"]},
+            {"tables": "user_a", "sharding_types": ["column_wise"]},
+        ]
     )
-    assert rules.limits(TABLES[0], 4).forms == {Form.COLUMNS}
-    assert rules.limits(TABLES[1], 4).forms == {Form.COLUMNS, Form.ROWS}
+    assert rules.limits(TABLES[0], 4).forms == {Form.COLUMN_WISE}
+    assert rules.limits(TABLES[1], 4).forms == {Form.COLUMN_WISE, Form.ROW_WISE}
     for silent in (Constraints(), _rule("user_a", min_blocks=2, equal_widths=True)):
         assert silent.limits(TABLES[0], 4).forms == set(Form)
-    with pytest.raises(UserError, match=r"unknown form .row.; did you mean .rows."):
-        constraints(rules=[{"tables": "user_a", "forms": ["row"]}])
+    with pytest.raises(UserError, match=r"unknown sharding type 'row'"):
+        constraints(rules=[{"tables": "user_a", "sharding_types": ["row"]}])
 
 
 @pytest.mark.parametrize(
-    ("forms", "tiers"), [(("copies",), {Tier.DEVICE}), (("rows", "copies"), set(Tier)), (None, set(Tier))]
+    ("forms", "tiers"),
+    [(("data_parallel",), {Tier.DEVICE}), (("row_wise", "data_parallel"), set(Tier)), (None, set(Tier))],
 )
 def test_tables_that_must_be_copied_lie_on_devices_alone(forms, tiers):
-    assert _rule("t", forms=forms).limits(table(), 4).tiers == tiers
+    assert _rule("t", sharding_types=forms).limits(table(), 4).tiers == tiers
 
 
 @pytest.mark.parametrize(

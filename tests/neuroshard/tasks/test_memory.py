@@ -95,7 +95,7 @@ def test_a_copy_that_takes_too_much_with_its_gradient_is_refused():
     whole, use = Loads.of([LARGEST], 64), MemoryUse("adam", 1)
     assert use.device_bytes(whole)[0] > 12 << 56
     with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
-        use.device_bytes(replace(whole, form=np.array([FORMS.index(Form.COPIES)])))
+        use.device_bytes(replace(whole, form=np.array([FORMS.index(Form.DATA_PARALLEL)])))
 
 
 def test_impossible_uses_are_refused():

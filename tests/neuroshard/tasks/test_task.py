@@ -80,7 +80,7 @@ def test_task_files_are_exact(tmp_path):
     assert {table.reuse_batch_size for table in read[2].tables} == {256}
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"format": "neuroshard-tasks-1", "tasks": [{}]}'])
+@pytest.mark.parametrize("content", ["", "[1]", '{"format": "neuroshard-tasks-2", "tasks": [{}]}'])
 def test_malformed_task_files_are_refused(tmp_path, content):
     path = tmp_path / "tasks.json"
     path.write_text(content)

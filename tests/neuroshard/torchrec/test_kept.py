@@ -183,7 +183,7 @@ QUICK = {"searcher": "neuroshard", "improvement": {"shakes": 0}, "max_splits": 0
 
 def test_tables_and_devices_that_come_and_go_change_the_plan(path, caplog):
     """One of the tables is a sequence table, in halves."""
-    given = QUICK | {"rules": Constraints((TableRule("s", min_shards=2, forms=("columns",)),))}
+    given = QUICK | {"rules": Constraints((TableRule("s", min_shards=2, sharding_types=("column_wise",)),))}
     _planner(path, **given).plan(_model("a", "b", "c"))
     ours = _planner(path, **given)
     ours.plan(_model("a", "c", "d"))
@@ -206,8 +206,8 @@ def test_tables_and_devices_that_come_and_go_change_the_plan(path, caplog):
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [
-        (TableRule("s", min_shards=2, forms=("columns",)), "column_wise"),
-        (TableRule("s", forms=("rows",)), "row_wise"),
+        (TableRule("s", min_shards=2, sharding_types=("column_wise",)), "column_wise"),
+        (TableRule("s", sharding_types=("row_wise",)), "row_wise"),
     ],
 )
 def test_plans_with_sequence_tables_are_kept(path, rule, kind):

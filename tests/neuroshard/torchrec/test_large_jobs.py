@@ -91,7 +91,7 @@ def test_a_terabyte_of_sequence_tables_on_one_host():
     collection, sharder = EmbeddingCollection(configs, device=META), EmbeddingCollectionSharder()
     ours, plan, held = _planned(collection, sharder, 8, 256, (0, 5), **_said(tables))
     assert [table.size_bytes for table in ours.task.tables] == [1024 * GB, 10_240_000_000, 131_072]
-    assert ours.forms[0] is Form.ROWS
+    assert ours.forms[0] is Form.ROW_WISE
     assert {placed.home.tier for placed in ours.by_table[0]} <= {Tier.CACHED, Tier.HOST}
     assert plan["item"].compute_kernel in ("fused_uvm", "fused_uvm_caching")
     assert all(("item", (GB // 8, 512)) in its for its in held)
@@ -118,6 +118,6 @@ def test_a_table_that_fits_on_no_device_lies_in_rows_on_all():
     known = {"tables": tables, "memory": MemoryUse("rowwise_adagrad", batches_in_flight=1), "rules": on_device}
     collection = shaped_bags({table.name: (table.rows, table.dim) for table in tables})
     ours, plan, held = _planned(collection, EmbeddingBagCollectionSharder(), 16, batch_size, (0, 9), **known)
-    assert ours.forms[0] is Form.ROWS
+    assert ours.forms[0] is Form.ROW_WISE
     assert all([shape for name, shape in its if name == "huge"] == [(math.ceil(rows / 16), 32)] for its in held)
     assert sorted(from_sharding_plan(ours.task, ShardingPlan({"": plan})).placements) == sorted(ours.placements)

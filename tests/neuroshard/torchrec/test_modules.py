@@ -190,16 +190,16 @@ def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, ty
         ({}, ["columns", "rows"], 2),
         ({"sharding_types": ["table_wise", "column_wise"]}, ["columns"], 2),
         ({"sharding_types": ["table_wise", "row_wise"]}, ["columns", "rows"], 1),
-        ({"sharding_types": ["table_wise", "data_parallel"]}, ["columns"], 1),
-        ({"sharding_types": ["table_wise", "column_wise", "data_parallel"]}, ["columns"], 2),
+        ({"sharding_types": ["table_wise", "data_parallel"]}, ["column_wise"], 1),
+        ({"sharding_types": ["table_wise", "column_wise", "data_parallel"]}, ["column_wise"], 2),
     ],
 )
 def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may, shards):
     ours = planner(models="roofline:h100", constraints=_said("s", **types), data_parallel=True)
     task = ours.search(_beside(_sequences("s", "t"))).task
     limits = [task.constraints.limits(table, 2) for table in task.tables]
-    unsaid = [["columns", "copies", "rows"]] * 2  # of pooled tables
-    assert [sorted(each.forms) for each in limits] == [*unsaid, may, ["columns", "rows"]]
+    unsaid = [["column_wise", "data_parallel", "row_wise"]] * 2  # of pooled tables
+    assert [sorted(each.forms) for each in limits] == [*unsaid, may, ["column_wise", "row_wise"]]
     assert limits[2].max_shards == shards
     assert limits[2].max_blocks >= (2 if "rows" in may else shards)
 
@@ -286,10 +286,10 @@ def test_tables_that_fused_kernels_do_not_take_are_copied_and_shard(dim, group, 
 
 
 def test_a_search_with_torchrecs_planner_is_quiet_about_copies(caplog):
-    copied = Constraints((TableRule("*", forms=(Form.COPIES,)),))
+    copied = Constraints((TableRule("*", sharding_types=(Form.DATA_PARALLEL,)),))
     task = replace(toy_task(3, num_devices=2), constraints=copied)
-    plan = ns.search(task, H100, "torchrec_all_forms")
-    assert set(plan.forms) == {Form.COPIES}
+    plan = ns.search(task, H100, "torchrec_all_types")
+    assert set(plan.forms) == {Form.DATA_PARALLEL}
     assert "Sharding spec" not in caplog.text
 
 
@@ -414,7 +414,7 @@ def test_errors_of_ours_are_not_taken_for_torchrecs(monkeypatch):
 
 def test_what_is_said_of_rows_alone_works():
     constraints = _said("b", sharding_types=["row_wise", "table_wise"])
-    rules = Constraints((TableRule("b", forms=("rows",)),))
+    rules = Constraints((TableRule("b", sharding_types=("row_wise",)),))
     plan = planner(models="roofline:h100", constraints=constraints, rules=rules).plan(_bags("a", "b")).plan[""]
     assert plan["b"].sharding_type == "row_wise"
 
@@ -534,8 +534,8 @@ def _beside_mean_pooling():
 def test_rows_that_make_other_outputs_wrong_must_be_named(model, table, said, caplog):
     sharders = [*get_default_sharders(), FeatureProcessedEmbeddingBagCollectionSharder()]
     parameter = next(its for its in find_tables(model, sharders) if its.name == table)
-    assert Form.ROWS not in parameter.forms
-    assert Form.ROWS in replace(parameter, constraints=ROWS_TOO).forms
+    assert Form.ROW_WISE not in parameter.forms
+    assert Form.ROW_WISE in replace(parameter, constraints=ROWS_TOO).forms
     columns = ParameterConstraints(sharding_types=["table_wise"])
     others = {its.name: columns for its in find_tables(model, sharders)}
     on = {"device": "cuda", "models": "roofline:h100"}
@@ -561,9 +561,9 @@ def test_a_mean_pooled_table_that_fits_in_no_columns_says_that_rows_may_be_named
 
 def test_fused_collections_are_copied_only_where_that_is_named():
     (parameter,) = find_tables(_fused("t"))
-    assert set(parameter.forms) == {Form.COLUMNS, Form.ROWS}
+    assert set(parameter.forms) == {Form.COLUMN_WISE, Form.ROW_WISE}
     named = ParameterConstraints(sharding_types=["data_parallel"])
-    assert replace(parameter, constraints=named).forms == (Form.COPIES,)
+    assert replace(parameter, constraints=named).forms == (Form.DATA_PARALLEL,)
 
 
 @pytest.mark.parametrize(

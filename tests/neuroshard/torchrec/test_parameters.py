@@ -80,13 +80,13 @@ def test_limits_on_splits_become_rules(given, rule):
     [
         (None, set(Form), None),
         (["column_wise", "row_wise", "data_parallel"], set(Form), None),
-        (["column_wise"], {Form.COLUMNS}, TableRule("b[*]", forms=("columns",))),
+        (["column_wise"], {Form.COLUMN_WISE}, TableRule("b[*]", sharding_types=("column_wise",))),
     ],
 )
 def test_tables_may_lie_in_the_forms_that_constraints_name_or_in_all(types, forms, rule):
     found = _sku(sharding_types=types)
     assert set(found.forms) == forms
-    assert found.form_rule("b*") == rule
+    assert found.type_rule("b*") == rule
 
 
 def test_constraints_for_other_tables_are_warned_about(caplog):

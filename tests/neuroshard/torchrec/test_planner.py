@@ -128,7 +128,7 @@ def test_constraints_of_both_kinds_hold():
     ("types", "kernels", "found"),
     [
         (["table_wise", "column_wise", "data_parallel"], None, "data_parallel"),
-        (["table_wise", "column_wise", "data_parallel"], ["fused"], "columns"),
+        (["table_wise", "column_wise", "data_parallel"], ["fused"], "column_wise"),
         (["table_wise", "column_wise"], None, "columns"),
         (None, None, "columns"),
     ],

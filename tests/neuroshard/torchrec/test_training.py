@@ -58,7 +58,7 @@ def _formed(world_size):
     rows = range(world_size)
     return {
         "rows": (rows, rows, rows),
-        "copies": (COPIES, COPIES, COPIES),
+        "data_parallel": (COPIES, COPIES, COPIES),
         "rows, copies and columns": (rows, COPIES, CUT),
         "rows of what two features share": (1, rows, COPIES),
     }
@@ -80,13 +80,15 @@ def _train(rank, world_size, plan):
 
     output, expected = job(batches[rank]), whole(batches[rank])
     given = {name: output[name] + 0 for name in FEATURES}  # waits for it
-    close = {"rtol": 1e-5, "atol": 1e-5} if Form.ROWS in plan.forms else {"rtol": 0, "atol": 0}  # sums in other orders
+    close = (
+        {"rtol": 1e-5, "atol": 1e-5} if Form.ROW_WISE in plan.forms else {"rtol": 0, "atol": 0}
+    )  # sums in other orders
     for name in FEATURES:
         torch.testing.assert_close(given[name], expected[name], **close)
     _loss(output).backward()
     tables = training.tables_of(whole, SHAPES)
     training.descend(tables, [_loss(whole(batch)) for batch in batches], RATE)
-    copies = {name for name, form in zip(SHAPES, plan.forms, strict=True) if form is Form.COPIES}
+    copies = {name for name, form in zip(SHAPES, plan.forms, strict=True) if form is Form.DATA_PARALLEL}
     cut = SHAPES.keys() - copies
     assert not any(torch.equal(shard, weights[name][window]) for name, window, shard in training.held(job, cut))
     shards = training.check_held(job, {name: tables[name] for name in cut})
@@ -154,7 +156,7 @@ def _planner_of_every_kind(world_size, keep):
     """One that lays out a sequence table in every form."""
     alone = {"whole": "table_wise", "rows": "row_wise", "a": "row_wise"}
     constraints = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in alone.items()}
-    rules = Constraints((TableRule("halved", min_shards=2, forms=("columns",)),))
+    rules = Constraints((TableRule("halved", min_shards=2, sharding_types=("column_wise",)),))
     given = {"models": "roofline:h100", "constraints": constraints, "rules": rules, "keep": keep}
     return planner(world_size, cap=1 << 24, on_host=2, batch_size=KINDS_SAMPLES, **given)
 

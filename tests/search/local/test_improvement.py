@@ -59,7 +59,7 @@ def test_local_search_from_several_plans_looks_at_no_more_than_one_would(monkeyp
 
     monkeypatch.setattr(Improvement, "improve", counted)
     most = 400_000
-    search = NeuroShard(improvement=Improvement(shakes=10_000, max_plans=most), forms=("columns",))
+    search = NeuroShard(improvement=Improvement(shakes=10_000, max_plans=most), sharding_types=("column_wise",))
     search.find(toy_task(40), Simulator(random_models()))
     assert len(looked) > 2
     assert sum(limit for limit, _ in looked) <= most

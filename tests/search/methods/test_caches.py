@@ -25,7 +25,7 @@ from tests.search.methods.test_searchers import PEERS, _searcher
 
 MIB = 1 << 20
 QUICKLY = NeuroShard(improvement=Improvement(shakes=3))
-WHOLE = {"max_shards": 1, "forms": ("columns",)}
+WHOLE = {"max_shards": 1, "sharding_types": ("column_wise",)}
 # Of their own: `narrow` 10 MiB of cache, `wide` 8 MiB; in one cache `narrow` would take 160.
 SHAPES = [16, 256], [1_000_000, 40_000]
 
@@ -68,7 +68,7 @@ def test_every_searcher_refuses_a_cache_that_one_device_has_no_room_for(name):
 
 
 def test_wide_tables_are_cut_if_that_alone_fits():
-    task = _task(70, 4, ([16, 64], [1_000_000, 2_000_000]), forms=("columns",))
+    task = _task(70, 4, ([16, 64], [1_000_000, 2_000_000]), sharding_types=("column_wise",))
     everywhere = task.with_rules((TableRule("t0", min_shards=4),))
     fours, halves = dict.fromkeys(range(4), 16), {0: 32, 1: 32}
     assert laid_out(everywhere, dict.fromkeys(range(4), 4), fours).violations == ()

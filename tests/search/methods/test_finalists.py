@@ -18,7 +18,7 @@ from neuroshard.words.form import Form
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import ms_of, uncertain
 
-SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=4), form_tries=3)
+SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=4), sharding_type_trials=3)
 
 
 def _finalists(searcher, task, models, count):
@@ -27,7 +27,7 @@ def _finalists(searcher, task, models, count):
     return found, searcher.finalists(found, simulator, count)
 
 
-@pytest.mark.parametrize("models", [random_models(), random_form_models()], ids=["columns", "forms"])
+@pytest.mark.parametrize("models", [random_models(), random_form_models()], ids=["column_wise", "forms"])
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 6])
 def test_they_differ_and_the_one_found_is_the_first(models, count):
     found, plans = _finalists(SMALL, toy_task(12), models, count)
@@ -64,9 +64,9 @@ def test_other_choices_of_forms_are_among_them():
     _, plans = _finalists(SMALL, toy_task(12), models, 8)
     kinds = {plan.forms for plan in plans}
     assert len(kinds) > 1
-    assert (Form.COLUMNS,) * 12 in kinds
-    _, columns = _finalists(replace(SMALL, forms=("columns",)), toy_task(12), models, 8)
-    assert {plan.forms for plan in columns} == {(Form.COLUMNS,) * 12}
+    assert (Form.COLUMN_WISE,) * 12 in kinds
+    _, columns = _finalists(replace(SMALL, sharding_types=("column_wise",)), toy_task(12), models, 8)
+    assert {plan.forms for plan in columns} == {(Form.COLUMN_WISE,) * 12}
 
 
 @pytest.mark.parametrize("seed", range(6))

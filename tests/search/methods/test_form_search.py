@@ -27,11 +27,11 @@ from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
 from tests.kit.tasks import hot_table, plain_task
 
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
+COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 BATCH = 65536
 QUICKLY = Improvement(shakes=20)
 ALL = NeuroShard(improvement=QUICKLY, choice=None)  # datasheets have no margins: many a gain is left otherwise
-ALONE = replace(ALL, forms=("columns",))
+ALONE = replace(ALL, sharding_types=("column_wise",))
 EXACT = replace(ALL, tolerance=0)
 HUGE, VIDEOS = hot_table("huge", 5_000_000_000, 32, 1), hot_table("videos", 80_000_000, 128, 20, pooled=False)
 ON_HOSTS = Topology(16, "80GiB", devices_per_host=8)
@@ -85,7 +85,7 @@ def _layouts(task):
         pytest.param(_tiny, (*range(12), 74), {*Form}, marks=pytest.mark.slow),
         (_tiny_on_three, range(3), {*Form}),
         pytest.param(_tiny_on_three, range(6), {*Form}, marks=pytest.mark.slow),
-        (_tiny_sequences, range(11), {Form.COLUMNS, Form.ROWS}),
+        (_tiny_sequences, range(11), {Form.COLUMN_WISE, Form.ROW_WISE}),
         pytest.param(_tiny_of_two_types, range(8), {*Form}, marks=pytest.mark.slow),
     ],
 )
@@ -131,17 +131,17 @@ def test_small_tables_of_the_mlperf_workload_are_copied():
     task = _criteo(8)
     plan, alone = found(ALL, task), found(ALONE, task)
     assert ms_of(plan) < 0.92 * ms_of(alone)
-    copied = [table.rows for table, form in zip(task.tables, plan.forms, strict=True) if form is Form.COPIES]
+    copied = [table.rows for table, form in zip(task.tables, plan.forms, strict=True) if form is Form.DATA_PARALLEL]
     assert len(copied) >= 5
     assert max(copied) < 50_000
-    assert set(alone.forms) == {Form.COLUMNS}
+    assert set(alone.forms) == {Form.COLUMN_WISE}
 
 
 def test_a_table_that_holds_a_device_up_is_cut_into_rows():
     """8 columns go to 2 devices at most; rows to all."""
     task = Task((hot_table("hot", 10_000_000, 8, 200), *criteo()[:8]), ON_HOSTS, BATCH)
     plan = ALL.find(task, H100).plan
-    assert plan.forms[0] is Form.ROWS
+    assert plan.forms[0] is Form.ROW_WISE
     assert ms_of(plan) < 0.7 * ms_of(ALONE.find(task, H100).plan)
 
 
@@ -151,7 +151,7 @@ def test_rows_save_the_less_the_fewer_blocks_have_the_lookups():
     hot = [replace(spread, row_lookups=tuple(np.eye(16)[block])) for block in (0, 15)]
     tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, *hot)]
     plans = [found(ALL, task) for task in tasks]
-    assert {plan.forms[0] for plan in plans} == {Form.ROWS}
+    assert {plan.forms[0] for plan in plans} == {Form.ROW_WISE}
     saved = [1 - ms_of(plan) / ms_of(found(ALONE, task)) for task, plan in zip(tasks, plans, strict=True)]
     assert saved[0] > 0.4
     assert saved[1:] == pytest.approx([0.05, 0.05], abs=0.02)
@@ -171,7 +171,7 @@ def test_a_table_that_no_cut_of_columns_fits_lies_in_rows(table, topology, memor
     with pytest.raises(InfeasibleError, match=refused):
         ALONE.find(task, H100)
     plan = found(ALL, task)
-    assert plan.forms[0] is Form.ROWS
+    assert plan.forms[0] is Form.ROW_WISE
     exported = to_sharding_plan(plan, "ebc").plan["ebc"][table.name]
     assert exported.sharding_type == "row_wise"
     assert exported.ranks == list(range(topology.num_devices))
@@ -183,7 +183,7 @@ def test_tables_that_pack_in_no_columns_lie_in_rows():
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
     with pytest.raises(InfeasibleError):
         ALONE.find(task, H100)
-    assert Form.ROWS in found(ALL, task).forms
+    assert Form.ROW_WISE in found(ALL, task).forms
 
 
 def _forms(task):
@@ -205,26 +205,29 @@ TOGETHER = Constraints(together=(("criteo_8", "criteo_12"),))
 @pytest.mark.parametrize(
     ("constraints", "forms"),
     [
-        (Constraints(), dict.fromkeys(("criteo_5", "criteo_7", "criteo_13", "criteo_15", "criteo_16"), Form.COPIES)),
-        (Constraints((TableRule("criteo_5", devices=(1, 2)),)), {"criteo_5": Form.COLUMNS}),
-        (Constraints((TableRule("criteo_16", min_shards=2),)), {"criteo_16": Form.COLUMNS}),
-        (Constraints(pinned=(PinnedShard("criteo_7", 64, (3,)),)), {"criteo_7": Form.COLUMNS}),
-        (Constraints(apart=(("criteo_15", "criteo_13"),)), dict.fromkeys(("criteo_13", "criteo_15"), Form.COLUMNS)),
-        (TOGETHER, dict.fromkeys(("criteo_8", "criteo_12"), Form.COPIES)),
-        *((Constraints((TableRule("criteo_1", forms=(form,)),)), {"criteo_1": form}) for form in Form),
+        (
+            Constraints(),
+            dict.fromkeys(("criteo_5", "criteo_7", "criteo_13", "criteo_15", "criteo_16"), Form.DATA_PARALLEL),
+        ),
+        (Constraints((TableRule("criteo_5", devices=(1, 2)),)), {"criteo_5": Form.COLUMN_WISE}),
+        (Constraints((TableRule("criteo_16", min_shards=2),)), {"criteo_16": Form.COLUMN_WISE}),
+        (Constraints(pinned=(PinnedShard("criteo_7", 64, (3,)),)), {"criteo_7": Form.COLUMN_WISE}),
+        (Constraints(apart=(("criteo_15", "criteo_13"),)), dict.fromkeys(("criteo_13", "criteo_15"), Form.COLUMN_WISE)),
+        (TOGETHER, dict.fromkeys(("criteo_8", "criteo_12"), Form.DATA_PARALLEL)),
+        *((Constraints((TableRule("criteo_1", sharding_types=(form,)),)), {"criteo_1": form}) for form in Form),
     ],
 )
 def test_constraints_say_in_which_forms_tables_lie(constraints, forms):
     """Small ones are copied where nothing is said of them, and where rules leave them their form."""
     chosen = _forms(_criteo(constraints=constraints))
     assert {name: chosen[name] for name in forms} == forms
-    assert Form.COPIES in chosen.values()
+    assert Form.DATA_PARALLEL in chosen.values()
 
 
 def test_tables_that_are_kept_together_lie_in_columns_where_one_of_them_must():
-    rules = replace(TOGETHER, rules=(TableRule("criteo_8", forms=("columns",)),))
+    rules = replace(TOGETHER, rules=(TableRule("criteo_8", sharding_types=("column_wise",)),))
     chosen = _forms(_criteo(constraints=rules))
-    assert (chosen["criteo_8"], chosen["criteo_12"]) == (Form.COLUMNS, Form.COLUMNS)
+    assert (chosen["criteo_8"], chosen["criteo_12"]) == (Form.COLUMN_WISE, Form.COLUMN_WISE)
 
 
 def _tight(memory_bytes, num_devices, shapes, together=()):
@@ -251,13 +254,13 @@ def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
 
 @pytest.mark.parametrize("form", Form)
 def test_rules_on_forms_hold_of_all_tables(form):
-    everything = Constraints((TableRule("*", forms=(form,)),))
+    everything = Constraints((TableRule("*", sharding_types=(form,)),))
     assert set(_forms(_criteo(count=2, constraints=everything)).values()) == {form}
 
 
 def test_a_form_that_a_table_cannot_have_is_refused():
     """Three rows don't make eight blocks."""
-    task = _criteo(constraints=Constraints((TableRule("criteo_5", forms=("rows",)),)))
+    task = _criteo(constraints=Constraints((TableRule("criteo_5", sharding_types=("row_wise",)),)))
     with pytest.raises(UserError, match="'criteo_5' may lie in rows only"):
         ALL.find(task, H100)
 
@@ -310,7 +313,7 @@ def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
     for tries in (0, 1, 3, 6):
         quick = _Asked(EvenLayouts())
         _searched_by(monkeypatch, columns, quick)
-        replace(ALL, form_tries=tries).find(task, H100)
+        replace(ALL, sharding_type_trials=tries).find(task, H100)
         assert len(quick.asked) <= tries
         assert all(0 < count <= 26 for count in quick.asked)
     assert len(quick.asked) > 2
@@ -351,7 +354,7 @@ def test_choices_that_leave_no_room_cost_infinitely_much():
 def test_gains_within_the_margins_are_not_taken():
     """Margins of all of a cost: no gain is believed; of nothing: every one."""
     task = replace(_criteo(), topology=Topology(4, "80GiB"))
-    for relative, forms in ((1.0, {Form.COLUMNS}), (0.0, {*Form})):
+    for relative, forms in ((1.0, {Form.COLUMN_WISE}), (0.0, {*Form})):
         its = replace(ALL, choice=Choice()).find(task, uncertain(H100, relative))
         assert set(its.plan.forms) == forms
         assert (its.declined is not None) == (relative == 1.0)
@@ -360,31 +363,31 @@ def test_gains_within_the_margins_are_not_taken():
 
 def test_without_tries_tables_lie_in_columns_where_they_fit():
     task = _criteo()
-    assert replace(ALL, form_tries=0).find(task, H100).plan == ALONE.find(task, H100).plan
+    assert replace(ALL, sharding_type_trials=0).find(task, H100).plan == ALONE.find(task, H100).plan
 
 
 def test_forms_are_chosen_by_a_setting():
     task = _tiny(5)
-    for forms in (["columns"], ["columns", "rows"], ["columns", "copies"]):
-        plan = search(task, H100, forms=forms, improvement={"shakes": 5})
+    for forms in (["column_wise"], ["column_wise", "row_wise"], ["column_wise", "data_parallel"]):
+        plan = search(task, H100, sharding_types=forms, improvement={"shakes": 5})
         assert set(plan.forms) <= {Form(form) for form in forms}
-    with pytest.raises(UserError, match=r"forms=\['rows'\] must have columns among them"):
-        NeuroShard(forms=("rows",))
+    with pytest.raises(UserError, match=r"forms=\['row_wise'\] must have columns among them"):
+        NeuroShard(sharding_types=("row_wise",))
     with pytest.raises(UserError, match="did you mean 'copies'"):
-        NeuroShard(forms=("columns", "copy"))
+        NeuroShard(sharding_types=("column_wise", "copy"))
 
 
 def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
     compute = random_form_models().compute
-    known = {call: compute.by_call[call] for call in (IN_COLUMNS, Call(Form.ROWS), Call(Form.COLUMNS, False))}
+    known = {call: compute.by_call[call] for call in (IN_COLUMNS, Call(Form.ROW_WISE), Call(Form.COLUMN_WISE, False))}
     simulator = Simulator(replace(random_form_models(), compute=ComputeByForm(known)))
     for seed in range(4):
         plan = ALL.find(sequence_task(6, 2, seed), simulator).plan
         of_sequences = {form for form, table in zip(plan.forms, plan.task.tables, strict=True) if not table.pooled}
-        assert of_sequences == {Form.COLUMNS}
+        assert of_sequences == {Form.COLUMN_WISE}
 
 
-@pytest.mark.parametrize("searcher", ["neuroshard", "torchrec_all_forms"])
+@pytest.mark.parametrize("searcher", ["neuroshard", "torchrec_all_types"])
 @pytest.mark.parametrize(
     ("rows", "devices", "rule", "why"),
     [
@@ -396,7 +399,7 @@ def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
     ],
 )
 def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(searcher, rows, devices, rule, why):
-    rules = Constraints((TableRule("t0", forms=("rows",), **rule),))
+    rules = Constraints((TableRule("t0", sharding_types=("row_wise",), **rule),))
     task = plain_task([32, 64], [rows, 100], devices=devices, constraints=rules)
     with pytest.raises(UserError, match=rf"^constraints: table 't0' may lie in rows only, and can't \({why}"):
         search(task, H100, searcher)
@@ -405,16 +408,16 @@ def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(se
 @pytest.mark.parametrize(
     ("searcher", "simulator", "forms", "why"),
     [
-        ("neuroshard", H100, ["columns", "copies"], "searcher.forms leaves it out"),
-        ("torchrec_all_forms", H100, ["columns", "copies"], "searcher.forms leaves it out"),
-        ("torchrec", H100, ["columns"], "searcher.forms leaves it out"),
+        ("neuroshard", H100, ["column_wise", "data_parallel"], "searcher.sharding_types leaves it out"),
+        ("torchrec_all_types", H100, ["column_wise", "data_parallel"], "searcher.sharding_types leaves it out"),
+        ("torchrec", H100, ["column_wise"], "searcher.sharding_types leaves it out"),
         ("neuroshard", Simulator(linear_models(4)), FORMS, "the models don't know it"),
     ],
 )
 def test_what_leaves_out_the_only_form_of_a_table_is_named(searcher, simulator, forms, why):
-    task = plain_task([32, 64], devices=4, constraints=Constraints((TableRule("t0", forms=("rows",)),)))
+    task = plain_task([32, 64], devices=4, constraints=Constraints((TableRule("t0", sharding_types=("row_wise",)),)))
     with pytest.raises(UserError, match=rf"'t0' may lie in rows only, and can't \(rows: {why}"):
-        search(task, simulator, searcher, forms=forms)
+        search(task, simulator, searcher, sharding_types=forms)
 
 
 def test_of_plans_that_are_declined_the_cheapest_is_told():
@@ -426,14 +429,14 @@ def test_of_plans_that_are_declined_the_cheapest_is_told():
     )
     task, simulator = Task(tables, Topology(8, 582_080), 1024), Simulator(CostModels.load("h100"))
     found = NeuroShard().find(task, simulator)
-    assert Form.ROWS in found.declined.forms
+    assert Form.ROW_WISE in found.declined.forms
     assert "cheaper was found" in declined_remark(found.plan, found.declined, simulator)
 
 
-@pytest.mark.parametrize("forms", [("rows",), FORMS])
+@pytest.mark.parametrize("forms", [("row_wise",), FORMS])
 @pytest.mark.parametrize("host_memory_bytes", [0, 1 << 30])
 def test_buffers_that_leave_no_memory_are_named_whatever_the_forms_and_memories(forms, host_memory_bytes):
-    rules = Constraints((TableRule("t0", forms=forms),))
+    rules = Constraints((TableRule("t0", sharding_types=forms),))
     task = plain_task([16, 16], memory_bytes=10_000, memory=MemoryUse("sgd", 1), constraints=rules)
     task = replace(task, topology=replace(task.topology, host_memory_bytes=host_memory_bytes))
     with pytest.raises(InfeasibleError, match=r"own samples leave [\d.]+ KiB too little memory; give each device"):

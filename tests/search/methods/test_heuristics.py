@@ -92,7 +92,7 @@ def test_sequence_tables_have_two_equal_halves_at_most():
         for share in (0.6, 0.3)
     )
     halved = found(Greedy("size"), roomy)
-    assert halved.forms == (Form.COLUMNS,)
+    assert halved.forms == (Form.COLUMN_WISE,)
     first, second = _widths(halved, 0)
     assert first == second
     with pytest.raises(InfeasibleError):

@@ -14,15 +14,15 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import target_named
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import Form
+from neuroshard.words.form import FORMS, Form
 from tests.kit.plans import laid_out
 from tests.kit.random_models import random_by_collective, random_form_models
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
 from tests.kit.tasks import hot_table
 
 BATCH = 65536
-IN_ROWS = Constraints((TableRule("rows*", forms=("rows",)),))
-SEARCH = NeuroShard(improvement=Improvement(shakes=10), rows_over="hosts", choice=None)
+IN_ROWS = Constraints((TableRule("rows*", sharding_types=("row_wise",)),))
+SEARCH = NeuroShard(improvement=Improvement(shakes=10), sharding_types=(*FORMS, "table_row_wise"), choice=None)
 
 
 def _task(dims, num_devices=32, host=8, constraints=IN_ROWS, memory="80GiB"):
@@ -56,10 +56,10 @@ def test_tables_alike_are_spread_over_the_hosts_as_the_best_of_all_plans_has_the
 
 def test_the_search_finds_them_if_asked_to():
     task = _task([128] * 4)
-    plan, alone = (found(searcher, task) for searcher in (SEARCH, replace(SEARCH, rows_over="all")))
+    plan, alone = (found(searcher, task) for searcher in (SEARCH, replace(SEARCH, sharding_types=FORMS)))
     assert {len(hosts) for hosts in _hosts(alone)[:4]} == {4}
     assert ms_of(plan) < 0.95 * ms_of(alone)
-    assert set(plan.forms[:4]) == {Form.ROWS}
+    assert set(plan.forms[:4]) == {Form.ROW_WISE}
     assert {len(hosts) for hosts in _hosts(plan)[:4]} == {1}
     with pytest.raises(UserError, match="rows_over"):
         NeuroShard(rows_over="racks")

@@ -45,7 +45,7 @@ def _many_hosts():
     """Fewer sharding types find a cheaper plan."""
     tables = ns.load_tables(str(TASKS / "tables_300.csv"), batch_size=65536)
     task = ns.Task(tables, ns.Topology(32, "80GiB", devices_per_host=4), 65536)
-    return _Case(task, "roofline:h100", 13.14, sharding=("columns", "rows"))
+    return _Case(task, "roofline:h100", 13.14, sharding=("column_wise", "row_wise"))
 
 
 def _in_host_memory():
@@ -66,7 +66,7 @@ CASES = {case.__name__.strip("_"): case for case in (_pooled_and_sequence, _many
 @pytest.mark.parametrize("name", CASES)
 def test_the_known_plan_costs_what_is_said(name):
     case = CASES[name]()
-    plan = case.plan or ns.search(case.task, case.simulator, forms=list(case.sharding))
+    plan = case.plan or ns.search(case.task, case.simulator, sharding_types=list(case.sharding))
     assert plan.violations == ()
     assert case.simulator.cost(case.task, plan).total_ms == pytest.approx(case.better_ms, rel=0.02)
 

@@ -17,9 +17,9 @@ ASSUMED = 0.28  # a datasheet's gain that is left is 21% at most (both plans' 12
 OTHERS = {
     "published": BeamSearch(),
     **{f"{score} greedy": Greedy(score) for score in SCORES},
-    "columns": NeuroShard(forms=("columns",)),
-    "rows": NeuroShard(forms=("columns", "rows")),
-    "copies": NeuroShard(forms=("columns", "copies")),
+    "column_wise": NeuroShard(sharding_types=("column_wise",)),
+    "row_wise": NeuroShard(sharding_types=("column_wise", "row_wise")),
+    "data_parallel": NeuroShard(sharding_types=("column_wise", "data_parallel")),
 }
 
 

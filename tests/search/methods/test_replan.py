@@ -59,12 +59,12 @@ def test_the_more_may_move_the_lower_the_cost(compute, known):
 
 def test_models_that_do_not_know_a_form_of_the_plan_are_refused():
     task = toy_task(3)
-    for where, form in ((range(4), "rows"), (COPIES, "copies")):
+    for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
         said = f"table 'toy0' lies in {form}, and these cost models know costs of columns"
         with pytest.raises(UserError, match=said):
             Replan(laid_out(task, where, 0, 0)).find(task, Simulator(linear_models()))
     with pytest.raises(UserError, match="did you mean 'copies'"):
-        Replan(laid_out(task, COPIES, 0, 0), forms=("copy",))
+        Replan(laid_out(task, COPIES, 0, 0), sharding_types=("copy",))
 
 
 def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
@@ -173,7 +173,7 @@ def test_a_plan_that_costs_nothing_has_a_remark():
 
 
 BATCH = 65536
-KEEP = {"forms": (), "improvement": FEW}
+KEEP = {"sharding_types": (), "improvement": FEW}
 
 
 def _criteo(count=16, **fields):
@@ -187,7 +187,7 @@ def _mixed(task):
 
 
 def _others(plan):
-    return sorted(p for p in plan.placements if plan.forms[p.shard.table] is not Form.COLUMNS)
+    return sorted(p for p in plan.placements if plan.forms[p.shard.table] is not Form.COLUMN_WISE)
 
 
 class _FromForms(Searcher):
@@ -215,7 +215,7 @@ def test_columns_move_beside_rows_and_copies_that_stay(use):
         assert plan.violations == ()
         moved = moved_between(start, plan).tolist()
         assert most is None or sum(moved) <= most
-        assert {plan.forms[table] for table in np.flatnonzero(moved)} <= {Form.COLUMNS}
+        assert {plan.forms[table] for table in np.flatnonzero(moved)} <= {Form.COLUMN_WISE}
         assert sum(move.size_bytes for move in table_changes(start, plan)) == sum(moved)
     costs = [ms_of(plan) for plan in found.values()]
     assert costs[0] == pytest.approx(ms_of(start))
@@ -237,7 +237,7 @@ def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
 
 def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_limit():
     task = replace(_criteo(), topology=Topology(4, "80GiB"))
-    start = NeuroShard(forms=("columns",), improvement=FEW).find(task, H100).plan
+    start = NeuroShard(sharding_types=("column_wise",), improvement=FEW).find(task, H100).plan
     best = ms_of(NeuroShard(improvement=FEW).find(task, H100).plan)
     costs = []
     for most in (0, 10**8, None):
@@ -260,17 +260,17 @@ def test_copies_that_do_not_pay_become_columns_and_move_nothing():
     start = laid_out(task, *[COPIES] * 12)
     plan = Replan(start, 0, FEW).find(task, H100).plan
     assert moved_between(start, plan).sum() == 0
-    assert Form.COLUMNS in plan.forms
+    assert Form.COLUMN_WISE in plan.forms
     assert ms_of(plan) < 0.8 * ms_of(start)
-    assert Replan(start, forms=(), improvement=FEW).find(task, H100).plan == start
+    assert Replan(start, sharding_types=(), improvement=FEW).find(task, H100).plan == start
 
 
 def test_rows_may_go_back_to_columns():
     task = _criteo(10)
     start = laid_out(task, range(4), *(i % 4 for i in range(1, 10)))
     within = task.tables[0].size_bytes // 2
-    plans = [Replan(start, most, FEW, forms=("columns",)).find(task, H100).plan for most in (within, None)]
-    assert [plan.forms[0] for plan in plans] == [Form.ROWS, Form.COLUMNS]
+    plans = [Replan(start, most, FEW, sharding_types=("column_wise",)).find(task, H100).plan for most in (within, None)]
+    assert [plan.forms[0] for plan in plans] == [Form.ROW_WISE, Form.COLUMN_WISE]
     assert moved_between(start, plans[0]).sum() <= within
 
 
@@ -281,7 +281,7 @@ def test_columns_stay_apart_from_rows_of_a_host():
     plan = Replan(start, improvement=FEW).find(task, H100).plan
     assert plan.violations == ()
     assert ms_of(plan) < ms_of(start)
-    assert plan.forms[1] is Form.ROWS
+    assert plan.forms[1] is Form.ROW_WISE
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ FEWER_SHAKES = {"improvement": {"shakes": 20}}
 SETTINGS = {
     "neuroshard": FEWER_SHAKES,
     "torchrec": FEWER_SETTINGS,
-    "torchrec_all_forms": FEWER_SETTINGS,
+    "torchrec_all_types": FEWER_SETTINGS,
     "torchrec_simulated": FEWER_SETTINGS,
     "with_other_models": INSTALLED,
     "without_augmentation": INSTALLED,

@@ -38,13 +38,13 @@ def test_columns_alone_are_kept_where_other_forms_save_less_than_the_tolerance()
     sizes = (1797, 16, 13.36), (108637, 64, 100.16), (131539, 32, 3.28), (15450, 64, 4.752), (785735, 64, 13.008)
     tables = (ns.Table(f"t{i}", *its, ns.zipf_reuse(its[0], round(4096 * its[2]))) for i, its in enumerate(sizes))
     task = Task(tuple(tables), Topology(4, "1GiB"), 4096)
-    alone = replace(ALL, forms=("columns",), tolerance=0.0)
+    alone = replace(ALL, sharding_types=("column_wise",), tolerance=0.0)
     columns, cheapest = (one.find(task, H100).plan for one in (alone, replace(ALL, tolerance=0.0)))
     more = ms_of(columns) / ms_of(cheapest) - 1
     found = {share: replace(ALL, tolerance=share * more).find(task, H100).plan for share in (0.9, 1.1)}
     assert 0 < more < ALL.tolerance
-    assert set(found[0.9].forms) == {Form.ROWS}
-    assert set(found[1.1].forms) == {Form.COLUMNS}
+    assert set(found[0.9].forms) == {Form.ROW_WISE}
+    assert set(found[1.1].forms) == {Form.COLUMN_WISE}
     assert len(found[1.1].placements) <= len(columns.placements) < len(found[0.9].placements)
     assert ms_of(found[1.1]) <= ms_of(cheapest) * (1 + 1.1 * more)
 
@@ -80,7 +80,7 @@ def test_forms_that_save_next_to_nothing_are_undone():
     task = Task(criteo()[:8], Topology(4, "80GiB"), 65536)
     plan = laid_out(task, *(t % 4 for t in range(6)), range(4), COPIES)
     found = _simpler(plan, H100, 10.0)
-    assert set(found.forms) == {Form.COLUMNS}
+    assert set(found.forms) == {Form.COLUMN_WISE}
     assert found.violations == ()
     assert len(found.placements) == 8
 

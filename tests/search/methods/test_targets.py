@@ -45,7 +45,7 @@ def test_large_tables_for_sok_lie_in_rows():
     large = replace(task.tables[0], rows=10_000)
     task = replace(task, tables=(large, *task.tables[1:]), topology=replace(task.topology, memory_bytes=1_500_000))
     plan = search(task, H100, target="sok")
-    assert plan.forms[0] is Form.ROWS
+    assert plan.forms[0] is Form.ROW_WISE
     assert export_plan(plan, "sok").content["variables"][0]["mode"] == "distributed"
 
 
@@ -55,7 +55,7 @@ def test_sequence_tables_lie_in_rows(target):
     plan = search(task, H100, target=target)
     assert plan.violations == ()
     forms = {table.pooled: form for table, form in zip(task.tables, plan.forms, strict=True)}
-    assert forms[False] is Form.ROWS
+    assert forms[False] is Form.ROW_WISE
     export_plan(plan, target)
 
 
@@ -66,7 +66,7 @@ def test_torchrec_has_words_for_everything():
 @pytest.mark.parametrize("tasks", [50, pytest.param(150, marks=pytest.mark.slow)])
 def test_equal_widths_have_plans_wherever_there_are_any(tasks):
     found, equal = 0, (TableRule("*", max_shards=2, equal_widths=True),)
-    searcher = NeuroShard(forms=("columns",))
+    searcher = NeuroShard(sharding_types=("column_wise",))
     for seed in range(tasks):
         plan = checked_plan(searcher, tiny_task(seed, rules=equal), seed)
         if isinstance(plan, Plan):

@@ -152,7 +152,7 @@ def test_every_host_has_room_for_its_own():
 
 
 def test_running_jobs_keep_their_memories():
-    plan = _found(0.4, replace(QUICKLY, forms=("columns",)))
+    plan = _found(0.4, replace(QUICKLY, sharding_types=("column_wise",)))
     worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
     moved = found(Replan(worse, improvement=Improvement(shakes=5)), plan.task)
     assert moved.homes == plan.homes
@@ -278,7 +278,7 @@ def test_a_large_table_goes_before_small_ones_that_gain_more_where_hosts_cannot_
 @pytest.mark.parametrize("pooled", [True, False])
 def test_two_equal_parts_may_lie_on_two_hosts(searcher, pooled):
     tables = tuple(replace(its, pooled=pooled) for its in plain_tables([64], 100_000))
-    rule = TableRule("t0", tiers=("host",), forms=("columns",), min_shards=2, equal_widths=True)
+    rule = TableRule("t0", tiers=("host",), sharding_types=("column_wise",), min_shards=2, equal_widths=True)
     topology = Topology(4, GIB, devices_per_host=2, host_memory_bytes=tables[0].size_bytes // 2)
     plan = searcher.find(Task(tables, topology, 1024, constraints=Constraints((rule,))), H100).plan
     assert plan.violations == ()
@@ -292,7 +292,7 @@ def test_small_tables_are_copied_beside_a_large_one_on_hosts_where_columns_would
     tables = (table("big", 20_000_000, 0.5), *(table(f"small{number}", 1000, 20.0) for number in range(32)))
     task = Task(tables, Topology(4, "560MiB", host_memory_bytes=1 << 40), 65_536, ns.MemoryUse("sgd", 1))
     plan = found(QUICKLY, task, H100)
-    assert plan.forms == (Form.COLUMNS, *(Form.COPIES,) * 32)
+    assert plan.forms == (Form.COLUMN_WISE, *(Form.DATA_PARALLEL,) * 32)
     assert plan.homes[0].tier is not Tier.DEVICE
 
 
@@ -301,9 +301,9 @@ def test_a_table_that_must_be_copied_lies_on_every_device_beside_any_others(shar
     tables = plain_tables([64] * 2, [600, 5000])
     copied, other = (table.size_bytes for table in tables)
     topology = Topology(2, int((copied + other / 2) * share), host_memory_bytes=other * host_share)
-    task = Task(tables, topology, 64, constraints=Constraints((TableRule("t0", forms=("copies",)),)))
+    task = Task(tables, topology, 64, constraints=Constraints((TableRule("t0", sharding_types=("data_parallel",)),)))
     assert HomeOptions.of(task, H100.models.compute).device_bytes[:, 0].tolist() == [2 * copied, other]
     plan = found(replace(QUICKLY, grid=GridSettings(points=2)), task, H100)
-    assert plan.forms[0] is Form.COPIES
+    assert plan.forms[0] is Form.DATA_PARALLEL
     assert plan.homes[0] == ON_DEVICE
     assert (plan.homes[1] == ON_DEVICE) == (share > 1)

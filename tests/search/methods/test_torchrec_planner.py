@@ -15,7 +15,7 @@ from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import plain_tables, plain_task
 
-EVERY_FORM = TorchRecSearch((1, 2), forms=("columns", "rows", "copies"))
+EVERY_FORM = TorchRecSearch((1, 2), sharding_types=("column_wise", "row_wise", "data_parallel"))
 
 
 def test_it_splits_what_does_not_fit_whole():
@@ -60,10 +60,10 @@ def test_it_uses_all_of_torchrecs_types_where_asked_to():
     task = plain_task(8, [40_000, 10, 10, 10], devices=4, memory_bytes=40_000 * 4 * 3)
     with pytest.raises(InfeasibleError):
         TorchRecSearch((1, 2)).find(task, H100)
-    assert found(EVERY_FORM, task).forms[0] is Form.ROWS
-    small_ones = Constraints((TableRule("t[1-3]", forms=("columns",)),))
+    assert found(EVERY_FORM, task).forms[0] is Form.ROW_WISE
+    small_ones = Constraints((TableRule("t[1-3]", sharding_types=("column_wise",)),))
     kept = EVERY_FORM.find(replace(task, constraints=small_ones), H100).plan
-    assert set(kept.forms[1:]) == {Form.COLUMNS}
+    assert set(kept.forms[1:]) == {Form.COLUMN_WISE}
 
 
 def test_buffers_that_leave_no_memory_are_named():
@@ -74,11 +74,11 @@ def test_buffers_that_leave_no_memory_are_named():
 @pytest.mark.parametrize(("devices", "domain"), [(4, None), (8, 4), (4, 4)])
 def test_its_rows_may_lie_on_hosts_that_fast_links_join(devices, domain):
     """TorchRec chooses the type, we read it right."""
-    rules = Constraints((TableRule("*", forms=("rows",)),))
+    rules = Constraints((TableRule("*", sharding_types=("row_wise",)),))
     topology = Topology(devices, 1 << 30, devices_per_host=2, devices_per_domain=domain)
     task = Task(plain_tables([16] * 6, 100_000, 20.0), topology, 256, constraints=rules)
-    plan = found(TorchRecSearch((1,), forms=("columns", "rows")), task)
-    assert set(plan.forms) == {Form.ROWS}
+    plan = found(TorchRecSearch((1,), sharding_types=("column_wise", "row_wise")), task)
+    assert set(plan.forms) == {Form.ROW_WISE}
     assert {len(its) for its in plan.by_table} <= {topology.domain_size, devices}
 
 

@@ -32,7 +32,7 @@ LIMIT = 2048  # FBGEMM's, as its sources have it
 SETTINGS = {
     "neuroshard": {"improvement": {"shakes": 10}},
     "torchrec": {"split_factors": [1, 2], "sort_by": ["perf"]},
-    "torchrec_all_forms": {"split_factors": [1, 2], "sort_by": ["perf"]},
+    "torchrec_all_types": {"split_factors": [1, 2], "sort_by": ["perf"]},
     "torchrec_simulated": {"split_factors": [1, 2], "sort_by": ["perf"]},
     "with_other_models": {"models": {"model": "cpu"}},
     "without_augmentation": {"models": {"model": "cpu"}},
@@ -139,7 +139,7 @@ def test_that_there_is_no_plan_is_said_only_where_no_cut_fits():
                 BeamSearch().find(tight, H100)
 
 
-@pytest.mark.parametrize("where", [range(2), COPIES], ids=["rows", "copies"])
+@pytest.mark.parametrize("where", [range(2), COPIES], ids=["row_wise", "data_parallel"])
 def test_plans_of_wide_blocks_and_copies_break_their_task(where):
     task = wide_task(2, dims=(2048, 4096))
     narrow, wide = laid_out(task, where, 0, 0, 0, 0), laid_out(task, 0, where, 0, 0, 0)
@@ -183,8 +183,8 @@ CONTRADICTIONS = {
     "too few shards": Constraints((TableRule("w6000", max_shards=2),)),
     "wide shards": Constraints((TableRule("w4096", min_dim=2052),)),
     "no two as wide as that": Constraints((TableRule("w4100", min_dim=1400),)),
-    "rows": Constraints((TableRule("*", forms=("rows",)),)),
-    "copies": Constraints((TableRule("w4096", forms=("copies",)),)),
+    "row_wise": Constraints((TableRule("*", sharding_types=("row_wise",)),)),
+    "data_parallel": Constraints((TableRule("w4096", sharding_types=("data_parallel",)),)),
 }
 
 

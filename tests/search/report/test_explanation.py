@@ -75,7 +75,7 @@ def test_plans_with_rows_and_copies_are_explained():
     found = explain(_mixed(), H100)
     here = [share for share in found.shards if share.placed.device == 0]
     assert {(share.table.name, share.layout.form, share.placed.shard.rows) for share in here} == {
-        ("t0", Form.ROWS, 50), ("t1", Form.COPIES, 100), ("t2", Form.COLUMNS, 100),
+        ("t0", Form.ROW_WISE, 50), ("t1", Form.DATA_PARALLEL, 100), ("t2", Form.COLUMN_WISE, 100),
     }  # fmt: skip
     assert {share.table.name: share.size_bytes for share in found.shards}["t0"] == 50 * 64 * 4
     text = _shown(found, 120)
@@ -88,7 +88,7 @@ def test_moves_between_forms_are_named():
     columns = whole(rows.task)
     moves = {move.table: move for move in table_changes(rows, columns)}
     assert {name: (move.layout_before.form, move.layout_after.form) for name, move in moves.items()} == {
-        "t0": (Form.ROWS, Form.COLUMNS), "t1": (Form.COPIES, Form.COLUMNS),
+        "t0": (Form.ROW_WISE, Form.COLUMN_WISE), "t1": (Form.DATA_PARALLEL, Form.COLUMN_WISE),
     }  # fmt: skip
     assert (moves["t0"].size_bytes, moves["t1"].size_bytes) == (50 * 64 * 4, 0)
     table = difference(explain(rows, H100), explain(columns, H100)).table

@@ -42,7 +42,7 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
     found = pd.read_parquet(out / "results.parquet").set_index("method")
     assert found["error"].isna().all()
     np.testing.assert_allclose(found[list(LOCAL_PHASES)].sum(axis=1), found["local_ms"], rtol=1e-6)
-    assert found.loc["columns", ["reducing copies", "optimizer of copies"]].max() == 0
+    assert found.loc["columns", ["reducing data-parallel gradients", "data-parallel optimizer"]].max() == 0
     assert found.loc["mixed", list(LOCAL_PHASES)].min() > 0
     assert found["exchange_ms"].min() > 0
     stretches = pd.read_parquet(out / "stretches.parquet")

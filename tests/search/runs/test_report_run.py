@@ -135,7 +135,7 @@ def _evaluation(folder, rows):
     folder.mkdir(parents=True)
     names = ("method", "task", "predicted_ms", "margin_ms", "measured_ms", "seconds")
     pd.DataFrame([dict(zip(names, row, strict=True)) for row in rows]).to_parquet(folder / "results.parquet")
-    (folder / "run.json").write_text('{"format": "neuroshard-run-1", "kind": "evaluate", "hardware": {}}')
+    (folder / "run.json").write_text('{"format": "neuroshard-run-2", "kind": "evaluate", "hardware": {}}')
 
 
 def _search(tmp_path, name, searcher, tasks):
@@ -262,7 +262,7 @@ def test_a_training_without_a_plan_is_said_so(tmp_path):
     folder = tmp_path / "runs" / "one"
     folder.mkdir(parents=True)
     pd.DataFrame({"round": [0, 1], "valid_ms": [float("inf"), NAN]}).to_parquet(folder / "curve.parquet")
-    (folder / "run.json").write_text('{"format": "neuroshard-run-1", "kind": "train-policy", "settings": {}}')
+    (folder / "run.json").write_text('{"format": "neuroshard-run-2", "kind": "train-policy", "settings": {}}')
     (folder / "policy.json").write_text('{"card": {"references_ms": {"random": 3.0}}}')
     words, _ = _reported(tmp_path)
     assert "No round's policy found a plan" in words.replace("&#39;", "'")

@@ -20,7 +20,7 @@ from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, catalog_of
 from tests.kit.tasks import plain_tables
 
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
+COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 TABLES = plain_tables([16] * 4, 400)
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
 LINEAR = Simulator(replace(linear_models(4), batch_size=None))
@@ -28,7 +28,7 @@ LINEAR = Simulator(replace(linear_models(4), batch_size=None))
 
 def _mixed(task):
     """A copy of the first table, columns of the second and fourth, rows of the third on the second host."""
-    return laid_out(task, "copies", {0: 4, 3: 12}, [2, 3], 1)
+    return laid_out(task, "data_parallel", {0: 4, 3: 12}, [2, 3], 1)
 
 
 def _base(plan):
@@ -71,7 +71,7 @@ def test_forms_that_are_chosen_stay_whatever_is_searched_beside_them():
     others = Spread(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
     catalog = Catalog.checked(Base.of(task, others, H100.models.compute), LINEAR)
     plan = catalog.items.plan(BeamSearch(grid=GridSettings(points=2)).first_held(catalog))
-    assert plan.forms == (Form.COPIES, Form.COLUMNS, Form.ROWS, Form.COLUMNS)
+    assert plan.forms == (Form.DATA_PARALLEL, Form.COLUMN_WISE, Form.ROW_WISE, Form.COLUMN_WISE)
     assert plan.fits
 
 
@@ -104,7 +104,7 @@ def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
 
 def test_rows_and_copies_may_take_all_of_a_device():
     task = Task(TABLES[:2], Topology(2, (TABLES[0].size_bytes, 1 << 20)), 64)
-    base = _base(laid_out(task, "copies", 1))
+    base = _base(laid_out(task, "data_parallel", 1))
     assert base.free_bytes.tolist() == [0, (1 << 20) - TABLES[0].size_bytes]
     assert base.plan([(1, 16, 1)]).fits
 

@@ -86,7 +86,7 @@ def test_tables_too_large_to_be_halved_are_cut_in_more():
 def test_copies_stay_copies():
     task = replace(_task(rows=50), batch_size=65536)
     plan = NeuroShard().find(task, H100).plan
-    assert plan.forms[0] == "copies"
+    assert plan.forms[0] == "data_parallel"
 
 
 def test_finalists_are_of_the_task_of_the_plan():

@@ -34,7 +34,7 @@ SPLITTING = (
     NeuroShard(max_splits=2, improvement=Improvement(shakes=2)),
     WithModels(BeamSearch(max_splits=1), NoCommunication()),
 )
-QUICKLY = NeuroShard(max_splits=2, improvement=Improvement(shakes=1), form_tries=1)
+QUICKLY = NeuroShard(max_splits=2, improvement=Improvement(shakes=1), sharding_type_trials=1)
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "80"))
 SEVERAL = pytest.mark.parametrize("tasks", [TRIES, pytest.param(250, marks=pytest.mark.slow)])
 KIB = 1 << 10
@@ -218,7 +218,7 @@ def test_small_tasks_have_no_plan_in_any_form_if_none_is_found():
             refused += 1
         else:
             kept += 1
-            otherwise += set(plan.forms) != {Form.COLUMNS}
+            otherwise += set(plan.forms) != {Form.COLUMN_WISE}
     assert min(kept, otherwise, refused) > 1
 
 
@@ -235,7 +235,7 @@ def test_tables_move_to_other_forms_until_the_rest_fits(seed):
 def test_copies_that_fit_where_columns_do_not_are_found(together):
     """A copy takes no output buffers of the global batch; tables kept together are copied together."""
     loose = plain_task([32, 32], 40, 1.0, memory=MemoryUse("sgd", 1))
-    copies = replace(loose, constraints=Constraints((TableRule("*", forms=("copies",)),)))
+    copies = replace(loose, constraints=Constraints((TableRule("*", sharding_types=("data_parallel",)),)))
     copied = NeuroShard(improvement=Improvement(shakes=0)).find(copies, H100).plan
     memory = max(copied.device_bytes) + (1 << 30) - loose.shard_memory[0]
     task = replace(loose, topology=Topology(2, memory), constraints=Constraints(together=together))
@@ -337,7 +337,7 @@ def test_sizes_are_rounded_up(size):
 
 
 def test_tables_that_may_lie_in_rows_only_say_what_they_take():
-    rules = Constraints((TableRule("*", forms=("rows",)),))
+    rules = Constraints((TableRule("*", sharding_types=("row_wise",)),))
     task = replace(_of_kib([1000, 600], 160 * KIB, MemoryUse()), constraints=rules)
     said = r"take at least 1.56 MiB, 4 devices of 160 KiB hold 640 KiB; give each"
     with pytest.raises(InfeasibleError, match=said):

@@ -20,14 +20,24 @@ from tests.kit.random_models import random_by_form
 from tests.kit.searches import H100, catalog_of, ms_of
 from tests.kit.tasks import hot_table
 
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
+COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 BATCH = 65536
 BY_FORM = Simulator(replace(H100.models, compute=random_by_form(), margins=None))
-WORK = {"step": 0.5, "calls": 0.3, "calls but of copies x devices": 0.1, "own lookups": 1e-5, "mean lookups": 1e-5}
-WORK |= {"own lookups of copies": 1e-5, "own copies": 0.1, "MB out of several forms": 0.2}
+WORK = {
+    "step": 0.5,
+    "calls": 0.3,
+    "calls except data-parallel x devices": 0.1,
+    "own lookups": 1e-5,
+    "mean lookups": 1e-5,
+}
+WORK |= {
+    "own data-parallel lookups": 1e-5,
+    "own data-parallel tables": 0.1,
+    "MB of outputs of several sharding types": 0.2,
+}
 # Most devices of these tests are ready before their host is.
-HOST = {"step": 9.0, "calls": 1.0, "own copies": 0.2, "mean lookups in rows": 1e-6}
-IN_STEPS = replace(H100.models, framework=Framework(0.8, WORK, {"mean lookups in rows": 2e-5}, {})).in_torchrec()
+HOST = {"step": 9.0, "calls": 1.0, "own data-parallel tables": 0.2, "mean row-wise lookups": 1e-6}
+IN_STEPS = replace(H100.models, framework=Framework(0.8, WORK, {"mean row-wise lookups": 2e-5}, {})).in_torchrec()
 ON_HOSTS = replace(H100.models, framework=Framework(0.8, WORK, {}, {}, HOST)).in_torchrec()
 
 
@@ -171,6 +181,6 @@ def test_parts_are_the_loads_that_plans_have():
     tables = np.array([0, 2, 5])
     blocks = [placed for table in tables.tolist() for placed in in_rows(task, table, range(4))]
     copies = [placed for table in tables.tolist() for placed in in_copies(task, table)]
-    for form, placed, which in ((Form.ROWS, blocks, [0, 4 + 2, 8]), (Form.COPIES, copies, [0, 4, 8])):
+    for form, placed, which in ((Form.ROW_WISE, blocks, [0, 4 + 2, 8]), (Form.DATA_PARALLEL, copies, [0, 4, 8])):
         loads = placed_loads(task.tables, placed, task.batch_size, 4).take(np.array(which))
         _same_loads(dearest(task, tables, LAYOUTS[form]), loads)

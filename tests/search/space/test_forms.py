@@ -23,7 +23,7 @@ from tests.kit.tasks import plain_tables
 
 TABLES = plain_tables([16] * 4, 100)
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
+COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 ALL = np.ones((6, 3), dtype=np.bool_)
 FIRST = np.full(6, COLUMNS)
 
@@ -38,15 +38,15 @@ def _allowed(task, calls=CALLS):
     ("constraints", "first"),
     [
         (Constraints(), "mrp"),
-        (Constraints((TableRule("t0", forms=("columns", "copies")),)), "mp"),
-        (Constraints((TableRule("t0", forms=("rows",)),)), "r"),
+        (Constraints((TableRule("t0", sharding_types=("column_wise", "data_parallel")),)), "mp"),
+        (Constraints((TableRule("t0", sharding_types=("row_wise",)),)), "r"),
         (Constraints((TableRule("t0", devices=(0, 1, 2)),)), "m"),
         (Constraints((TableRule("t0", devices=(0, 1, 2, 3)),)), "mrp"),
         (Constraints((TableRule("t0", max_shards=3),)), "mp"),
         (Constraints((TableRule("t0", min_shards=2),)), "mr"),
         (Constraints(pinned=(PinnedShard("t0", 4, (0,)),)), "m"),
         (Constraints(together=(("t0", "t1"),)), "mp"),
-        (Constraints((TableRule("t1", forms=("columns",)),), together=(("t0", "t1"),)), "m"),
+        (Constraints((TableRule("t1", sharding_types=("column_wise",)),), together=(("t0", "t1"),)), "m"),
         (Constraints(apart=(("t0", "t1"),)), "m"),
     ],
 )
@@ -70,15 +70,15 @@ def test_one_device_and_settings_leave_columns_only():
 def test_sequence_tables_are_never_copied():
     task = replace(TASK, tables=(replace(TABLES[0], pooled=False), *TABLES[1:]))
     assert _allowed(task) == ["mr", "mrp", "mrp", "mrp"]
-    assert _allowed(task, {*map(Call, Form), Call(Form.COLUMNS, False)}) == ["m", "mrp", "mrp", "mrp"]
+    assert _allowed(task, {*map(Call, Form), Call(Form.COLUMN_WISE, False)}) == ["m", "mrp", "mrp", "mrp"]
 
 
 def test_calls_are_known_where_their_exchanges_are():
     models = random_form_models()
     assert known_calls(models) == set(CALLS)
-    assert known_calls(models, ["columns"]) == {call for call in CALLS if call.form is Form.COLUMNS}
-    backward = replace(models.backward, serves=frozenset({Form.COLUMNS, Form.ROWS}))
-    assert known_calls(replace(models, backward=backward)) == {*CALLS} - {Call(Form.COPIES)}
+    assert known_calls(models, ["column_wise"]) == {call for call in CALLS if call.form is Form.COLUMN_WISE}
+    backward = replace(models.backward, serves=frozenset({Form.COLUMN_WISE, Form.ROW_WISE}))
+    assert known_calls(replace(models, backward=backward)) == {*CALLS} - {Call(Form.DATA_PARALLEL)}
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))

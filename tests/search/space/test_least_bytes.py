@@ -61,10 +61,14 @@ REFUSED = {
     "hosts": _task(2.0, 0.99, constraints=_rule("*", tiers=("host",))),
     "hosts, cached": _task(2.0, 0.99, constraints=_rule("*", tiers=("cached",))),
     "devices, as the rules say": _task(0.99, 2.0, constraints=_rule("*", tiers=("device",))),
-    "rows alone": _task(0.99, constraints=_rule("*", forms=("rows",))),
-    "copies alone": _task(3.99, constraints=_rule("*", forms=("copies",))),
-    "one table in columns": _task(0.9, tables=(*TABLES[:2], NARROW), constraints=_rule("narrow", forms=("columns",))),
-    "one table never split": _task(0.5, tables=(*TABLES[:2], NARROW), constraints=_rule("*", forms=("columns",))),
+    "rows alone": _task(0.99, constraints=_rule("*", sharding_types=("row_wise",))),
+    "copies alone": _task(3.99, constraints=_rule("*", sharding_types=("data_parallel",))),
+    "one table in columns": _task(
+        0.9, tables=(*TABLES[:2], NARROW), constraints=_rule("narrow", sharding_types=("column_wise",))
+    ),
+    "one table never split": _task(
+        0.5, tables=(*TABLES[:2], NARROW), constraints=_rule("*", sharding_types=("column_wise",))
+    ),
     "confined to some devices": _task(1.5, constraints=_rule("t*", devices=(0, 3))),
     "pinned to one device": _task(
         1.5, constraints=Constraints((), tuple(PinnedShard(f"t{i}", 32, (1,)) for i in range(9)))
@@ -86,7 +90,7 @@ def test_what_cannot_fit_is_refused_before_any_model_is_asked(task, asked):
         BeamSearch(),
         Greedy("size"),
         Random(),
-        *(TorchRecSearch(forms=its) for its in (("columns",), ("columns", "rows"))),
+        *(TorchRecSearch(sharding_types=its) for its in (("column_wise",), ("column_wise", "row_wise"))),
     ],
     ids=lambda searcher: type(searcher).__name__,
 )
@@ -121,8 +125,8 @@ def test_packing_more_than_there_is_room_for_looks_at_no_device(monkeypatch):
 FITTING = {
     "just": _task(1.01),
     "devices and hosts": _task(0.7, 0.5),
-    "rows alone": _task(1.05, constraints=_rule("*", forms=("rows",))),
-    "copies alone": _task(4.01, constraints=_rule("*", forms=("copies",))),
+    "rows alone": _task(1.05, constraints=_rule("*", sharding_types=("row_wise",))),
+    "copies alone": _task(4.01, constraints=_rule("*", sharding_types=("data_parallel",))),
     "one table in rows": _task(0.9, tables=(*TABLES[:2], NARROW)),
     "confined to some devices": _task(2.1, constraints=_rule("t*", devices=(0, 3))),
 }
@@ -134,10 +138,10 @@ def test_what_just_fits_is_not_refused(task):
     found(QUICKLY, task)
 
 
-@pytest.mark.parametrize("form", ["columns", "rows", "copies"])
+@pytest.mark.parametrize("form", ["column_wise", "row_wise", "data_parallel"])
 @pytest.mark.parametrize("training", [False, True])
 def test_no_plan_takes_fewer_bytes(form, training):
-    task = _task(9.0, training=training, constraints=_rule("*", forms=(form,)))
+    task = _task(9.0, training=training, constraints=_rule("*", sharding_types=(form,)))
     least, plan = LeastBytes.of(task, CALLS, [[ON_DEVICE] * len(TABLES)]), found(QUICKLY, task)
     assert least.totals[0] <= sum(plan.device_bytes)
     if not training:

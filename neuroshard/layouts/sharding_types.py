@@ -1,0 +1,56 @@
+"""Sharding types by name: TorchRec's words, as settings and rules have them. Each is a case of one layout."""
+
+from collections.abc import Collection, Iterable
+
+from neuroshard.layouts import LAYOUTS
+from neuroshard.plumbing.errors import check_name
+from neuroshard.words.form import FORMS, Form
+
+TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE = "table_wise", "column_wise", "table_column_wise"
+ROW_WISE, TABLE_ROW_WISE, GRID_SHARD = "row_wise", "table_row_wise", "grid_shard"
+
+_FORM_OF: dict[str, Form] = {name: form for form, layout in LAYOUTS.items() for name in layout.type_names}
+SHARDING_TYPES = tuple(_FORM_OF)  # every name, those of one layout next to each other
+
+
+def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
+    """Return sharding types of these names, in their order.
+
+    Raises:
+        UserError: a name is unknown; it names the most similar one.
+    """
+    types = tuple(map(str, names))
+    for name in types:
+        check_name("sharding type", name, SHARDING_TYPES)
+    return types
+
+
+def forms_of(types: Iterable[str]) -> tuple[Form, ...]:
+    """Return the forms that these sharding types are cases of, each once."""
+    found = {_FORM_OF[name] for name in types}
+    return tuple(form for form in FORMS if form in found)
+
+
+def types_of(*forms: Form) -> tuple[str, ...]:
+    """Return all sharding types that are cases of these forms."""
+    return tuple(name for name in SHARDING_TYPES if _FORM_OF[name] in forms)
+
+
+def keeps_columns(types: Collection[str], num_hosts: int) -> bool:
+    """Return True if tables of these sharding types, which may leave rows together, must not be split by columns.
+
+    `table_column_wise` keeps the shards on one host. Plans have no rule for that, so if there are several hosts a
+    table that may be `table_column_wise`, but not `column_wise`, is left whole, which is a case of it.
+    """
+    splits = {COLUMN_WISE, TABLE_COLUMN_WISE} if num_hosts == 1 else {COLUMN_WISE}
+    return TABLE_WISE in types and splits.isdisjoint(types)
+
+
+def rows_on_all(types: Collection[str], num_hosts: int) -> bool:
+    """Return True if the rows of a table of these sharding types may be spread over all devices."""
+    return ROW_WISE in types or (num_hosts == 1 and rows_on_one_host(types))
+
+
+def rows_on_one_host(types: Collection[str]) -> bool:
+    """Return True if the rows of a table of these sharding types may be spread over the devices of one host."""
+    return TABLE_ROW_WISE in types or GRID_SHARD in types
