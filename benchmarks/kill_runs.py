@@ -133,13 +133,13 @@ def evaluate_made_up() -> object:
     return Evaluate(["searched"], None, MadeUpHardware(), out="out", count_input=True).run()
 
 
-def evaluated(through: Means) -> object:
+def evaluated(measure: Means) -> object:
     """Train few steps of two plans."""
     (task,), simulator = _tasks(1), simulator_of("cpu")
     names = [f"plan-{seed:02d}.json" for seed in range(2)]
     for seed, name in enumerate(names):
         simulator.predicted(Random(seed).find(task, simulator).plan).save(Path(name))
-    return Evaluate(names, None, CPU, out="out", count_input=True, through=through).run()
+    return Evaluate(names, None, CPU, out="out", count_input=True, measure=measure).run()
 
 
 def _tasks(count: int) -> tuple[Task, ...]:

@@ -2,7 +2,7 @@
 
 usage: python benchmarks/training_steps.py OUT [MODEL ...]
 
-Two processes; `neuroshard evaluate through=torchrec` with its protocol, beside the plan of TorchRec's own planner as a
+Two processes; `neuroshard evaluate measure=steps` with its protocol, beside the plan of TorchRec's own planner as a
 job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
 """
 
@@ -104,7 +104,7 @@ def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Method
 
 
 def _verified(task: ns.Task, folder: Path) -> Plan:
-    """Find the plan that `NeuroShardPlanner(verify="torchrec", pipeline="none")` takes."""
+    """Find the plan that `NeuroShardPlanner(verify="steps", pipeline="none")` takes."""
     verify = Verify(CPU, finalists=4, passes=4, means=InSteps())
     searcher = searcher_of("neuroshard")
     result = Search(STEPS, (task,), searcher, "verified", str(folder), count_input=True, verify=verify).run()

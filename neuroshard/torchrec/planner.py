@@ -104,7 +104,7 @@ class NeuroShardPlanner(ShardingPlanner):
             chooses their number by cost. The plan is one group's.
         sync_steps: steps from one synchronisation of the groups' weights to the next.
         use_inter_host_allreduce: as DMPCollection has it: whether groups are successive ranks.
-        verify: mirrored | torchrec | hardware: the best plans of a search from nothing are measured on this machine, as
+        verify: mirrored | steps | kernels: the best plans of a search from nothing are measured on this machine, as
             `neuroshard search verify=` does, and the best of them is taken; None takes the predicted best. Minutes: so
             plan in a process of its own, not under torchrun, and let `keep` hand the plan to the job. Steps are in a
             loop where the job's `pipeline` is "none", else in sparse_dist. A Verifier decides as it likes.

@@ -1,4 +1,4 @@
-"""Plans measured in mirrored training steps: what `evaluate through=mirrored` is asked."""
+"""Measuring plans by mirrored training steps: `evaluate measure=mirrored` and `search verify=mirrored`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

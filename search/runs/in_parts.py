@@ -87,7 +87,7 @@ class Means(Protocol):
 
 def begun(
     entries: Sequence[Evaluated],
-    through: str,
+    measure: str,
     settings: Mapping[str, object],
     hardware: Hardware,
     seed: int,
@@ -104,7 +104,7 @@ def begun(
     by_task = runnable_by_task(entries)
     tasks = tuple(plans_of(its)[0].task for its in by_task.values())
     here = asdict(hardware.fingerprint)
-    facts = {"through": through, **settings, "hardware": here, "seed": seed, "versions": versions()}
+    facts = {"measure": measure, **settings, "hardware": here, "seed": seed, "versions": versions()}
     fixed = {name: value for name, value in facts.items() if name != "builds"}
     fixed |= {"hardware": asdict(hardware), "measured on": here}
     files = [entry.file for entry in entries]

@@ -1,4 +1,4 @@
-"""Plans measured in TorchRec's training steps: finalists of a search, and what `evaluate through=torchrec` is asked."""
+"""Measuring plans by TorchRec's training steps: `evaluate measure=steps` and `search verify=steps`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -214,7 +214,7 @@ class InSteps:
         The first plan is built twice: what equal plans differ by is the floor. The input's exchange counts as far as
         no pipeline hides it.
         """
-        by_task, tasks, facts = begun(entries, "torchrec", asdict(self.protocol), hardware, seed, directory)
+        by_task, tasks, facts = begun(entries, "steps", asdict(self.protocol), hardware, seed, directory)
         with (
             progress_bar() as progress,
             step_builds(hardware, self.protocol, tasks[0].topology, printer(progress)) as builds,

@@ -31,7 +31,7 @@ _SEED_RANGE = 2**31
 @dataclass(frozen=True)
 @checked
 class Verify:
-    """What `verify=hardware`, `verify=torchrec` and `verify=mirrored` ask for.
+    """The settings of `verify=kernels`, `verify=steps` and `verify=mirrored`.
 
     Attributes:
         hardware: what plans run on.

@@ -68,7 +68,7 @@ def test_what_is_changed_after_a_plan_is_not_measured():
     assert planner(verify=never).replan(bags("a", "b", "c"), previous=before).plan.task.tables[2].name == "c"
 
 
-@pytest.mark.parametrize("verify", ["torchrec", "mirrored"])
+@pytest.mark.parametrize("verify", ["steps", "mirrored"])
 @pytest.mark.parametrize("pipeline", ["none", "sparse_dist", "semi_sync", None])
 def test_steps_are_measured_with_the_exchange_of_indices_where_costs_count_it(verify, pipeline):
     finder = planner(verify=verify, models="cpu", pipeline=pipeline)._finder
@@ -77,7 +77,7 @@ def test_steps_are_measured_with_the_exchange_of_indices_where_costs_count_it(ve
 
 
 def test_kernels_and_exchanges_have_no_pipeline():
-    assert planner(verify="hardware", models="cpu", pipeline="none")._finder.verifier.means == InParts()
+    assert planner(verify="kernels", models="cpu", pipeline="none")._finder.verifier.means == InParts()
 
 
 @pytest.mark.slow

@@ -324,8 +324,8 @@ def test_costs_predicted_for_this_hardware_are_judged_without_those_for_another(
     assert BUSY in lines[-1]
 
 
-@pytest.mark.parametrize("through", ["kernels", "steps", "mirrored"])
-def test_every_way_of_measuring_names_other_hardware(through, lopsided, tmp_path, monkeypatch):
+@pytest.mark.parametrize("measure", ["kernels", "steps", "mirrored"])
+def test_every_way_of_measuring_names_other_hardware(measure, lopsided, tmp_path, monkeypatch):
     plan = Plan.load(lopsided)
     replace(plan, prediction=Prediction("roofline:h100", 5.5)).save(lopsided)
     few = StepProtocol(builds=1, turns=1, steps=1)
@@ -335,7 +335,7 @@ def test_every_way_of_measuring_names_other_hardware(through, lopsided, tmp_path
     monkeypatch.setattr(in_mirror.InMirror, "_of_task", lambda *_: nothing)
     monkeypatch.setattr(TaskInMirror, "told", lambda _: [])
     ways = {"kernels": InParts(), "steps": in_steps.InSteps(few), "mirrored": in_mirror.InMirror(few)}
-    result = _evaluate(lopsided, tmp_path / "out", through=ways[through]).run()
+    result = _evaluate(lopsided, tmp_path / "out", measure=ways[measure]).run()
     assert "predicted for a GPU: H100 (datasheet)" in shown(result, 1000)
     assert "measured on a CPU" in shown(result, 1000)
 
