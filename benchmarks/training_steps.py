@@ -105,7 +105,7 @@ def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Method
 
 def _verified(task: ns.Task, folder: Path) -> Plan:
     """Find the plan that `NeuroShardPlanner(verify="steps", pipeline="none")` takes."""
-    verify = Verify(CPU, finalists=4, passes=4, means=InSteps())
+    verify = Verify(CPU, candidate_plans=4, passes=4, means=InSteps())
     searcher = searcher_of("neuroshard")
     result = Search(STEPS, (task,), searcher, "verified", str(folder), count_input=True, verify=verify).run()
     assert result is not None

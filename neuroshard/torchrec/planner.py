@@ -56,7 +56,7 @@ from neuroshard.torchrec.unread import no_data_parallel_remark, unread_remarks, 
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
-_FINALISTS = _PASSES = 4
+_CANDIDATE_PLANS = _PASSES = 4
 _RESERVED_SHARE = 0.15  # as TorchRec's default reservation
 _DEFAULT_MODELS = {"cpu": "cpu+torchrec", "cuda": "h100+torchrec"}
 
@@ -108,8 +108,8 @@ class NeuroShardPlanner(ShardingPlanner):
             `neuroshard search verify=` does, and the best of them is taken; None takes the predicted best. Minutes: so
             plan in a process of its own, not under torchrun, and let `keep` hand the plan to the job. Steps are in a
             loop where the job's `pipeline` is "none", else in sparse_dist. A Verifier decides as it likes.
-        finalists: plans that are measured, at most.
-        passes: over all of them, 2 at least: what differs from pass to pass is the error.
+        candidate_plans: maximum number of plans that are measured.
+        passes: over all candidate plans, 2 at least: their differences from pass to pass give the error.
 
     Attributes:
         last_plan: that was found last, of the tables that are planned here; None before, or where there were none.
@@ -142,7 +142,7 @@ class NeuroShardPlanner(ShardingPlanner):
         sync_steps: int = 1,
         use_inter_host_allreduce: bool = False,
         verify: Verifier | str | None = None,
-        finalists: int = _FINALISTS,
+        candidate_plans: int = _CANDIDATE_PLANS,
         passes: int = _PASSES,
         **settings: Any,
     ) -> None:
@@ -166,7 +166,7 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(f"batch_size={batch_size!r} must be a whole number of at least 1: of one device")
         if not isinstance(given, ShardingPlan | None):
             raise UserError(f"given={given!r} must be a ShardingPlan, such as load_sharding_plan reads from a file")
-        of_verify = {"finalists": (finalists, _FINALISTS), "passes": (passes, _PASSES)}
+        of_verify = {"candidate_plans": (candidate_plans, _CANDIDATE_PLANS), "passes": (passes, _PASSES)}
         for remark in unused_arguments(num_groups, sync_steps, use_inter_host_allreduce, verify, **of_verify):
             _log.warning(remark)
         models = models or _default_models(topology.compute_device)
@@ -178,7 +178,7 @@ class NeuroShardPlanner(ShardingPlanner):
         if isinstance(verify, str):
             if not isinstance(models, str):
                 raise UserError(f"verify={verify} takes models by their name or path, not as an object")
-            verify = verifier_of(verify, models, topology.compute_device, finalists, passes, hides_input)
+            verify = verifier_of(verify, models, topology.compute_device, candidate_plans, passes, hides_input)
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):

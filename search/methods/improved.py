@@ -165,7 +165,7 @@ class ImprovedSearch(Searcher):
         lowest = min((each._end(held, 0, catalog)[1] for held in near), key=predicted_ms)
         return min(lowest, rest._end(lowest.held, 1, catalog)[1], key=predicted_ms)
 
-    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+    def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List ends of local searches from all first plans, by other random steps; first plans; the best one shaken."""
         base = Base.of_plan(plan, simulator.compute_for(plan.task))
         if not len(base.in_columns):

@@ -257,7 +257,7 @@ class NeuroShard(Searcher):
             errors.append(choices.shortage(error))
         raise errors[0] from None
 
-    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+    def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List first plans and ends of local searches, of several choices of forms, with tables in the same memories.
 
         The plan's own forms, columns alone, and the best choices with a form fewer.
@@ -265,8 +265,8 @@ class NeuroShard(Searcher):
         same = settled(plan)
         choices = self._other_forms(same, simulator)
         share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
-        own = self.column_search.finalists(same, simulator, max(share, left))
-        groups = (self._finalists(one, simulator, share) for one in choices)
+        own = self.column_search.candidate_plans(same, simulator, max(share, left))
+        groups = (self._candidate_plans(one, simulator, share) for one in choices)
         every = in_turns(same, [own, *groups], simulator, count)
         return (plan, *(replace(one, task=plan.task) for one in every if one is not same))
 
@@ -287,10 +287,10 @@ class NeuroShard(Searcher):
                     distinct.setdefault(one.forms.tobytes(), one)
         return [one for forms, one in distinct.items() if forms != own.tobytes()]
 
-    def _finalists(self, choice: Tried, simulator: Simulator, count: int) -> Iterator[Plan]:
-        """Yield finalists with tables in the chosen forms; none where nothing fits."""
+    def _candidate_plans(self, choice: Tried, simulator: Simulator, count: int) -> Iterator[Plan]:
+        """Yield candidate plans with tables in the chosen forms; none if nothing fits."""
         for found in _searched([choice], self.column_search):
-            yield from self.column_search.finalists(found.plan, simulator, count)
+            yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
         """Choose what is expected to cost least, or predicted to, where every gain is believed; of equals the first."""

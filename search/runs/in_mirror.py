@@ -27,6 +27,7 @@ from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce
 from neuroshard.stages.search.results.comparison import (
     Evaluated,
     failures,
@@ -35,7 +36,6 @@ from neuroshard.stages.search.results.comparison import (
     plans_of,
     provenance_lines,
 )
-from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.stages.search.runs.in_steps import floor_of
 from neuroshard.tasks.task import Task

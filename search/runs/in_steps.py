@@ -22,6 +22,7 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
+from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce
 from neuroshard.stages.search.results.comparison import (
     Evaluated,
     failures,
@@ -30,7 +31,6 @@ from neuroshard.stages.search.results.comparison import (
     plans_of,
     provenance_lines,
 )
-from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.tasks.task import Task
 
@@ -165,7 +165,7 @@ class InSteps:
     Each build of all of a task's plans is in fresh processes.
 
     Attributes:
-        protocol: how steps are timed; of finalists every pass is a build.
+        protocol: how steps are timed. Each pass over candidate plans is one build.
     """
 
     protocol: StepProtocol = field(default_factory=StepProtocol)

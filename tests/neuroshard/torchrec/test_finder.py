@@ -25,21 +25,23 @@ logging.getLogger("neuroshard").setLevel(logging.INFO)
 kind = {"num_embeddings": 500, "embedding_dim": 16}
 tables = [EmbeddingBagConfig(name=name, feature_names=[name], **kind) for name in "abc"]
 model = EmbeddingBagCollection(tables, device=torch.device("meta"))
-planner = NeuroShardPlanner(Topology(2, "cpu"), batch_size=64, verify="mirrored", finalists=2, passes=2)
+planner = NeuroShardPlanner(Topology(2, "cpu"), batch_size=64, verify="mirrored", candidate_plans=2, passes=2)
 print(len(planner.plan(model).plan[""]), "tables are planned")
 """
 
 
 @dataclass(frozen=True)
 class _TakesTheLast:
-    """Takes the last finalist, and says so."""
+    """Takes the last candidate plan, and says so."""
 
-    finalists: int = 3
+    candidate_plans: int = 3
 
     def decided(self, searcher, task, simulator):
         """The last one of so many."""
         found = searcher.find(task, simulator)
-        return replace(found, plan=searcher.finalists(found.plan, simulator, self.finalists)[-1], remark="the last one")
+        return replace(
+            found, plan=searcher.candidate_plans(found.plan, simulator, self.candidate_plans)[-1], remark="the last one"
+        )
 
 
 def test_the_verifiers_plan_is_taken(caplog):
@@ -57,7 +59,7 @@ def test_a_kept_plan_is_not_measured_again(path):
     assert first.plan(model) == again.plan(model)
     assert again.last_plan == first.last_plan
     kept = path.read_bytes()
-    planner(verify=_TakesTheLast(finalists=1), keep=path).plan(model)
+    planner(verify=_TakesTheLast(candidate_plans=1), keep=path).plan(model)
     assert path.read_bytes() != kept
 
 

@@ -336,7 +336,7 @@ def test_limits_of_a_table_are_not_those_of_another_of_its_name():
         ({"verify": "mirored", "models": "cpu"}, "did you mean 'mirrored'"),
         ({"verify": "mirrored"}, "models by their name or path"),
         ({"verify": "mirrored", "models": "cpu", "passes": 1}, "passes"),
-        ({"verify": "mirrored", "models": "cpu", "finalists": 0}, "finalists"),
+        ({"verify": "mirrored", "models": "cpu", "candidate_plans": 0}, "candidate_plans"),
         ({"constraints": ["t"]}, "constraints=['t'] must be ParameterConstraints by name of the table"),
         ({"constraints": {"t": "row_wise"}}, "of table 't': 'row_wise' must be ParameterConstraints"),
         (

@@ -168,15 +168,15 @@ def test_memories_stay_where_a_table_goes():
     assert moved_bytes(plan, changed) == 0
 
 
-def test_plans_are_explained_and_have_finalists():
+def test_plans_are_explained_and_have_candidate_plans():
     plan = _found(0.4)
     explained = explain(plan, H100)
     homes = {plan.task.tables[table].name: home for table, home in enumerate(plan.homes)}
     assert {share.table.name: share.placed.home for share in explained.shards} == homes
-    finalists = QUICKLY.finalists(plan, H100, 4)
-    assert finalists[0] is plan
-    assert {one.homes for one in finalists} == {plan.homes}
-    assert all(one.task == plan.task for one in finalists)
+    candidate_plans = QUICKLY.candidate_plans(plan, H100, 4)
+    assert candidate_plans[0] is plan
+    assert {one.homes for one in candidate_plans} == {plan.homes}
+    assert all(one.task == plan.task for one in candidate_plans)
 
 
 def test_plans_repeat():

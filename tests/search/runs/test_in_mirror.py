@@ -83,12 +83,12 @@ def test_exchanges_are_left_out_without_models(plans, tmp_path):
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_finalists_are_measured_as_verifying_asks(tmp_path, pipeline):
+def test_candidate_plans_are_measured_as_verifying_asks(tmp_path, pipeline):
     task = toy_task(2, num_devices=2)
-    finalist = whole(task)
+    candidate = whole(task)
     measure = replace(MEASURE, protocol=replace(MEASURE.protocol, pipeline=pipeline))
     with measure.opened([task], Hardware(DeviceSpec("cpu")), False, print) as measured:
-        (found,) = measured([finalist], 0, (steps := []).append, tmp_path)
+        (found,) = measured([candidate], 0, (steps := []).append, tmp_path)
     assert found.error is None
     assert found.step_ms > 0
-    assert sum(steps) == MEASURE.amount([finalist], False)
+    assert sum(steps) == MEASURE.amount([candidate], False)

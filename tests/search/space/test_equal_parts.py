@@ -89,9 +89,9 @@ def test_copies_stay_copies():
     assert plan.forms[0] == "copies"
 
 
-def test_finalists_are_of_the_task_of_the_plan():
+def test_candidate_plans_are_of_the_task_of_the_plan():
     plan = SEARCH.find(_task(), SIMULATOR).plan
-    found = SEARCH.finalists(plan, SIMULATOR, 4)
+    found = SEARCH.candidate_plans(plan, SIMULATOR, 4)
     assert found[0] == plan
     assert len(found) > 1
     assert {one.task == plan.task for one in found} == {True}

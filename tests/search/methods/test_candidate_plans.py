@@ -21,24 +21,24 @@ from tests.kit.searches import ms_of, uncertain
 SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=4), form_tries=3)
 
 
-def _finalists(searcher, task, models, count):
+def _candidate_plans(searcher, task, models, count):
     simulator = Simulator(models)
     found = searcher.find(task, simulator).plan
-    return found, searcher.finalists(found, simulator, count)
+    return found, searcher.candidate_plans(found, simulator, count)
 
 
 @pytest.mark.parametrize("models", [random_models(), random_form_models()], ids=["columns", "forms"])
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 6])
 def test_they_differ_and_the_one_found_is_the_first(models, count):
-    found, plans = _finalists(SMALL, toy_task(12), models, count)
+    found, plans = _candidate_plans(SMALL, toy_task(12), models, count)
     assert plans[0] is found
     assert min(count, 4) <= len(plans) == len(set(map(layout_key, plans))) <= count
-    assert _finalists(SMALL, toy_task(12), models, count)[1] == plans
+    assert _candidate_plans(SMALL, toy_task(12), models, count)[1] == plans
 
 
 def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
     task, simulator = toy_task(12), Simulator(random_models())
-    _, plans = _finalists(SMALL, task, simulator.models, 20)
+    _, plans = _candidate_plans(SMALL, task, simulator.models, 20)
     keys = {layout_key(plan) for plan in plans}
     starts = SMALL.column_search.starts
     for start in starts:
@@ -50,22 +50,22 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
     assert [type(start) for start in starts] == [BeamSearch, EvenLayouts, *[Greedy] * 4]
 
 
-def test_a_plan_that_was_not_believed_is_a_finalist():
+def test_a_plan_that_was_not_believed_is_a_candidate_plan():
     task, simulator = toy_task(12), uncertain(Simulator(random_models()), 1.0)
     doubting, believing = (replace(SMALL, choice=choice) for choice in (Choice(1e3, 1e3), None))
     kept, better = (searcher.find(task, simulator).plan for searcher in (doubting, believing))
     assert layout_key(kept) != layout_key(better)
-    plans = doubting.finalists(kept, simulator, 2)
+    plans = doubting.candidate_plans(kept, simulator, 2)
     assert [layout_key(plan) for plan in plans] == [layout_key(kept), layout_key(better)]
 
 
 def test_other_choices_of_forms_are_among_them():
     models = random_form_models()
-    _, plans = _finalists(SMALL, toy_task(12), models, 8)
+    _, plans = _candidate_plans(SMALL, toy_task(12), models, 8)
     kinds = {plan.forms for plan in plans}
     assert len(kinds) > 1
     assert (Form.COLUMNS,) * 12 in kinds
-    _, columns = _finalists(replace(SMALL, forms=("columns",)), toy_task(12), models, 8)
+    _, columns = _candidate_plans(replace(SMALL, forms=("columns",)), toy_task(12), models, 8)
     assert {plan.forms for plan in columns} == {(Form.COLUMNS,) * 12}
 
 
@@ -73,7 +73,7 @@ def test_other_choices_of_forms_are_among_them():
 def test_they_keep_memory_and_constraints(seed):
     task = constrained_task(seed)
     models = linear_models(task.topology.num_devices) if seed % 2 else random_form_models()
-    _, plans = _finalists(SMALL, task, models, 6)
+    _, plans = _candidate_plans(SMALL, task, models, 6)
     assert len(plans) > 1
     assert [plan.violations for plan in plans] == [()] * len(plans)
 
@@ -81,7 +81,7 @@ def test_they_keep_memory_and_constraints(seed):
 def test_what_is_dearer_beyond_all_doubt_is_left_out():
     task, simulator = toy_task(12), Simulator(random_models())
     plan = replace(SMALL, choice=None).find(task, simulator).plan
-    dear, near = Random(1).find(task, simulator).plan, SMALL.finalists(plan, simulator, 2)[1]
+    dear, near = Random(1).find(task, simulator).plan, SMALL.candidate_plans(plan, simulator, 2)[1]
     assert ms_of(dear, simulator) > 1.1 * ms_of(plan, simulator)
     assert dear not in in_turns(plan, ([dear], [near]), uncertain(simulator, 0.0), 5)
     for doubting in (uncertain(simulator, 50.0), simulator):
@@ -89,5 +89,5 @@ def test_what_is_dearer_beyond_all_doubt_is_left_out():
 
 
 def test_methods_without_other_plans_have_one():
-    found, plans = _finalists(Greedy("dim"), toy_task(6), random_models(), 5)
+    found, plans = _candidate_plans(Greedy("dim"), toy_task(6), random_models(), 5)
     assert plans == (found,)
