@@ -44,7 +44,7 @@ from neuroshard.words.topology import Topology
 from tests.kit.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
 from tests.kit.kinds import task_of
 
-_EVEN = ImprovedSearch((EvenLayouts(),), Improvement(shakes=0), max_moved_bytes=0)
+_EVEN = ImprovedSearch((EvenLayouts(),), Improvement(perturbations=0), max_moved_bytes=0)
 _SIZES = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 1.0)  # of gains, relative
 _EPOCHS = "compute_model.member.training.epochs", "comm_model.training.epochs"
 _AT_HAND: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(choice=None), _EVEN, *map(Greedy, SCORES))

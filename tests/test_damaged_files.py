@@ -127,7 +127,7 @@ def _resume(root):
 
 def _replan(root):
     simulator = Simulator(random_models())
-    return Replan(str(root / "plan.json"), improvement=Improvement(shakes=1)).find(toy_task(5), simulator).plan
+    return Replan(str(root / "plan.json"), improvement=Improvement(perturbations=1)).find(toy_task(5), simulator).plan
 
 
 def _finished(root):

@@ -152,8 +152,8 @@ class ImprovedSearch(Searcher):
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
         """Search locally from first plans (I, D) that cost so much; return the cheapest end.
 
-        The cheapest few share half of the shakes and of the plans that may be looked at, and the lowest of their ends
-        gets the other half.
+        The cheapest few share half of the perturbations and of the plans that may be looked at. The cheapest of their
+        ends gets the other half.
         """
         if len(plans) == 1:
             return self._end(plans[0], 0, catalog)[1]
@@ -166,15 +166,15 @@ class ImprovedSearch(Searcher):
         return min(lowest, rest._end(lowest.held, 1, catalog)[1], key=predicted_ms)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """List ends of local searches from all first plans, by other random steps; first plans; the best one shaken."""
+        """List ends of local searches from all first plans, by other seeds; first plans; perturbations of the best."""
         base = Base.of_plan(plan, simulator.compute_for(plan.task))
         if not len(base.in_columns):
             return (plan,)
         catalog = Catalog.checked(base, simulator)
         first = _first_plans(self.starts, catalog)
         ends = self._ends(first, catalog, -(-count // len(first)))
-        shaken = self._shaken(first[cheapest(catalog.costs(first))], catalog, count)
-        return in_turns(plan, (ends, map(catalog.items.plan, first), shaken), simulator, count)
+        perturbed = self._perturbed(first[cheapest(catalog.costs(first))], catalog, count)
+        return in_turns(plan, (ends, map(catalog.items.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], catalog: Catalog, times: int) -> Iterator[Plan]:
         """Search locally from each of some plans (I, D), so many times; yield the cheapest plan's end first."""
@@ -183,16 +183,16 @@ class ImprovedSearch(Searcher):
             for held in (first[index] for index in order):
                 yield catalog.items.plan(self._end(held, number, catalog)[1].held)
 
-    def _shaken(self, held: IntArray, catalog: Catalog, count: int) -> Iterator[Plan]:
-        """Shake the end of local search from a plan (I, D) so many times; yield the plans, the cheapest first."""
+    def _perturbed(self, held: IntArray, catalog: Catalog, count: int) -> Iterator[Plan]:
+        """Perturb the end of local search from a plan (I, D) `count` times; yield the results, the cheapest first."""
         local, best = self._end(held, 0, catalog)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
-        shaken = local.others(best, max(self.improvement.shake_steps, 1), seeds)
-        yield from (catalog.items.plan(one.held) for one in sorted(shaken, key=predicted_ms))
+        perturbed = local.others(best, max(self.improvement.perturbation_steps, 1), seeds)
+        yield from (catalog.items.plan(one.held) for one in sorted(perturbed, key=predicted_ms))
 
     def _end(self, held: IntArray, number: int, catalog: Catalog) -> tuple[LocalSearch, CostedPlan]:
         """Search locally from a plan (I, D) to an end; numbers stand for other random steps, 0 for those of `find`."""
-        steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.shakes)
+        steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
         local = LocalSearch(catalog, held, self.max_moved_bytes)
         return local, steps.improve(local, local.costed(held))
 

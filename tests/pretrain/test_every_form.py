@@ -196,7 +196,7 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     chosen = sorted(TABLES, key=lambda table: table.pooling_factor)[10:22]
     tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
     task = Task(tables, Topology(4, 8 << 30), 4096)
-    searcher = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=2))
+    searcher = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(perturbations=2))
     plans = [searcher.find(task, Simulator(models)).plan for models in (sequences, DEVICE.truth)]
     for plan in plans:
         assert plan.violations == ()

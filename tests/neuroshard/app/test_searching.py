@@ -37,8 +37,8 @@ def test_a_plan_is_a_setting_like_any_other():
     """Hydra must not make a config of it."""
     task = toy_task(5)
     plan = whole(task, 0)
-    searcher = searcher_of("replan", start=plan, max_moved_bytes=0, improvement={"shakes": 1})
-    assert (searcher.start, searcher.max_moved_bytes, searcher.improvement.shakes) == (plan, 0, 1)
+    searcher = searcher_of("replan", start=plan, max_moved_bytes=0, improvement={"perturbations": 1})
+    assert (searcher.start, searcher.max_moved_bytes, searcher.improvement.perturbations) == (plan, 0, 1)
     assert searcher.find(task, Simulator(linear_models())).plan == plan
     with pytest.raises(UserError, match="max_moved_bytes=-1"):
         searcher_of("replan", start=plan, max_moved_bytes=-1)

@@ -178,7 +178,7 @@ def test_ids_beside_tables_of_what_isnt_planned_here_count(path, caplog):
         assert ("the kept plan was made for other bytes beside tables; searching" in caplog.text) is (size == 20)
 
 
-QUICK = {"searcher": "neuroshard", "improvement": {"shakes": 0}, "max_splits": 0, "models": "roofline:h100"}
+QUICK = {"searcher": "neuroshard", "improvement": {"perturbations": 0}, "max_splits": 0, "models": "roofline:h100"}
 
 
 def test_tables_and_devices_that_come_and_go_change_the_plan(path, caplog):

@@ -160,7 +160,7 @@ def test_any_searcher_may_be_handed_over():
     assert {p.device for p in plan.placements} == {1}
     by_name = planner(searcher="dim_greedy").search(TWO)
     assert {p.device for p in by_name.placements} == {0, 1}
-    assert planner(max_splits=0, improvement={"shakes": 0}).search(TWO).violations == ()
+    assert planner(max_splits=0, improvement={"perturbations": 0}).search(TWO).violations == ()
 
 
 def test_the_process_group_gives_the_topology(group):

@@ -18,7 +18,7 @@ from neuroshard.words.form import Form
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import ms_of, uncertain
 
-SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=4), form_tries=3)
+SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(perturbations=4), form_tries=3)
 
 
 def _candidate_plans(searcher, task, models, count):
@@ -43,7 +43,7 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
     starts = SMALL.column_search.starts
     for start in starts:
         searcher = replace(SMALL.column_search, starts=(start,), choice=None)
-        first = replace(searcher, improvement=Improvement(shakes=0, max_plans=1), max_moved_bytes=0)
+        first = replace(searcher, improvement=Improvement(perturbations=0, max_plans=1), max_moved_bytes=0)
         assert layout_key(first.find(task, simulator).plan) in keys
         assert layout_key(searcher.find(task, simulator).plan) in keys
     assert len(keys) > 15

@@ -19,7 +19,7 @@ from tests.kit.costs import cost_of
 from tests.kit.plans import laid_out, whole
 from tests.kit.searches import ms_of
 
-FEW = Improvement(shakes=10)
+FEW = Improvement(perturbations=10)
 ERROR = 0.15
 
 
@@ -243,7 +243,7 @@ def test_a_gain_that_is_not_taken_is_said():
     assert "searcher.choice=null takes it" in remark
     assert "\n" not in remark
     assert (believing.declined, bold.declined) == (None, None)
-    best = ImprovedSearch((ExistingPlan(bold.plan),), replace(FEW, shakes=0), choice=Choice(1e3, 1e3))
+    best = ImprovedSearch((ExistingPlan(bold.plan),), replace(FEW, perturbations=0), choice=Choice(1e3, 1e3))
     assert best.find(first.task, simulator).declined is None  # there was nothing to gain
 
 

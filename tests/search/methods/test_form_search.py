@@ -29,7 +29,7 @@ from tests.kit.tasks import hot_table, plain_task
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
 BATCH = 65536
-QUICKLY = Improvement(shakes=20)
+QUICKLY = Improvement(perturbations=20)
 ALL = NeuroShard(improvement=QUICKLY, choice=None)  # datasheets have no margins: many a gain is left otherwise
 ALONE = replace(ALL, forms=("columns",))
 EXACT = replace(ALL, tolerance=0)
@@ -334,7 +334,7 @@ def test_choices_are_ranked_by_what_their_plans_cost(task, models, rel):
         forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMNS)
         forms = np.where(choices.allowed[np.arange(count), forms], forms, COLUMNS)
         in_rows_too += (forms[::2] == ROWS).sum()  # of sequence tables, where there are any
-        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(shakes=0), max_moved_bytes=0)).plan
+        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(perturbations=0), max_moved_bytes=0)).plan
         assert choices.quick_ms(forms) == pytest.approx(ms_of(plan, simulator), rel=rel)
     assert in_rows_too
 
@@ -366,7 +366,7 @@ def test_without_tries_tables_lie_in_columns_where_they_fit():
 def test_forms_are_chosen_by_a_setting():
     task = _tiny(5)
     for forms in (["columns"], ["columns", "rows"], ["columns", "copies"]):
-        plan = search(task, H100, forms=forms, improvement={"shakes": 5})
+        plan = search(task, H100, forms=forms, improvement={"perturbations": 5})
         assert set(plan.forms) <= {Form(form) for form in forms}
     with pytest.raises(UserError, match=r"forms=\['rows'\] must have columns among them"):
         NeuroShard(forms=("rows",))

@@ -22,7 +22,7 @@ from tests.kit.tasks import hot_table
 
 BATCH = 65536
 IN_ROWS = Constraints((TableRule("rows*", forms=("rows",)),))
-SEARCH = NeuroShard(improvement=Improvement(shakes=10), rows_over="hosts", choice=None)
+SEARCH = NeuroShard(improvement=Improvement(perturbations=10), rows_over="hosts", choice=None)
 
 
 def _task(dims, num_devices=32, host=8, constraints=IN_ROWS, memory="80GiB"):

@@ -72,7 +72,7 @@ def test_no_other_plan_is_cheaper_where_devices_wait_for_their_hosts(number, mod
     _check(number, model)
 
 
-ENDS = 0.02  # what costs of plans at which local search ends differ by: five times as many shakes hardly lower them
+ENDS = 0.02  # relative difference of costs at which local searches end: five times the perturbations hardly lower them
 
 
 def _check_easier(number, model, searcher=None, most=1 + ENDS):

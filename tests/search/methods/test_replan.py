@@ -22,7 +22,7 @@ from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, ms_of
 from tests.kit.tasks import hot_table
 
-FEW = Improvement(shakes=5)
+FEW = Improvement(perturbations=5)
 
 
 class _FromRandom(Searcher):
@@ -194,7 +194,7 @@ class _FromForms(Searcher):
     """Re-plans a plan in all forms that the models know, with little to be moved."""
 
     def find(self, task, simulator):
-        start = NeuroShard(improvement=Improvement(shakes=0), choice=None).find(task, simulator).plan
+        start = NeuroShard(improvement=Improvement(perturbations=0), choice=None).find(task, simulator).plan
         return Replan(start, task.size_bytes // 10, FEW).find(task, simulator)
 
 
@@ -207,7 +207,7 @@ class TestReplanOfForms(SearcherConformance):
 def test_columns_move_beside_rows_and_copies_that_stay(use):
     task = _criteo(memory=use)
     start = _mixed(task)
-    settings = {**KEEP, "improvement": Improvement(shakes=20)}
+    settings = {**KEEP, "improvement": Improvement(perturbations=20)}
     found = {most: Replan(start, most, **settings).find(task, H100).plan for most in (0, 10**8, 10**10, None)}
     for most, plan in found.items():
         assert plan.forms == start.forms

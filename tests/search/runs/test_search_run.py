@@ -76,7 +76,7 @@ def test_the_expected_cost_is_shown_and_kept_where_margins_are_known(tmp_path, m
 
 def test_a_gain_that_is_not_taken_is_said(tmp_path):
     save_bundle(tmp_path / "models", replace(random_models(), margins=MARGINS), Card())
-    doubting = NeuroShard(max_splits=0, improvement=Improvement(shakes=5), choice=Choice(1e3, 1e3))
+    doubting = NeuroShard(max_splits=0, improvement=Improvement(perturbations=5), choice=Choice(1e3, 1e3))
     for searcher, said in ((doubting, True), (replace(doubting, choice=None), False)):
         out = str(tmp_path / str(said))
         result = Search(str(tmp_path / "models"), (toy_task(12),), searcher, "neuroshard", out).run()

@@ -45,7 +45,7 @@ TASK = toy_task(6, num_devices=2)
 TASKS = TASK, toy_task(7, num_devices=2, seed=1)
 AWAY = replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0))
 NOISY, STEADY = MadeUpHardware(made_up=AWAY, noise=0.05), MadeUpHardware(made_up=AWAY)
-SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=3), choice=None, forms=("columns",))
+SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(perturbations=3), choice=None, forms=("columns",))
 
 
 def _dlrm_tasks(count):
@@ -232,7 +232,9 @@ def test_a_method_with_one_plan_has_it_measured(bundle, tmp_path):
 
 
 def test_what_a_search_remarks_stands_before_the_verdict_and_is_kept(bundle, tmp_path):
-    replan = Replan(Random().find(TASK, Simulator(CostModels.load(bundle))).plan, improvement=Improvement(shakes=3))
+    replan = Replan(
+        Random().find(TASK, Simulator(CostModels.load(bundle))).plan, improvement=Improvement(perturbations=3)
+    )
     plain, verified = (
         _search(bundle, tmp_path / name, how, (TASK,), replan).run().saved.records[0].remark
         for name, how in (("plain", None), ("verified", Verify(NOISY, 4, 2)))
