@@ -43,7 +43,7 @@ class CommAugmentation:
         max_row_tables: in rows, whose parts a reduce-scatter adds up, at most. On the same devices, at least one.
         max_gradient_bytes: of copies, that an all-reduce adds up, at most. 4 KiB at least.
         lopsided_share: of exchanges in which random tables go to some devices rather than to others, up to all to one:
-            plans with a hot table exchange so, and searches believe no plan that is more lopsided than all that was
+            plans with a hot table exchange so, and searches accept no plan that is more lopsided than all that was
             measured.
     """
 

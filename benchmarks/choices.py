@@ -1,4 +1,4 @@
-"""Which of the plans at hand to believe: two tables of `results.py`, of tasks on devices whose true costs are known.
+"""Which of the plans at hand to accept: two tables of `results.py`, of tasks on devices whose true costs are known.
 
 Samples are drawn as `neuroshard collect` draws them and "measured" on two made-up devices; models are fitted to them as
 by `neuroshard pretrain`, for 2, 4 and 8 devices each. Tasks are of kinds that nothing was tuned to, of tables that no
@@ -32,7 +32,7 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
+from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -47,7 +47,7 @@ from tests.kit.kinds import task_of
 _EVEN = ImprovedSearch((EvenLayouts(),), Improvement(perturbations=0), max_moved_bytes=0)
 _SIZES = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 1.0)  # of gains, relative
 _EPOCHS = "compute_model.member.training.epochs", "comm_model.training.epochs"
-_AT_HAND: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(choice=None), _EVEN, *map(Greedy, SCORES))
+_AT_HAND: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(acceptance=None), _EVEN, *map(Greedy, SCORES))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ RULES: dict[str, Callable[[AtHand], int]] = {
     "least expected": lambda plans: likeliest(plans.costs),
     "least expected of those predicted no dearer than the published": _least_expected_of_no_dearer,
     "the default's: besides, no gains below three thousandths, and no exchanges more lopsided than any measured": (
-        lambda plans: Choice().among(plans.costs, plans.task, plans.simulator)[0]
+        lambda plans: Acceptance().among(plans.costs, plans.task, plans.simulator)[0]
     ),
     "least true cost": lambda plans: int(np.argmin(plans.true_ms)),
 }

@@ -123,7 +123,7 @@ def collect_made_up() -> object:
 def verified(count: int, hardware: Hardware, means: Means, passes: int) -> object:
     """Search tasks and measure their candidate plans."""
     searcher = NeuroShard(
-        2, 1, 1, GridSettings(points=2), Improvement(perturbations=1), choice=None, forms=("columns",)
+        2, 1, 1, GridSettings(points=2), Improvement(perturbations=1), acceptance=None, forms=("columns",)
     )
     verify = Verify(hardware, candidate_plans=passes, passes=passes, means=means)
     return Search("cpu", _tasks(count), searcher, "neuroshard", "out", verify=verify).run()

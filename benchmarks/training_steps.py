@@ -116,9 +116,9 @@ DEFAULT: Mapping[str, Method] = {"default": _by(STEPS)}
 BESIDE: Mapping[str, Method] = {**DEFAULT, "columns": _by(STEPS, forms=["columns"]), "verified": _verified}
 SEARCHES: Mapping[str, Method] = {
     **DEFAULT,
-    "every_gain": _by(STEPS, choice=None),
+    "every_gain": _by(STEPS, acceptance=None),
     "kernels_alone": _by(KERNELS),
-    "kernels_every_gain": _by(KERNELS, choice=None),
+    "kernels_every_gain": _by(KERNELS, acceptance=None),
     "published": _by(KERNELS, "neuroshard_published"),
     "size_lookup_greedy": _by(KERNELS, "size_lookup_greedy"),
     "dim_greedy": _by(KERNELS, "dim_greedy"),

@@ -36,7 +36,7 @@ _TIMES = {"cpu": 3.0, "gpu": 2.0}  # by which sizes and times of another device 
 _LINK_TIMES = 2.0
 _IMPROVEMENT = Improvement(perturbations=3)
 _SEARCHERS = {
-    "every gain": NeuroShard(choice=None, improvement=_IMPROVEMENT),
+    "every gain": NeuroShard(acceptance=None, improvement=_IMPROVEMENT),
     "default": NeuroShard(improvement=_IMPROVEMENT),
 }
 

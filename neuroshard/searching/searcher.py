@@ -32,7 +32,7 @@ class Found:
 
     Attributes:
         warning: a line that begins with its subject and a colon, such as "re-planning: ..."; None if all is well.
-        declined: another plan of its task that was found, predicted to be cheaper and not believed to be; None if there
+        rejected: another plan of its task, predicted to be cheaper, whose gain the search did not accept; None if there
             is none.
         remark: a line on what the search did, which the plan alone doesn't tell; None if there is nothing to say.
         fewer: another one with fewer shards, predicted to cost more, until a search has settled on one; None then.
@@ -43,7 +43,7 @@ class Found:
 
     plan: Plan
     warning: str | None = None
-    declined: Plan | None = None
+    rejected: Plan | None = None
     remark: str | None = None
     fewer: Plan | None = None
 
@@ -56,8 +56,8 @@ class Found:
 
     def of(self, task: Task) -> "Found":
         """Restate what was found as plans of another task of the same tables, on the same devices."""
-        declined, fewer = (None if one is None else replace(one, task=task) for one in (self.declined, self.fewer))
-        return replace(self, plan=replace(self.plan, task=task), declined=declined, fewer=fewer)
+        rejected, fewer = (None if one is None else replace(one, task=task) for one in (self.rejected, self.fewer))
+        return replace(self, plan=replace(self.plan, task=task), rejected=rejected, fewer=fewer)
 
 
 class Searcher(ABC):

@@ -205,7 +205,7 @@ class Parameter:
         """What TorchRec's constraints name of our forms; or what the sharder has, where they name nothing.
 
         What is in none of these a search must not choose; of what is in them it chooses columns, or another form where
-        the gain is believed.
+        the gain is accepted.
         """
         kernels = self.said.compute_kernels
         types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types

@@ -74,7 +74,7 @@ class NeuroShardPlanner(ShardingPlanner):
             the plan with the least worst-case regret from 0 to 15 ms is taken.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
             passed on to the kernels. A table may lie in rows where its sharding types name row_wise, or name nothing;
-            it does where the models' gain is believed, or nothing else fits.
+            it does if the search accepts the predicted gain, or nothing else fits.
         data_parallel: True lets the search make tables data-parallel. TorchRec does not train such tables by the
             optimizer of its fused kernels: build that with `data_parallel_optimizer`. False leaves the type to tables
             whose constraints or `rules` name it, and to those that TorchRec trains so only: of columns that are not a

@@ -14,7 +14,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, applied
-from neuroshard.stages.search.methods.choice import cheapest
+from neuroshard.stages.search.methods.acceptance import cheapest
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts
 from neuroshard.stages.search.space.base import Base, device_memory

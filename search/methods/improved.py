@@ -21,7 +21,7 @@ from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
-from neuroshard.stages.search.methods.choice import Choice, cheapest
+from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog, equal_shards, even_layout, fewest_shards
@@ -106,17 +106,17 @@ class ImprovedSearch(Searcher):
         improvement: local search.
         max_moved_bytes: of weights and optimizer state, over all devices, away from the first plan, as a number or as
             text such as "20GB"; None sets no limit.
-        choice: which of the first plans and the one found is believed to be the cheapest, the first start's unless
-            another one is; None takes the one that is predicted to be.
+        acceptance: which gains over the first start's plan the search accepts; None takes the plan that is predicted
+            to be cheapest.
     """
 
     starts: tuple[Start, ...]
     improvement: Improvement = field(default_factory=Improvement)
     max_moved_bytes: ByteSize | None = None
-    choice: Choice | None = None
+    acceptance: Acceptance | None = None
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan that never costs more than the first start's, and the cheaper one that isn't believed.
+        """Find a plan that never costs more than the first start's, and the cheaper plan that was rejected, if any.
 
         Raises:
             InfeasibleError: no start has a plan.
@@ -143,11 +143,11 @@ class ImprovedSearch(Searcher):
         costs += catalog.costs(every[-1:])
         fits = _fitting(every, catalog)
         every, costs = list(compress(every, fits)), list(compress(costs, fits))
-        if self.choice is None:
+        if self.acceptance is None:
             return Found(catalog.items.plan(every[cheapest(costs)]))
-        chosen, declined = self.choice.among(costs, catalog.items.task, catalog.simulator)
-        other = None if declined is None else catalog.items.plan(every[declined])
-        return Found(catalog.items.plan(every[chosen]), declined=other)
+        chosen, rejected = self.acceptance.among(costs, catalog.items.task, catalog.simulator)
+        other = None if rejected is None else catalog.items.plan(every[rejected])
+        return Found(catalog.items.plan(every[chosen]), rejected=other)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
         """Search locally from first plans (I, D) that cost so much; return the cheapest end.

@@ -12,7 +12,7 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
-from neuroshard.stages.search.methods.choice import cheapest
+from neuroshard.stages.search.methods.acceptance import cheapest
 from neuroshard.stages.search.rl.agent import Agent, agent_digest, load_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment

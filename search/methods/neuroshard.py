@@ -18,7 +18,7 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
+from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
 from neuroshard.stages.search.methods.form_choices import FormChoices, Tried
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
@@ -60,7 +60,7 @@ class NeuroShard(Searcher):
 
     Tables lie in rows or in copies where that is predicted to cost less, or where nothing else fits. They are the same
     on every device whatever becomes of the other tables, so those are searched beside them: choices of forms are
-    estimated, the likely ones tried quickly, the best one searched, and taken where its gain is believed.
+    estimated, the likely ones tried quickly, the best one searched, and taken if its gain is accepted.
 
     Where hosts have memory for tables, and models know what that costs, tables lie there, behind caches or not, where
     devices have too little or it is predicted to pay. There are several choices of memories, the cheapest within some
@@ -77,7 +77,7 @@ class NeuroShard(Searcher):
         max_splits: splits in a layout, at most; 0 leaves every table whole.
         grid: caps of the greedy grid search, for both starts.
         improvement: the local search.
-        choice: when its plan is taken instead of the published search's; None takes every gain for true.
+        acceptance: which gains over the published search's plan the search accepts; None accepts every gain.
         forms: that tables may be in, as far as the models know them; [columns] leaves the others out.
         form_tries: choices of forms that are tried by quick searches, at most.
         rows_over: all | hosts: devices that share a table in rows; hosts: on one host each where that is predicted to
@@ -90,7 +90,7 @@ class NeuroShard(Searcher):
     max_splits: Count = 10
     grid: GridSettings = field(default_factory=GridSettings)
     improvement: Improvement = field(default_factory=Improvement)
-    choice: Choice | None = field(default_factory=Choice)
+    acceptance: Acceptance | None = field(default_factory=Acceptance)
     forms: tuple[str, ...] = FORMS
     form_tries: Count = 8
     rows_over: RowsOver = "all"
@@ -104,7 +104,7 @@ class NeuroShard(Searcher):
         """The starts and the local search that place tables in columns, with its settings."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
         beside = self.beside_search
-        return replace(beside, starts=(published, *beside.starts), choice=self.choice)
+        return replace(beside, starts=(published, *beside.starts), acceptance=self.acceptance)
 
     @property
     def beside_search(self) -> ImprovedSearch:
@@ -113,10 +113,10 @@ class NeuroShard(Searcher):
         Local search comes as far from the other starts, and many devices make the published one the dearest of all.
         """
         starts: tuple[Start, ...] = (EvenLayouts(self.grid), *map(Greedy, SCORES))
-        choice = self.choice
-        if choice is not None:  # assumed margins are of whole plans, which `_believed` compares
-            choice = replace(choice, assumed_doubt=0.0)
-        return ImprovedSearch(starts, self.improvement, choice=choice)
+        acceptance = self.acceptance
+        if acceptance is not None:  # assumed margins are of whole plans, which `_accepted` compares
+            acceptance = replace(acceptance, assumed_margin_fraction=0.0)
+        return ImprovedSearch(starts, self.improvement, acceptance=acceptance)
 
     @property
     def quick(self) -> Start:
@@ -124,7 +124,7 @@ class NeuroShard(Searcher):
         return EvenLayouts(self.grid, refined=False)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan, and the cheaper one that isn't believed.
+        """Find a plan, and the cheaper plan that was rejected, if any.
 
         Raises:
             InfeasibleError: there is no plan, or none was found.
@@ -132,7 +132,7 @@ class NeuroShard(Searcher):
         found = self._in_parts(task, simulator)
         if self.rows_over == "hosts":
             moved = replace(rows_on_hosts(settled(found.plan), simulator), task=found.plan.task)
-            found = found if moved == found.plan else self._believed(found, replace(found, plan=moved), simulator)
+            found = found if moved == found.plan else self._accepted(found, replace(found, plan=moved), simulator)
         calls = known_calls(simulator.models, self.forms)
         return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance, found.fewer), fewer=None)
 
@@ -159,9 +159,9 @@ class NeuroShard(Searcher):
         """Take one of `others`, whose tables are in more parts, where its gain is accepted."""
         every = [found, *others]
         costs = [simulator.cost(one.plan.task, one.plan) for one in every]
-        if self.choice is None or has_own_margins(costs[0]):
+        if self.acceptance is None or has_own_margins(costs[0]):
             return self._cheapest(every, simulator)
-        return every[self.choice.among(costs, found.plan.task, simulator)[0]]
+        return every[self.acceptance.among(costs, found.plan.task, simulator)[0]]
 
     def _likely(self, spaces: Iterable[FormChoices]) -> list[Tried]:
         """Try choices of forms by quick searches, and list the likely ones of every space."""
@@ -219,7 +219,7 @@ class NeuroShard(Searcher):
             columns = self._in_columns(spaces, simulator)
         except InfeasibleError as error:
             return other or self._in_any_forms(spaces, error)
-        return columns if other is None else self._believed(columns, other, simulator)
+        return columns if other is None else self._accepted(columns, other, simulator)
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
         """Tell which forms each table may lie in, (T, F); other forms than columns need memory on all devices."""
@@ -293,23 +293,23 @@ class NeuroShard(Searcher):
             yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Choose what is expected to cost least, or predicted to, where every gain is believed; of equals the first."""
+        """Choose the plan of the lowest expected cost; of the lowest predicted cost if every gain is accepted."""
         if len(found) == 1:
             return found[0]
         costs = [simulator.cost(one.plan.task, one.plan) for one in found]
-        return found[cheapest(costs) if self.choice is None else likeliest(costs)]
+        return found[cheapest(costs) if self.acceptance is None else likeliest(costs)]
 
-    def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
-        """Take `other`, of the same task, where its gain over columns alone is believed."""
+    def _accepted(self, columns: Found, other: Found, simulator: Simulator) -> Found:
+        """Return `other`, a plan of the same task, if its gain over columns alone is accepted; else `columns`."""
         task = columns.plan.task
         costs = simulator.costs(task, [columns.plan, other.plan])
-        chosen, declined = cheapest(costs), None
-        if self.choice is not None:
-            chosen, declined = self.choice.of_forms(simulator.models).among(costs, task, simulator)
+        chosen, rejected = cheapest(costs), None
+        if self.acceptance is not None:
+            chosen, rejected = self.acceptance.of_forms(simulator.models).among(costs, task, simulator)
         if not chosen:
-            unsaid = [plan for plan in (columns.declined, other.plan if declined else None) if plan is not None]
+            unsaid = [plan for plan in (columns.rejected, other.plan if rejected else None) if plan is not None]
             least = min(unsaid, key=lambda plan: simulator.cost(task, plan).total_ms, default=None)
-            return replace(columns, declined=least)
+            return replace(columns, rejected=least)
         more = len(other.plan.placements) > len(columns.plan.placements)
         return replace(other, fewer=columns.plan if more else other.fewer)
 

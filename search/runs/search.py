@@ -26,7 +26,7 @@ from neuroshard.plumbing.schema import FileName, PathName
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records.run_directory import JobFigures, RunDirectory
 from neuroshard.searching.searcher import Searcher
-from neuroshard.stages.search.methods.choice import declined_remark
+from neuroshard.stages.search.methods.acceptance import rejected_remark
 from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, Searched
 from neuroshard.stages.search.results.comparison import grid_of
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, predicted_columns
@@ -192,7 +192,7 @@ class Search:
         plan = simulator.predicted(found.plan)
         plan.save(directory / name)
         target = target_named(self.target)
-        said = found.remark, declined_remark(plan, found.declined, simulator), *target.remarks(plan)
+        said = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
         remark = "; ".join(filter(None, said)) or None
         doubts = found.warning, *simulator.warnings(plan), *target.cost_warnings(simulator.models)
         warnings = "\n".join(filter(None, doubts)) or None

@@ -304,7 +304,7 @@ def test_listings_say_what_they_are(here, capsys):
 
 
 def test_a_group_of_settings_may_be_null_or_a_whole(here, capsys):
-    done(capsys, *_search(here, "searcher.choice=null", "searcher.grid={points: 1}", "out=a"))
+    done(capsys, *_search(here, "searcher.acceptance=null", "searcher.grid={points: 1}", "out=a"))
 
 
 def test_a_plan_is_exported_by_its_path(here, capsys):

@@ -261,7 +261,7 @@ def test_where_nothing_can_be_written_jobs_run(path, caplog):
         assert path.read_text() == "a checkpoint"
 
 
-def test_a_kept_plan_with_a_changed_number_is_not_believed(path):
+def test_a_kept_plan_with_a_changed_number_is_not_trusted(path):
     _planner(path).plan(_model("a", "b"))
     kept = path.read_text()
     numbers = [found.start() for found in re.finditer(r"(?<![\w.])\d", kept)]  # their first digits

@@ -7,7 +7,7 @@ import pytest
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import layout_key
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.improved import EvenLayouts, in_turns
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -42,7 +42,7 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
     keys = {layout_key(plan) for plan in plans}
     starts = SMALL.column_search.starts
     for start in starts:
-        searcher = replace(SMALL.column_search, starts=(start,), choice=None)
+        searcher = replace(SMALL.column_search, starts=(start,), acceptance=None)
         first = replace(searcher, improvement=Improvement(perturbations=0, max_plans=1), max_moved_bytes=0)
         assert layout_key(first.find(task, simulator).plan) in keys
         assert layout_key(searcher.find(task, simulator).plan) in keys
@@ -50,12 +50,12 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
     assert [type(start) for start in starts] == [BeamSearch, EvenLayouts, *[Greedy] * 4]
 
 
-def test_a_plan_that_was_not_believed_is_a_candidate_plan():
+def test_a_rejected_plan_is_a_candidate_plan():
     task, simulator = toy_task(12), uncertain(Simulator(random_models()), 1.0)
-    doubting, believing = (replace(SMALL, choice=choice) for choice in (Choice(1e3, 1e3), None))
-    kept, better = (searcher.find(task, simulator).plan for searcher in (doubting, believing))
+    cautious, accepting = (replace(SMALL, acceptance=one) for one in (Acceptance(1e3, 1e3), None))
+    kept, better = (searcher.find(task, simulator).plan for searcher in (cautious, accepting))
     assert layout_key(kept) != layout_key(better)
-    plans = doubting.candidate_plans(kept, simulator, 2)
+    plans = cautious.candidate_plans(kept, simulator, 2)
     assert [layout_key(plan) for plan in plans] == [layout_key(kept), layout_key(better)]
 
 
@@ -78,14 +78,14 @@ def test_they_keep_memory_and_constraints(seed):
     assert [plan.violations for plan in plans] == [()] * len(plans)
 
 
-def test_what_is_dearer_beyond_all_doubt_is_left_out():
+def test_what_is_dearer_beyond_all_margins_is_left_out():
     task, simulator = toy_task(12), Simulator(random_models())
-    plan = replace(SMALL, choice=None).find(task, simulator).plan
+    plan = replace(SMALL, acceptance=None).find(task, simulator).plan
     dear, near = Random(1).find(task, simulator).plan, SMALL.candidate_plans(plan, simulator, 2)[1]
     assert ms_of(dear, simulator) > 1.1 * ms_of(plan, simulator)
     assert dear not in in_turns(plan, ([dear], [near]), uncertain(simulator, 0.0), 5)
-    for doubting in (uncertain(simulator, 50.0), simulator):
-        assert in_turns(plan, ([dear], [near]), doubting, 5) == (plan, dear, near)
+    for models in (uncertain(simulator, 50.0), simulator):
+        assert in_turns(plan, ([dear], [near]), models, 5) == (plan, dear, near)
 
 
 def test_methods_without_other_plans_have_one():

@@ -8,7 +8,7 @@ import pytest
 from neuroshard import Constraints, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.layouts import in_columns, in_rows
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import target_named
@@ -22,7 +22,7 @@ from tests.kit.tasks import hot_table
 
 BATCH = 65536
 IN_ROWS = Constraints((TableRule("rows*", forms=("rows",)),))
-SEARCH = NeuroShard(improvement=Improvement(perturbations=10), rows_over="hosts", choice=None)
+SEARCH = NeuroShard(improvement=Improvement(perturbations=10), rows_over="hosts", acceptance=None)
 
 
 def _task(dims, num_devices=32, host=8, constraints=IN_ROWS, memory="80GiB"):
@@ -110,7 +110,7 @@ def test_models_that_do_not_know_hosts_exchanges_are_not_asked():
 def test_gains_within_the_margins_are_not_taken():
     task = _task([128] * 4)
     for relative, hosts in ((1.0, 4), (0.0, 1)):
-        plan = found(replace(SEARCH, choice=Choice()), task, uncertain(H100, relative))
+        plan = found(replace(SEARCH, acceptance=Acceptance()), task, uncertain(H100, relative))
         assert {len(its) for its in _hosts(plan)[:4]} == {hosts}
 
 

@@ -10,7 +10,7 @@ from neuroshard.plans.moves import moved_between
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.registry import build, described
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.methods.improved import EvenLayouts, ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -91,14 +91,15 @@ def test_a_limit_on_moved_bytes_counts_from_the_start():
 
 def test_neuroshard_is_the_published_search_and_other_starts_improved():
     """A composition: each setting goes to the part that it is of, by the same name and with the same default."""
-    grid, improvement, choice = GridSettings(points=3), Improvement(perturbations=7), Choice(doubt=0.3)
-    ours = NeuroShard(4, 2, 5, grid, improvement, choice)
+    grid, improvement = GridSettings(points=3), Improvement(perturbations=7)
+    acceptance = Acceptance(margin_fraction=0.3)
+    ours = NeuroShard(4, 2, 5, grid, improvement, acceptance)
     assert not isinstance(ours, BeamSearch)
     heuristics = tuple(map(Greedy, SCORES))
     starts = (BeamSearch(4, 2, 5, grid), EvenLayouts(grid), *heuristics)
-    assert ours.column_search == ImprovedSearch(starts, improvement, None, choice)
+    assert ours.column_search == ImprovedSearch(starts, improvement, None, acceptance)
     defaults = (BeamSearch(), EvenLayouts(), *heuristics)
-    assert NeuroShard().column_search == ImprovedSearch(defaults, choice=Choice())
+    assert NeuroShard().column_search == ImprovedSearch(defaults, acceptance=Acceptance())
     assert {field.name for field in fields(BeamSearch)} < {field.name for field in fields(NeuroShard)}
 
 
@@ -110,7 +111,7 @@ def test_every_setting_is_known_by_one_name():
     built = build("searcher", "neuroshard", **given)
     grid = GridSettings(2)
     starts = (BeamSearch(4, 5, 3, grid), EvenLayouts(grid), *map(Greedy, SCORES))
-    assert built.column_search == ImprovedSearch(starts, Improvement(perturbations=1), None, Choice())
+    assert built.column_search == ImprovedSearch(starts, Improvement(perturbations=1), None, Acceptance())
 
 
 def test_narrow_shards_find_room_where_memory_is_nearly_full():

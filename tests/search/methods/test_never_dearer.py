@@ -28,9 +28,9 @@ def _bold(searcher, simulator):
 
     Otherwise it leaves gains within the assumed margins, so that plans may cost more by so much.
     """
-    if simulator.models.margins is not None or not hasattr(searcher, "choice"):
+    if simulator.models.margins is not None or not hasattr(searcher, "acceptance"):
         return searcher
-    return replace(searcher, choice=None)
+    return replace(searcher, acceptance=None)
 
 
 def _check(number, model):

@@ -112,7 +112,7 @@ def test_models_of_any_form_are_searched():
     task, simulator = toy_task(5), Simulator(opaque)
     few_splits = (
         BeamSearch(max_splits=3),
-        NeuroShard(max_splits=3, improvement=Improvement(perturbations=10), choice=None),
+        NeuroShard(max_splits=3, improvement=Improvement(perturbations=10), acceptance=None),
     )
     found = (one.find(task, simulator).plan for one in (Greedy("lookup"), *few_splits))
     greedy, published, ours = (ms_of(plan, simulator) for plan in found)

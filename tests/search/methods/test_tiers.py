@@ -163,7 +163,7 @@ def test_memories_stay_where_a_table_goes():
     plan = _found(0.4)
     fewer = replace(plan.task, tables=plan.task.tables[1:])
     assert len(set(plan.homes[1:])) > 1
-    changed = Replan(plan, improvement=Improvement(perturbations=1), least_gain=1e9).find(fewer, H100).plan
+    changed = Replan(plan, improvement=Improvement(perturbations=1), min_gain=1e9).find(fewer, H100).plan
     assert changed.homes == plan.homes[1:]
     assert moved_bytes(plan, changed) == 0
 

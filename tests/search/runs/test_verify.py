@@ -45,7 +45,7 @@ TASK = toy_task(6, num_devices=2)
 TASKS = TASK, toy_task(7, num_devices=2, seed=1)
 AWAY = replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0))
 NOISY, STEADY = MadeUpHardware(made_up=AWAY, noise=0.05), MadeUpHardware(made_up=AWAY)
-SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(perturbations=3), choice=None, forms=("columns",))
+SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(perturbations=3), acceptance=None, forms=("columns",))
 
 
 def _dlrm_tasks(count):
