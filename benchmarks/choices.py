@@ -111,7 +111,7 @@ class Setting:
     def _measured(self) -> Measured:
         rng, device = np.random.default_rng([self.seed, self.samples]), self.made_up
         split = split_tables(dlrm_like(batch_size=device.batch_size, seed=self.seed), self.seed)
-        sets = ComputeAugmentation(max_tables=20, any_width_share=0.5)
+        sets = ComputeAugmentation(max_tables=20, arbitrary_dim_fraction=0.5)
         exchanges = CommAugmentation((self.num_devices,), max_start_ms=device.max_start_ms)
         compute = [sets.draw(split, device.batch_size, rng) for _ in range(self.samples)]
         comm = [exchanges.draw(self.num_devices, device.batch_size, rng) for _ in range(self.samples // 2)]

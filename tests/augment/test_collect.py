@@ -332,7 +332,7 @@ def test_another_runs_directory_is_refused(tmp_path):
         ("compute.forms", ["columns"], ["columns", "rows"]),
         ("comm.collectives", ["all_to_all"], ["input"]),
         ("comm.collectives", ["all_to_all"], ["all_to_all", "all_to_all"]),  # drawn with other numbers
-        ("comm.lopsided_share", 0.5, 0.0),
+        ("comm.skewed_fraction", 0.5, 0.0),
         ("num_compute_samples", 1, 20),
         ("references", 0.06, 0.0),
     ],

@@ -190,7 +190,7 @@ MEASURED = {  # settings of neuroshard collect; the first word of a name says on
     ],
     "one_host columns": ["num_compute_samples=120", "num_comm_samples=100"],
     "hosts columns": [
-        "num_compute_samples=120", "num_comm_samples=200", "compute.any_width_share=0.5",
+        "num_compute_samples=120", "num_comm_samples=200", "compute.arbitrary_dim_fraction=0.5",
     ],
     "gpu tiers": [
         "hardware=cuda", "compute.tiers=[device,device,cached,host]", "num_compute_samples=300", "num_comm_samples=100",
