@@ -46,14 +46,15 @@ class Fit:
     Attributes:
         compute, comm: to samples of one kernel call, to exchanges of one collective.
         seed: of initial weights and the order of samples.
-        least_calls: training samples of a kernel call, from which more than its factor is learned from them.
+        min_finetune_samples: minimum number of training samples of a kernel call from which its model is fine-tuned.
+            With fewer samples only its factor is learned.
         exchanges: a datasheet's models of exchanges, by their parts, where none are measured.
     """
 
     compute: ComputeFitter
     comm: CommFitter
     seed: int = 0
-    least_calls: int = _LEAST_TRAIN
+    min_finetune_samples: int = _LEAST_TRAIN
     exchanges: Mapping[str, CommModel] = field(default_factory=dict)
 
     def check(self, start: CostModels) -> None:
@@ -109,7 +110,7 @@ class Fit:
     def _least(self, part: MeasuredPart) -> int:
         """Choose how many training samples a part is fitted further from; host memory's arithmetic has few figures."""
         network = isinstance(part, MeasuredCalls) and part.call.tier is Tier.DEVICE
-        return self.least_calls if network else _LEAST_TRAIN
+        return self.min_finetune_samples if network else _LEAST_TRAIN
 
     def _fitted(self, part: MeasuredPart, start: Any, bars: Progress | None) -> Any:
         """Fit a model of the part; of tables in host memory it is arithmetic with figures that are solved for."""

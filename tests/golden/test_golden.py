@@ -205,7 +205,8 @@ FITTED = {  # settings of neuroshard pretrain
     "networks of hosts": [*NETWORKS, *EPOCHS, "data=[one_host columns,hosts columns]", "host_tiers=roofline:h100"],
     "networks of tiers": [*NETWORKS, *EPOCHS, "data=gpu tiers"],
     "further": [
-        *NETWORKS, *EPOCHS, "init=networks", "least_calls=8", "data=one_host columns", "keep_worse=true", "seed=1",
+        *NETWORKS, *EPOCHS, "init=networks", "min_finetune_samples=8", "data=one_host columns",
+        "allow_regression=true", "seed=1",
     ],
     "paper": [
         "compute_model=paper", "comm_model=paper", "compute_model.training.epochs=3", "comm_model.training.epochs=3",
@@ -214,7 +215,8 @@ FITTED = {  # settings of neuroshard pretrain
     "linear": ["compute_model=linear", "comm_model=set", EPOCHS[1], "data=one_host columns", "max_tables=4"],
     "nearest": [
         *NETWORKS, "compute_model.member.training_further.epochs=3", "comm_model.training_further.epochs=3",
-        "compute_model.members=2", "init=[networks,further]", "least_calls=8", "data=other columns", "keep_worse=true",
+        "compute_model.members=2", "init=[networks,further]", "min_finetune_samples=8", "data=other columns",
+        "allow_regression=true",
     ],
 }  # fmt: skip
 

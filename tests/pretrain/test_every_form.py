@@ -151,7 +151,9 @@ def test_fitting_further_goes_on_from_every_part(data):
         "compute_model": Additive(training_further=STILL),
         "comm_model": SetCommunication(training_further=STILL),
     }
-    _pretrain(data, "further", init=str(data.parent / "first"), least_calls=8, keep_worse=True, **unmoved)
+    _pretrain(
+        data, "further", init=str(data.parent / "first"), min_finetune_samples=8, allow_regression=True, **unmoved
+    )
     before, after = (CostModels.load(data.parent / name) for name in ("first", "further"))
     first, further = pieces_of(before), pieces_of(after)
     assert first.keys() == further.keys() == ALL_PARTS
