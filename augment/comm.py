@@ -28,7 +28,7 @@ class CommAugmentation:
     """Which exchanges are drawn.
 
     Tables are handed out widest first to the device with the fewest columns, but a share of them, drawn anew for
-    every sample, goes to random devices instead: so exchanges range from balanced to lopsided. Each device starts
+    every sample, goes to random devices instead, so some exchanges are balanced and others are not. Each device starts
     after a random delay, up to a limit that is itself drawn anew.
 
     Attributes:
@@ -44,7 +44,7 @@ class CommAugmentation:
         max_gradient_bytes: of copies, that an all-reduce adds up, at most. 4 KiB at least.
         skewed_fraction: fraction of exchanges in which some devices get more of the random tables than others, up to
             all of them. Plans with a hot table have such exchanges, and the search rejects plans whose exchanges are
-            more lopsided than any that were measured.
+            more unbalanced than any that were measured.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (4,)
@@ -125,8 +125,8 @@ class CommAugmentation:
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
         """Hand out weights (n,) in order to the lightest device, or some to random ones; return the sums, (D,)."""
         random_share, sums = rng.random(), np.zeros(num_devices, dtype=np.int64)
-        lopsided = self.skewed_fraction > 0 and rng.random() < self.skewed_fraction
-        chances = rng.dirichlet(np.ones(num_devices)) if lopsided else None
+        skewed = self.skewed_fraction > 0 and rng.random() < self.skewed_fraction
+        chances = rng.dirichlet(np.ones(num_devices)) if skewed else None
         for weight in weights:
             at_random = rng.random() < random_share
             device = rng.choice(num_devices, p=chances) if at_random else sums.argmin()

@@ -12,7 +12,7 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.host_tiers import HostTiers, host_amounts
-from neuroshard.models.parts import EXCHANGES, compute_part, lopsidedness
+from neuroshard.models.parts import EXCHANGES, compute_part, imbalance
 from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.errors import UserError
@@ -192,17 +192,17 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
         return None
     if everything := measured.all_to_alls.everything:
         hosts = np.array([m.sample.num_devices / m.sample.host_size for m in everything])
-        ranges = ranges.with_part(EXCHANGES, {"hosts": hosts} | _lopsidedness(exchanges))
+        ranges = ranges.with_part(EXCHANGES, {"hosts": hosts} | _imbalance(exchanges))
     for part in measured.parts:
         if part.name not in _COLUMNS_AND_ALL_TO_ALLS and part.measured.train:
             ranges = ranges.with_part(part.name, part.quantities())
     return ranges
 
 
-def _lopsidedness(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Compute the lopsidedness of all-to-alls, by number of devices; even ones are known to all models."""
+def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
+    """Compute the imbalance of all-to-alls, by number of devices; even ones are known to all models."""
     by_count = grouped(exchanges, lambda one: one.num_devices)
-    return dict(lopsidedness(np.array([[1] * n, *(one.dims for one in its)])) for n, its in by_count.items())
+    return dict(imbalance(np.array([[1] * n, *(one.dims for one in its)])) for n, its in by_count.items())
 
 
 def _bar(bars: Progress | None, name: str, epochs: int) -> OnEpoch:

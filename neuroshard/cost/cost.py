@@ -178,8 +178,8 @@ class Cost(Step):
     `caveat` is what is said wherever the cost is shown; None for costs that were measured, or predicted by models that
     were measured on such a machine.
 
-    `beyond` says how many times as lopsided its all-to-alls are as the most lopsided ones that the models were fitted
-    to; 1 where they aren't, and where that isn't known.
+    `beyond` is the imbalance of the plan's all-to-alls, relative to the largest imbalance that the models were fitted
+    to: above 1 if it is larger, else 1. It is 1 too if the models do not know that imbalance.
     """
 
     caveat: str | None = None

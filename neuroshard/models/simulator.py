@@ -29,7 +29,7 @@ from neuroshard.models.parts import (
     compute_part,
     counts_of_sets,
     exchange_part,
-    lopsidedness,
+    imbalance,
     of_calls,
     of_exchanges,
 )
@@ -146,13 +146,13 @@ class Simulator:
         return [Cost(step[plan].parts, beyond=beyond[plan]) for plan in range(len(traffic))]
 
     def _beyond(self, traffic: Traffic) -> FloatArray:
-        """Compute `Cost.beyond`, (B,), of plans in columns alone, where nothing makes up for lopsided all-to-alls."""
+        """Compute `Cost.beyond`, (B,), of plans in columns alone, where nothing makes up for unbalanced all-to-alls."""
         known = self.models.ranges
         if known is None:
             return np.ones(len(traffic))
         others = [one for one in traffic.held if one not in (Collective.ALL_TO_ALL, Collective.INPUT)]
         mixed = np.any([np.zeros(len(traffic)), *(traffic.given(one).any(axis=1) for one in others)], axis=0)
-        return np.where(mixed, 1.0, known.beyond(EXCHANGES, *lopsidedness(traffic.columns)))
+        return np.where(mixed, 1.0, known.beyond(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, called: Called, traffic: Traffic, compute_ms: FloatArray) -> Step:
         """Predict the steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D).
@@ -297,7 +297,7 @@ class Simulator:
         """Yield what each part of a plan's step depends on, by its name; columns and all-to-alls left out."""
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
-        yield EXCHANGES, {"hosts": np.array([hosts])} | dict([lopsidedness(plan.traffic.columns)])
+        yield EXCHANGES, {"hosts": np.array([hosts])} | dict([imbalance(plan.traffic.columns)])
         for part in self._counted:
             yield part.name, part.amounts(plan.traffic)
         for number, call in enumerate(CALLS):

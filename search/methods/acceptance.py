@@ -29,8 +29,8 @@ class Acceptance:
     Models without margins may be off by as much as others of their kind. The search assumes margins for them
     (`neuroshard/models/assumed.py`), and a gain must exceed a fraction of the assumed margins.
 
-    Exchanges that are more lopsided than any that the models were fitted to look cheaper than they are. So plans with
-    such exchanges are left out, unless the first plan's exchanges are as lopsided.
+    Exchanges that are more unbalanced than any that the models were fitted to look cheaper than they are. So plans with
+    such exchanges are left out, unless the first plan's exchanges are as unbalanced.
 
     Attributes:
         margin_fraction: the search accepts a gain above this fraction of both plans' margins, or else keeps the
@@ -108,7 +108,7 @@ def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> 
     if after.total_ms > before.total_ms * (1 - _WORTH_SAYING):
         return None
     if after.beyond > before.beyond:
-        why = "no exchange that the models know is so lopsided"
+        why = "its exchanges are more unbalanced than any that the models were fitted to"
     elif has_own_margins(before):
         why = "the gain is within the models' margins"
     else:

@@ -217,7 +217,7 @@ def test_the_shipped_samples_are_still_drawn():
         assert drawn == (measurement.sample, measurement.split)
 
 
-def test_exchanges_range_from_balanced_to_lopsided():
+def test_exchanges_range_from_balanced_to_unbalanced():
     rng = np.random.default_rng(0)
     samples = [CommAugmentation(max_start_ms=20).draw(4, 256, rng)[0] for _ in range(300)]
     imbalance = [max(s.dims) / (sum(s.dims) / 4) for s in samples]

@@ -119,7 +119,7 @@ def test_hosts_that_were_not_measured_are_told(models):
     assert not any("hosts" in line for line in simulator.warnings(_mixed(2)))
 
 
-def test_exchanges_are_known_as_lopsided_as_they_were_measured(models):
+def test_exchanges_are_known_as_unbalanced_as_they_were_measured(models):
     (known,) = (one for one in models.ranges.others["exchanges"] if "of 4 devices" in one.name)
     assert known.least == 1.0
     assert 1.5 < known.most <= 4.0

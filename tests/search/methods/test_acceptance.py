@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard import CostModels, Simulator, Task, Topology
-from neuroshard.models.parts import EXCHANGES, lopsidedness
+from neuroshard.models.parts import EXCHANGES, imbalance
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
@@ -170,7 +170,7 @@ def test_gains_below_a_share_of_the_first_plans_cost_are_left_where_margins_are_
         assert _chosen(acceptance, first, other, known) is chosen
 
 
-def test_plans_with_exchanges_more_lopsided_than_any_measured_are_left_unless_the_first_is_as_lopsided():
+def test_plans_with_exchanges_more_unbalanced_than_any_measured_are_left_unless_the_first_is_as_unbalanced():
     first, other = _two_plans()
     simulator, task = Simulator(linear_models()), first.task
     of_first, of_other = simulator.costs(task, [first, other])
@@ -187,11 +187,11 @@ def test_a_plan_that_is_rejected_for_its_exchanges_says_so():
     even, alone = (laid_out(task, 0, beside, 1, 1, 1) for beside in (0, 1))
     known = replace(CostModels.load("cpu").ranges, others={})
     for most, why in (
-        (1.5, "no exchange that the models know is so lopsided"),
+        (1.5, "its exchanges are more unbalanced than any that the models were fitted to"),
         (1.6, "within an assumed margin of 14% (as for their kind)"),
     ):
-        name, lopsided = lopsidedness(np.array([[most, 2 - most]]) * 1000)
-        ranges = known.with_part(EXCHANGES, {name: lopsided})
+        name, unbalanced = imbalance(np.array([[most, 2 - most]]) * 1000)
+        ranges = known.with_part(EXCHANGES, {name: unbalanced})
         remark = rejected_remark(even, alone, Simulator(replace(linear_models(2), ranges=ranges)))
         assert f"{why}; searcher.acceptance=null takes it" in remark
 
