@@ -29,8 +29,8 @@ class Acceptance:
     Models without margins may be off by as much as others of their kind. The search assumes margins for them
     (`neuroshard/models/assumed.py`), and a gain must exceed a fraction of the assumed margins.
 
-    Exchanges that are more unbalanced than any that the models were fitted to look cheaper than they are. So plans with
-    such exchanges are left out, unless the first plan's exchanges are as unbalanced.
+    Exchanges whose imbalance is outside the training range look cheaper than they are. So plans with such exchanges are
+    left out, unless the first plan's exchanges are as unbalanced.
 
     Attributes:
         margin_fraction: the search accepts a gain above this fraction of both plans' margins, or else keeps the
@@ -70,7 +70,9 @@ class Acceptance:
         """
         judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
         first, compute, own = judged[0], simulator.models.compute, has_own_margins(costs[0])
-        known = [number for number, cost in enumerate(judged) if cost.beyond <= first.beyond]
+        known = [
+            number for number, cost in enumerate(judged) if cost.outside_training_range <= first.outside_training_range
+        ]
         gains = [number for number in known if judged[number].total_ms < first.total_ms * (1 - self.min_gain)]
         single = not compute.spread_ms(LoadSets.alone(task.loads)).any() and (own or not compute.arithmetic)
         least_fraction = 0.0 if own else self.assumed_margin_fraction
@@ -107,8 +109,8 @@ def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> 
     before, after = simulator.costs(plan.task, [plan, rejected])
     if after.total_ms > before.total_ms * (1 - _WORTH_SAYING):
         return None
-    if after.beyond > before.beyond:
-        why = "its exchanges are more unbalanced than any that the models were fitted to"
+    if after.outside_training_range > before.outside_training_range:
+        why = "the imbalance of its exchanges is outside the training range"
     elif has_own_margins(before):
         why = "the gain is within the models' margins"
     else:

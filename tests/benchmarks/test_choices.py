@@ -20,7 +20,7 @@ class _Said:
 
     total_ms: float
     expected_ms: float
-    beyond: float
+    outside_training_range: float
     margin: float = 0.0
     margin_ms: float = 0.0
     compute: FloatArray = field(default_factory=lambda: np.zeros(1))

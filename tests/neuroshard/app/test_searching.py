@@ -23,7 +23,7 @@ def test_what_is_doubtful_is_one_line_of_one_category(capsys):
     with pytest.warns(ns.NeuroShardWarning) as seen:
         ns.search(task, Simulator(models), searcher="dim_greedy")
     (warning,) = seen
-    fitted = "is outside what the models were fitted to"
+    fitted = "is outside the training range"
     assert str(warning.message).startswith(f"batch size: 256 {fitted}, 1 to 2; devices: 4 {fitted}, 2 to 2; ")
     shown = warnings.formatwarning(warning.message, warning.category, warning.filename, warning.lineno)
     assert shown.count("\n") == 1

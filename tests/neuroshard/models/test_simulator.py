@@ -101,11 +101,15 @@ def test_exchanges_more_unbalanced_than_any_measured_are_reported_by_number_of_d
     models = CostModels.load("cpu")
     known = replace(models.ranges, others={}).with_part(EXCHANGES, {name: np.array([1.0, 2.0])})
     simulator = Simulator(replace(models, ranges=known))
-    assert [cost.beyond for cost in simulator.costs(task, [even, alone, _mixed(task)])] == [1.0, 2.0, 1.0]
+    assert [cost.outside_training_range for cost in simulator.costs(task, [even, alone, _mixed(task)])] == [
+        1.0,
+        2.0,
+        1.0,
+    ]
     told = [any(name in line for line in simulator.warnings(plan)) for plan in (even, alone)]
     assert told == [False, True]
     of_two = replace(known, others={}).with_part(EXCHANGES, dict([imbalance(np.array([[1.0, 1.0]]))]))
-    assert Simulator(replace(simulator.models, ranges=of_two)).cost(task, alone).beyond == 1.0
+    assert Simulator(replace(simulator.models, ranges=of_two)).cost(task, alone).outside_training_range == 1.0
 
 
 def test_models_refuse_forms_that_they_know_no_cost_of():

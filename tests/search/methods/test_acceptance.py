@@ -175,7 +175,7 @@ def test_plans_with_exchanges_more_unbalanced_than_any_measured_are_left_unless_
     simulator, task = Simulator(linear_models()), first.task
     of_first, of_other = simulator.costs(task, [first, other])
     for before, after, chosen in ((1.0, 1.1, 0), (1.1, 1.2, 0), (1.1, 1.1, 1), (1.2, 1.0, 1)):
-        costs = [replace(of_first, beyond=before), replace(of_other, beyond=after)]
+        costs = [replace(of_first, outside_training_range=before), replace(of_other, outside_training_range=after)]
         assert Acceptance().among(costs, task, simulator) == (chosen, None if chosen else 1)
 
 
@@ -187,7 +187,7 @@ def test_a_plan_that_is_rejected_for_its_exchanges_says_so():
     even, alone = (laid_out(task, 0, beside, 1, 1, 1) for beside in (0, 1))
     known = replace(CostModels.load("cpu").ranges, others={})
     for most, why in (
-        (1.5, "its exchanges are more unbalanced than any that the models were fitted to"),
+        (1.5, "the imbalance of its exchanges is outside the training range"),
         (1.6, "within an assumed margin of 14% (as for their kind)"),
     ):
         name, unbalanced = imbalance(np.array([[most, 2 - most]]) * 1000)
