@@ -1,4 +1,4 @@
-"""Which of the plans at hand to accept: two tables of `results.py`, of tasks on devices whose true costs are known.
+"""Which of the available plans to accept: two tables of `results.py`, of tasks on devices whose true costs are known.
 
 Samples are drawn as `neuroshard collect` draws them and "measured" on two made-up devices; models are fitted to them as
 by `neuroshard pretrain`, for 2, 4 and 8 devices each. Tasks are of kinds that nothing was tuned to, of tables that no
@@ -47,12 +47,12 @@ from tests.kit.kinds import task_of
 _EVEN = ImprovedSearch((EvenLayouts(),), Improvement(perturbations=0), max_moved_bytes=0)
 _SIZES = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 1.0)  # of gains, relative
 _EPOCHS = "compute_model.member.training.epochs", "comm_model.training.epochs"
-_AT_HAND: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(acceptance=None), _EVEN, *map(Greedy, SCORES))
+_SEARCHERS: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(acceptance=None), _EVEN, *map(Greedy, SCORES))
 
 
 @dataclass(frozen=True, eq=False)
-class AtHand:
-    """A task's plans at hand: what they cost by the models and, ms, in truth; the published search's is the first."""
+class AvailablePlans:
+    """The available plans of a task with predicted costs and true costs, ms; the first is the published search's."""
 
     task: Task
     simulator: Simulator
@@ -60,13 +60,13 @@ class AtHand:
     true_ms: Sequence[float]
 
 
-def _least_expected_of_no_dearer(plans: AtHand) -> int:
+def _least_expected_of_no_dearer(plans: AvailablePlans) -> int:
     no_dearer = [number for number, cost in enumerate(plans.costs) if cost.total_ms <= plans.costs[0].total_ms]
     return no_dearer[likeliest([plans.costs[number] for number in no_dearer])]
 
 
-# Which of the plans at hand is taken.
-RULES: dict[str, Callable[[AtHand], int]] = {
+# Which of the available plans is taken.
+RULES: dict[str, Callable[[AvailablePlans], int]] = {
     "the published search's": lambda _: 0,
     "least predicted": lambda plans: cheapest(plans.costs),
     "least expected": lambda plans: likeliest(plans.costs),
@@ -140,7 +140,7 @@ def judged_rules(_work: Path, small: bool) -> Made:
 
 
 def gains_by_size(_work: Path, small: bool) -> Made:
-    """Compare what plans at hand gain over the published search's with what they are predicted to, by that."""
+    """Compare what available plans gain over the published search's with what they are predicted to, by that."""
     rows, judged = [], _on_all(small)
     gains = np.concatenate([_gains(plans) for plans in judged])
     for least, most in pairwise(_SIZES):
@@ -158,7 +158,7 @@ def gains_by_size(_work: Path, small: bool) -> Made:
     return Made(pd.DataFrame(rows), _noise(judged))
 
 
-def _gains(plans: AtHand) -> FloatArray:
+def _gains(plans: AvailablePlans) -> FloatArray:
     """Compute the gains of plans over the first, predicted, expected and true, (K - 1, 3), relative."""
     ms = np.array(
         [[*(cost.total_ms for cost in plans.costs)], [*(cost.expected_ms for cost in plans.costs)], plans.true_ms]
@@ -167,28 +167,28 @@ def _gains(plans: AtHand) -> FloatArray:
     return gains
 
 
-def _noise(judged: Sequence[AtHand]) -> str:
+def _noise(judged: Sequence[AvailablePlans]) -> str:
     return f"Standard errors are over {len(judged)} tasks; models are fitted to 400 samples with 5% noise."
 
 
 @cache
-def _on_all(small: bool) -> tuple[AtHand, ...]:
-    """Cost the plans at hand of tasks of all kinds, on all made-up devices."""
+def _on_all(small: bool) -> tuple[AvailablePlans, ...]:
+    """Cost the available plans of tasks of all kinds, on all made-up devices."""
     devices, counts, tasks = (("cpu",), (2,), 2) if small else (("gpu", "cpu"), (2, 4, 8), 112)
     return tuple(its for each in product(devices, counts) for its in _judged(Setting(*each), tasks))
 
 
-def _judged(setting: Setting, count: int) -> list[AtHand]:
-    """Cost each task's plans at hand by the models and in truth."""
+def _judged(setting: Setting, count: int) -> list[AvailablePlans]:
+    """Cost each task's available plans by the models and in truth."""
     models, truth = setting.fitted(), Simulator(setting.made_up.truth)
     simulator, judged = Simulator(models), []
     for number in range(count):
         task = on_devices(task_of(number), setting.made_up, setting.num_devices)
-        published, *others = (found(task, simulator, searcher) for searcher in _AT_HAND)
+        published, *others = (found(task, simulator, searcher) for searcher in _SEARCHERS)
         if published is not None:
             plans = [published, *(plan or published for plan in others)]
             true_ms = [cost.total_ms for cost in truth.costs(task, plans)]
-            judged.append(AtHand(task, simulator, simulator.costs(task, plans), true_ms))
+            judged.append(AvailablePlans(task, simulator, simulator.costs(task, plans), true_ms))
     return judged
 
 
