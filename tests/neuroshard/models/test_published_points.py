@@ -24,7 +24,7 @@ MEASURED_OTHERWISE = {
 
 @pytest.mark.parametrize("sheet", SHEETS)
 def test_published_points_are_met(sheet):
-    """Each within 30%, each kind within 10% in the mean; from the other points within 15%."""
+    """Each within 30%, each kind within 10% on average; from the other points within 15%."""
     for check in checks(CostModels.load(f"roofline:{sheet}")):
         off, left_out = (np.abs(ms / check.published - 1) for ms in (check.predicted, check.left_out))
         otherwise = MEASURED_OTHERWISE.get((sheet, check.group))
