@@ -160,7 +160,7 @@ class TaskSteps:
 
 @dataclass(frozen=True)
 class InSteps:
-    """Measuring in steps: TorchRec trains a stand-in of the user's model on every plan, the plans of a task alternately.
+    """Measuring in steps: TorchRec trains a stand-in of the user's model on the plans of a task, alternately.
 
     Each build of all of a task's plans is in fresh processes.
 

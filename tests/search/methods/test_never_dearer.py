@@ -1,4 +1,4 @@
-"""The default search compared with all other available searches, by its own models: on tasks that nothing was tuned to."""
+"""The default search compared with all other available searches, by its models, on tasks that nothing was tuned to."""
 
 from dataclasses import replace
 
