@@ -27,9 +27,9 @@ _MAX_POOLING = 208  # of a published table
 class CommAugmentation:
     """Which exchanges are drawn.
 
-    Tables are handed out widest first to the device with the fewest columns, but a share of them, drawn anew for
+    Tables are handed out widest first to the device with the fewest columns, but a share of them, drawn for
     every sample, goes to random devices instead, so some exchanges are balanced and others are not. Each device starts
-    after a random delay, up to a limit that is itself drawn anew.
+    after a random delay, up to a limit that is drawn for every sample too.
 
     Attributes:
         num_devices: processes in an exchange; or several: each number gets an equal share of the exchanges.

@@ -170,7 +170,7 @@ def kept_in(path: Path) -> KeptPlan | None:
     try:
         return KeptPlan.load(path)
     except UserError as error:
-        _log.warning("%s; searching anew", error)
+        _log.warning("%s; searching again", error)
         return None
 
 

@@ -131,7 +131,7 @@ class Parameter:
             its, theirs = (" x ".join(map(str, sizes)) for sizes in (shape, planned))
             raise UserError(
                 f"table {self.qualified_name!r} has {its} rows and columns, and the plan's shards end at {theirs}: it "
-                "was made for another table; plan it anew"
+                "was made for another table; plan it again"
             )
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:

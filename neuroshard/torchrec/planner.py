@@ -87,7 +87,7 @@ class NeuroShardPlanner(ShardingPlanner):
         given: a plan whose parameters are kept as they are; their memory is taken off.
         tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
         keep: a file that the plan is kept in, and read from by a job that asks for the same. What isn't a kept plan is
-            refused, not overwritten; one that was changed or damaged is searched anew, with a warning.
+            refused, not overwritten; one that was changed or damaged is searched again, with a warning.
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
         callbacks: get the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
@@ -97,7 +97,7 @@ class NeuroShardPlanner(ShardingPlanner):
             of indices.
         timeout_seconds: that planning should take at most. TorchRec's planner is stopped by it; our search never is,
             for a plan must not depend on how busy a machine is: a warning says where it took longer.
-        plan_loader: TorchRec's; the plan that it brings is taken if it was made for this job, else planned anew, which
+        plan_loader: TorchRec's; the plan that it brings is taken if it was made for this job, else planned again, which
             a warning says; of several numbers of groups that it fits, for the one that costs least. Not together with
             `keep`.
         num_groups: groups of TorchRec's DMPCollection, into which all ranks of the topology are divided; "auto"
@@ -338,7 +338,7 @@ class NeuroShardPlanner(ShardingPlanner):
         if len(models) == 1:
             return self._searched(models[0], lambda finder, task: finder.found_after(kept, others[0], task))
         fewest = min(others, key=len)
-        _log.warning("the kept plan was made for other %s; searching anew", ", ".join(fewest))
+        _log.warning("the kept plan was made for other %s; searching again", ", ".join(fewest))
         return self._best(models, self._found)
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
@@ -355,7 +355,7 @@ class NeuroShardPlanner(ShardingPlanner):
         try:
             return self._best(models, taken)
         except UserError as error:
-            _log.warning("the plan of plan_loader isn't taken (%s); planning anew", error)
+            _log.warning("the plan of plan_loader isn't taken (%s); planning again", error)
             return None
 
     def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":

@@ -189,7 +189,7 @@ def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units:
 
 @kernel
 def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
-    """List anew what a step's devices hold of its items."""
+    """List again what a step's devices hold of its items."""
     source, target, out, _, back = step
     lists = plan.lists
     for item in (out, back):

@@ -44,7 +44,7 @@ from neuroshard.words.form import FORMS
 from neuroshard.words.placement import Tier
 
 RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
-_ROUNDS = 2  # searches with memories chosen anew, at most
+_ROUNDS = 2  # searches with memories chosen again, at most
 _FIRSTS = 2  # memories that columns alone are searched in, that look cheapest by each of
 _LIKELY = 2  # choices of forms that are searched, at most
 _QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quick", "estimate", "both"))
@@ -190,7 +190,7 @@ class NeuroShard(Searcher):
         return self._improved(found, options, simulator)
 
     def _improved(self, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
-        """Choose memories anew on every device, and search again for what lies in columns, as long as that helps."""
+        """Choose memories again on every device, and search again for what lies in columns, as long as that helps."""
         compute = simulator.compute_for(found.plan.task)
         for _ in range(_ROUNDS):
             plan = caches_grown(homes_anew(found.plan, options, compute), options, simulator)

@@ -237,4 +237,4 @@ class CandidatePlanFiles:
 
     @property
     def _origins(self) -> Journal[_Origin]:
-        return Journal(self.run / "candidate_plans", "task", _Origin, anew="the task is searched again")
+        return Journal(self.run / "candidate_plans", "task", _Origin, after_deletion="the task is searched again")

@@ -82,7 +82,7 @@ class RandomOrder:
     """A random order of items while a policy is trained: shows what the order of the papers is worth."""
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
-        """Draw item numbers, (B, I), anew for every task."""
+        """Draw item numbers, (B, I), independently for every task."""
         return torch.rand(len(batch), batch.num_items, generator=generator).argsort(dim=1)
 
 

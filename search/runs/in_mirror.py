@@ -229,7 +229,7 @@ class InMirror:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield what measures plans; processes are started anew for every rank.
+        """Yield what measures plans; processes are started again for every rank.
 
         The pipeline decides how much of the input's exchange counts.
         """

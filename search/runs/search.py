@@ -108,7 +108,7 @@ class Search:
         run = SearchRun.load(path)
         if len(run.records) != len(self.tasks):
             raise UserError(
-                f"{path} holds results of {len(run.records)} tasks, not of {len(self.tasks)}; delete it and search anew"
+                f"{path} holds results of {len(run.records)} tasks, not {len(self.tasks)}; delete it and search again"
             )
         return run
 

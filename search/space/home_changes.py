@@ -19,7 +19,7 @@ _MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 
 
 def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
-    """Choose memories anew for tables that lie on one device alone, within theirs and what is left, at least cost."""
+    """Choose memories again for tables that lie on one device alone, within theirs and what is left, at least cost."""
     task, homes = plan.task, list(plan.homes)
     devices: dict[int, list[int]] = {}
     for placed in plan.placements:

@@ -1,6 +1,6 @@
 """The golden set: plans, bundles and measurements that stay as they are while the code is rebuilt.
 
-`make golden` makes them anew and compares each with its line in golden.json: a few words on it and the first 16 digits
+`make golden` makes them again and compares each with its line in golden.json: a few words on it and the first 16 digits
 of its SHA-256, or the line that a search without a plan ends with. `make golden UPDATE=1` writes the file. Numbers are
 rounded to six digits before they are digested; still, processors round differently, and what is nearly equal can be
 decided or fitted differently. So on another processor than the file's only data must be equal, and of plans by

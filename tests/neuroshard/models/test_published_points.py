@@ -68,4 +68,4 @@ def test_the_page_of_datasheets_is_current():
     datasheets = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(datasheets)
     page = datasheets.PAGE.read_text()
-    assert datasheets.with_tables(page) == page, "make it anew: python docs/datasheets.py"
+    assert datasheets.with_tables(page) == page, "make it again: python docs/datasheets.py"
