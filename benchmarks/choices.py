@@ -60,9 +60,9 @@ class AvailablePlans:
     true_ms: Sequence[float]
 
 
-def _least_expected_of_no_dearer(plans: AvailablePlans) -> int:
-    no_dearer = [number for number, cost in enumerate(plans.costs) if cost.total_ms <= plans.costs[0].total_ms]
-    return no_dearer[likeliest([plans.costs[number] for number in no_dearer])]
+def _least_expected_of_no_more_expensive(plans: AvailablePlans) -> int:
+    affordable = [number for number, cost in enumerate(plans.costs) if cost.total_ms <= plans.costs[0].total_ms]
+    return affordable[likeliest([plans.costs[number] for number in affordable])]
 
 
 # Which of the available plans is taken.
@@ -70,7 +70,7 @@ RULES: dict[str, Callable[[AvailablePlans], int]] = {
     "the published search's": lambda _: 0,
     "least predicted": lambda plans: cheapest(plans.costs),
     "least expected": lambda plans: likeliest(plans.costs),
-    "least expected of those predicted no dearer than the published": _least_expected_of_no_dearer,
+    "least expected of those predicted no more expensive than the published": _least_expected_of_no_more_expensive,
     "the default's: besides, no gains below three thousandths, and no exchanges more unbalanced than any measured": (
         lambda plans: Acceptance().among(plans.costs, plans.task, plans.simulator)[0]
     ),

@@ -108,7 +108,7 @@ class FormChanges:
         return self.choices.simulator.cost(self.start.task, self.start).compute
 
     def _homes(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
-        """Yield (table, columns, device) of some tables, whole: the dearest first, where least is computed so far."""
+        """Yield (table, columns, device) of whole tables, the most expensive first, where least is computed so far."""
         task, compute_ms = self.start.task, self._compute_ms.copy()
         alone_ms = self.choices.simulator.compute_for(task).predict(LoadSets.alone(task.loads.take(tables)))
         for place in np.argsort(-alone_ms, kind="stable"):
@@ -144,9 +144,9 @@ def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) ->
 
 
 def rows_on_hosts(plan: Plan, simulator: Simulator) -> Plan:
-    """Put the 1, 2, 4, ... dearest tables in rows, or all, in rows on one host each, where that costs least.
+    """Put the 1, 2, 4, ... most expensive tables in rows, or all, in rows on one host each, where that costs least.
 
-    The dearest table first, each goes to the host whose tables compute least so far. Everything else stays where it is.
+    The most expensive table first, each goes to the host whose tables compute least so far. All else stays where it is.
     The plan as it is if none of these is predicted to cost less, or the models don't know what they exchange.
     """
     tables = _movable(plan, simulator)

@@ -110,7 +110,7 @@ class NeuroShard(Searcher):
     def beside_search(self) -> ImprovedSearch:
         """The same for columns beside tables in other forms: without the published search.
 
-        Local search comes as far from the other starts, and many devices make the published one the dearest of all.
+        Local search comes as far from the other starts, and with many devices the published one is the most expensive.
         """
         starts: tuple[Start, ...] = (EvenLayouts(self.grid), *map(Greedy, SCORES))
         acceptance = self.acceptance

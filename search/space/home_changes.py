@@ -119,7 +119,7 @@ def _chosen_anew(own: _Own, host_bytes: int) -> IntArray | None:
 def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan:
     """Grow the caches of tables that lie on several devices, or let these leave the hosts, if all have room.
 
-    The dearest first, each as far as it goes.
+    The most expensive first, each as far as it goes.
     """
     now = np.array([options.homes.index(home) for home in plan.homes])
     cost_ms = options.cost_ms[np.arange(len(now)), now]

@@ -56,7 +56,7 @@ def test_gains_are_told_by_what_was_predicted(monkeypatch):
     assert rows["expected"].tolist() == ["1.25%", "5.00%"]
 
 
-def test_the_default_takes_the_least_expected_of_those_predicted_no_dearer_than_the_published_and_known():
+def test_the_default_takes_the_least_expected_of_those_predicted_no_more_expensive_than_the_published_and_known():
     said = [(10.0, 12.0, 1.0), (9.0, 11.7, 1.0), (11.0, 11.0, 1.0), (9.5, 11.2, 1.1), (9.6, 11.5, 1.0)]
     costs = [_Said(*numbers) for numbers in said]
     plans = choices.AvailablePlans(toy_task(2), Simulator(linear_models()), costs, [3.0, 4.0, 5.0, 6.0, 2.0])

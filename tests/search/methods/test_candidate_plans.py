@@ -78,14 +78,14 @@ def test_they_keep_memory_and_constraints(seed):
     assert [plan.violations for plan in plans] == [()] * len(plans)
 
 
-def test_what_is_dearer_beyond_all_margins_is_left_out():
+def test_what_is_more_expensive_by_more_than_both_margins_is_left_out():
     task, simulator = toy_task(12), Simulator(random_models())
     plan = replace(SMALL, acceptance=None).find(task, simulator).plan
-    dear, near = Random(1).find(task, simulator).plan, SMALL.candidate_plans(plan, simulator, 2)[1]
-    assert ms_of(dear, simulator) > 1.1 * ms_of(plan, simulator)
-    assert dear not in in_turns(plan, ([dear], [near]), uncertain(simulator, 0.0), 5)
+    expensive, near = Random(1).find(task, simulator).plan, SMALL.candidate_plans(plan, simulator, 2)[1]
+    assert ms_of(expensive, simulator) > 1.1 * ms_of(plan, simulator)
+    assert expensive not in in_turns(plan, ([expensive], [near]), uncertain(simulator, 0.0), 5)
     for models in (uncertain(simulator, 50.0), simulator):
-        assert in_turns(plan, ([dear], [near]), models, 5) == (plan, dear, near)
+        assert in_turns(plan, ([expensive], [near]), models, 5) == (plan, expensive, near)
 
 
 def test_methods_without_other_plans_have_one():

@@ -243,7 +243,7 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
     ],
 )
 def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
-    """Which find no place, or a dear one: what lies in rows and copies alone is tried all the same."""
+    """Which find no place, or an expensive one: what lies in rows and copies alone is tried all the same."""
     simulator = Simulator(CostModels.load("cpu"))
     plan = found(replace(ALL, acceptance=None), task, simulator)
     assert ms_of(plan, simulator) < best_ms(task, _layouts(task), simulator) * 1.03

@@ -1,4 +1,4 @@
-"""Rows on one host: where they pay they are found, and no plan gets dearer for them."""
+"""Rows on one host: where they pay they are found, and no plan gets more expensive by them."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ def test_the_search_finds_them_if_asked_to():
     assert to_sharding_plan(plan).plan[""]["rows0"].sharding_type == "table_row_wise"
 
 
-def test_no_plan_gets_dearer():
+def test_no_plan_gets_more_expensive():
     for seed in range(6):
         rng = np.random.default_rng(seed)
         start = _everywhere(_task(rng.choice([4, 32, 128], size=rng.integers(1, 6)).tolist()))

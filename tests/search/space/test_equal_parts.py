@@ -63,7 +63,7 @@ def _halved(task):
 
 
 @pytest.mark.slow
-def test_no_plan_gets_dearer():
+def test_no_plan_gets_more_expensive():
     for seed in range(4):
         (task,) = constrained([toy_task(12, 4, seed=seed)], "hugectr")
         halves, found = (SEARCH.find(one, SIMULATOR).plan for one in (_halved(task), task))

@@ -86,8 +86,8 @@ def _check_easier(number, model, searcher=None, most=1 + ENDS):
         replace(task, topology=roomier),
     ):
         its = simulator.cost(easier, searcher.find(easier, simulator).plan)
-        dearer = its.total_ms > ours.total_ms * most and its.likely_ms > ours.likely_ms * most
-        assert not dearer, (number, model, len(easier.tables), ours.total_ms, its.total_ms)
+        costs_more = its.total_ms > ours.total_ms * most and its.likely_ms > ours.likely_ms * most
+        assert not costs_more, (number, model, len(easier.tables), ours.total_ms, its.total_ms)
 
 
 @pytest.mark.parametrize(("number", "model"), _of_kinds())
