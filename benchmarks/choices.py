@@ -71,7 +71,7 @@ RULES: dict[str, Callable[[AvailablePlans], int]] = {
     "least predicted": lambda plans: cheapest(plans.costs),
     "least expected": lambda plans: likeliest(plans.costs),
     "least expected of those predicted no more expensive than the published": _least_expected_of_no_more_expensive,
-    "the default's: besides, no gains below three thousandths, and no exchanges more unbalanced than any measured": (
+    "the default's: also no gains below three thousandths, and no exchanges more unbalanced than any measured": (
         lambda plans: Acceptance().among(plans.costs, plans.task, plans.simulator)[0]
     ),
     "least true cost": lambda plans: int(np.argmin(plans.true_ms)),

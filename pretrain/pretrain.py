@@ -48,8 +48,8 @@ class Pretrain:
             combinations, models chose plans whose steps took longer.
         max_samples: of each kind for training; None takes all.
         max_tables: in a compute sample for training; None takes all, 1 leaves combinations out.
-        calls: kernel calls that models are fitted to, besides columns: rows, copies, sequence_columns, sequence_rows;
-            None takes all that were measured.
+        calls: kernel calls that models are fitted to, in addition to columns: rows, copies, sequence_columns,
+            sequence_rows; None takes all that were measured.
         exchanges: a datasheet whose exchanges the models take, such as roofline:h100, where a machine has one device,
             and none are measured; None: they are fitted to what was measured.
         host_tiers: a datasheet whose link to the host is added for tables in host memory, such as roofline:h100; None:

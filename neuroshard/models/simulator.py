@@ -125,7 +125,7 @@ class Simulator:
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of parts on each of devices alike, (B,), besides `compute_for`'s of loads: `PartModel`."""
+        """Predict the ms of parts on each of devices alike, (B,), in addition to `compute_for`'s: `PartModel`."""
         parts = (part.shared_ms(task, kernels, counts, input_bytes) for part in self._counted)
         return sum(parts, np.zeros(len(kernels)))
 

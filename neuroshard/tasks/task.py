@@ -93,7 +93,7 @@ class Task:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tables, unsplit, with what the task counts besides weights."""
+        """Bytes of all tables, unsplit, with what the task counts in addition to weights."""
         sizes = self.memory.device_bytes(Loads.of(self.tables, self.batch_size))
         return sum(sizes.tolist())
 
@@ -202,8 +202,8 @@ class _Checks:
             shared = frozenset.intersection(*(self.limits[name].forms for name in group))
             if not any(LAYOUTS[form].joins for form in shared):
                 raise UserError(
-                    f"constraints: {', '.join(group)} are kept together and may lie in no form besides rows that all "
-                    "of them may have"
+                    f"constraints: {', '.join(group)} are kept together and may lie in no form other than rows that "
+                    "all of them may have"
                 )
             if not set.intersection(*(set(self.limits[name].devices) for name in group)):
                 raise UserError(f"constraints: no device may hold all of {', '.join(group)}, which are kept together")

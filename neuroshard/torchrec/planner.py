@@ -81,8 +81,8 @@ class NeuroShardPlanner(ShardingPlanner):
             multiple of 4.
         storage_reservation: TorchRec's; memory left to the rest of the model. None leaves it 15% of every GPU.
         rules: ours, for what TorchRec has no word for: devices, tables together or apart, pinned shards.
-        memory: what counts besides weights; None counts one batch's buffers, the optimizer that the module or the
-            sharders name, and for data-parallel tables the state of Adam: their optimizer is not known beforehand.
+        memory: what counts in addition to weights; None counts one batch's buffers, the optimizer that the module or
+            the sharders name, and for data-parallel tables the state of Adam: their optimizer is not known beforehand.
         searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
         given: a plan whose parameters are kept as they are; their memory is taken off.
         tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
