@@ -37,7 +37,13 @@ from neuroshard.words.placement import Tier
 
 _COMPUTE, _COMM, _LOCAL = 0, 1, 2  # streams of random numbers
 _DRAW, _LOOKUPS = 0, 1
-_NOT_MEASURED = ("tables", "seed", "out", "max_noise", "more_passes")  # no settings that decide what is measured
+_NOT_MEASURED = (
+    "tables",
+    "seed",
+    "out",
+    "max_noise",
+    "max_remeasure_passes",
+)  # no settings that decide what is measured
 _LIVE_STEPS = 8  # of a chunk
 
 
@@ -61,7 +67,8 @@ class Collect:
         max_noise: relative difference of two passes that 9 in 10 samples stay below, or the run fails; None takes any.
             What differs by more was disturbed in the slower of its passes, and is measured again, with all that was
             measured beside it then.
-        more_passes: over samples that differ by more than max_noise, and what was measured with them, at most.
+        max_remeasure_passes: maximum number of further passes over samples that differ by more than max_noise, and over
+            samples that were measured with them.
         references: share of every batch of kernel calls that is the same calls again and again. They tell how fast the
             machine was then, which pretrain makes up for; 0: none.
     """
@@ -77,7 +84,7 @@ class Collect:
     num_comm_samples: Count = 1200
     num_second_pass: Count = 48
     max_noise: Positive | None = MAX_NOISE
-    more_passes: Count = 3
+    max_remeasure_passes: Count = 3
     local: PlanAugmentation = field(default_factory=PlanAugmentation)
     num_local_samples: Count = 0
     references: Share = 0.06
@@ -195,7 +202,7 @@ class _Series(Generic[Sample]):
             for outcomes in recorder.complete((number, partial(self._due, batch)) for number, batch in batches):
                 busy_s += sum(outcome.busy_s for outcome in outcomes)
                 progress.advance(bar, len(outcomes))
-            for more in range(self.run.more_passes):
+            for more in range(self.run.max_remeasure_passes):
                 if not (again := self._disturbed()):
                     break
                 count = sum(self._size(batch) for batch in again)

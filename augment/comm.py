@@ -27,9 +27,9 @@ _MAX_POOLING = 208  # of a published table
 class CommAugmentation:
     """Which exchanges are drawn.
 
-    Tables are handed out widest first to the device with the fewest columns, but a share of them, drawn anew for
-    every sample, goes to random devices instead: so exchanges range from balanced to lopsided. Each device starts
-    after a random delay, up to a limit that is itself drawn anew.
+    Tables are handed out widest first to the device with the fewest columns, but a share of them, drawn for
+    every sample, goes to random devices instead, so some exchanges are balanced and others are not. Each device starts
+    after a random delay, up to a limit that is drawn for every sample too.
 
     Attributes:
         num_devices: processes in an exchange; or several: each number gets an equal share of the exchanges.
@@ -42,9 +42,9 @@ class CommAugmentation:
             input. As in `Collective`, in small letters; one listed twice comes twice as often.
         max_row_tables: in rows, whose parts a reduce-scatter adds up, at most. On the same devices, at least one.
         max_gradient_bytes: of copies, that an all-reduce adds up, at most. 4 KiB at least.
-        lopsided_share: of exchanges in which random tables go to some devices rather than to others, up to all to one:
-            plans with a hot table exchange so, and searches believe no plan that is more lopsided than all that was
-            measured.
+        skewed_fraction: fraction of exchanges in which some devices get more of the random tables than others, up to
+            all of them. Plans with a hot table have such exchanges, and the search rejects plans whose exchanges are
+            more unbalanced than any that were measured.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (4,)
@@ -55,7 +55,7 @@ class CommAugmentation:
     collectives: Annotated[tuple[str, ...], Meta(min_length=1)] = ("all_to_all",)
     max_row_tables: TableCount = 10
     max_gradient_bytes: ByteSize = 64 << 20
-    lopsided_share: Share = 0.5
+    skewed_fraction: Share = 0.5
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
@@ -125,8 +125,8 @@ class CommAugmentation:
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
         """Hand out weights (n,) in order to the lightest device, or some to random ones; return the sums, (D,)."""
         random_share, sums = rng.random(), np.zeros(num_devices, dtype=np.int64)
-        lopsided = self.lopsided_share > 0 and rng.random() < self.lopsided_share
-        chances = rng.dirichlet(np.ones(num_devices)) if lopsided else None
+        skewed = self.skewed_fraction > 0 and rng.random() < self.skewed_fraction
+        chances = rng.dirichlet(np.ones(num_devices)) if skewed else None
         for weight in weights:
             at_random = rng.random() < random_share
             device = rng.choice(num_devices, p=chances) if at_random else sums.argmin()

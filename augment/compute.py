@@ -50,13 +50,14 @@ class ComputeAugmentation:
         min_tables: in a combination, at least.
         max_tables: in a combination, at most.
         max_bytes: of weights in a combination. As far as the device holds them.
-        any_width_share: share of tables at any multiple of 4 columns, rather than max_dim halved some times. Narrow
-            ones come more often: halving a table of 100 columns, or moving a few, gives widths that halving 128 never
-            does.
+        arbitrary_dim_fraction: fraction of tables whose width is any multiple of 4 columns, not max_dim halved some
+            times. Narrow tables come more often: halving a table of 100 columns, or moving a few, gives widths that
+            halving 128 never does.
         sharding_types: of a combination: column_wise, row_wise (a block of rows of each table) or data_parallel. A type
             that is listed twice comes twice as often.
         sharers: devices that share row-wise or data-parallel tables; one of these counts for each combination.
-        hot_first_share: share of the combinations in rows whose hot rows, some or all, are in the first blocks.
+        hot_rows_first_fraction: fraction of the combinations in rows whose hot rows, some or all, are in the first
+            blocks.
         max_copy_bytes: of weights in a combination of copies.
         features: that read a table, each with a pooled output of its own; one of these counts for each table.
         pooled: whether a combination's tables are pooled; false: sequence tables, with an output for every lookup.
@@ -74,10 +75,10 @@ class ComputeAugmentation:
     min_tables: TableCount = 1
     max_tables: TableCount = 15
     max_bytes: ByteSize = 4 << 30
-    any_width_share: Share = 0.0
+    arbitrary_dim_fraction: Share = 0.0
     sharding_types: Annotated[tuple[str, ...], Meta(min_length=1)] = ("column_wise",)
     sharers: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 3, 4, 6, 8, 16)
-    hot_first_share: Share = 0.5
+    hot_rows_first_fraction: Share = 0.5
     max_copy_bytes: ByteSize = 64 << 20
     features: Annotated[tuple[Features, ...], Meta(min_length=1)] = (1,)
     pooled: Annotated[tuple[bool, ...], Meta(min_length=1)] = (True,)
@@ -167,7 +168,7 @@ class ComputeAugmentation:
     ) -> ComputeSample:
         """Draw which block of each table."""
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
-        hot_first = float(rng.random()) if rng.random() < self.hot_first_share else 0.0
+        hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
         return ComputeSample(tables, samples, layout.form, blocks, hot_first)
 
     def _sequence_tables(
@@ -224,7 +225,7 @@ class ComputeAugmentation:
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
         """Draw a width: `halving`, or any one, its logarithm uniform."""
-        if rng.random() >= self.any_width_share:
+        if rng.random() >= self.arbitrary_dim_fraction:
             return halving
         units = self.max_dim // DIM_MULTIPLE
         return DIM_MULTIPLE * min(int((units + 1) ** rng.random()), units)

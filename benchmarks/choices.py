@@ -1,4 +1,4 @@
-"""Which of the plans at hand to believe: two tables of `results.py`, of tasks on devices whose true costs are known.
+"""Which of the available plans to accept: two tables of `results.py`, of tasks on devices whose true costs are known.
 
 Samples are drawn as `neuroshard collect` draws them and "measured" on two made-up devices; models are fitted to them as
 by `neuroshard pretrain`, for 2, 4 and 8 devices each. Tasks are of kinds that nothing was tuned to, of tables that no
@@ -32,7 +32,7 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
+from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -44,15 +44,15 @@ from neuroshard.words.topology import Topology
 from tests.kit.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
 from tests.kit.kinds import task_of
 
-_EVEN = ImprovedSearch((EvenLayouts(),), Improvement(shakes=0), max_moved_bytes=0)
+_EVEN = ImprovedSearch((EvenLayouts(),), Improvement(perturbations=0), max_moved_bytes=0)
 _SIZES = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 1.0)  # of gains, relative
 _EPOCHS = "compute_model.member.training.epochs", "comm_model.training.epochs"
-_AT_HAND: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(choice=None), _EVEN, *map(Greedy, SCORES))
+_SEARCHERS: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(acceptance=None), _EVEN, *map(Greedy, SCORES))
 
 
 @dataclass(frozen=True, eq=False)
-class AtHand:
-    """A task's plans at hand: what they cost by the models and, ms, in truth; the published search's is the first."""
+class AvailablePlans:
+    """The available plans of a task with predicted costs and true costs, ms; the first is the published search's."""
 
     task: Task
     simulator: Simulator
@@ -60,19 +60,19 @@ class AtHand:
     true_ms: Sequence[float]
 
 
-def _least_expected_of_no_dearer(plans: AtHand) -> int:
-    no_dearer = [number for number, cost in enumerate(plans.costs) if cost.total_ms <= plans.costs[0].total_ms]
-    return no_dearer[likeliest([plans.costs[number] for number in no_dearer])]
+def _least_expected_of_no_more_expensive(plans: AvailablePlans) -> int:
+    affordable = [number for number, cost in enumerate(plans.costs) if cost.total_ms <= plans.costs[0].total_ms]
+    return affordable[likeliest([plans.costs[number] for number in affordable])]
 
 
-# Which of the plans at hand is taken.
-RULES: dict[str, Callable[[AtHand], int]] = {
+# Which of the available plans is taken.
+RULES: dict[str, Callable[[AvailablePlans], int]] = {
     "the published search's": lambda _: 0,
     "least predicted": lambda plans: cheapest(plans.costs),
     "least expected": lambda plans: likeliest(plans.costs),
-    "least expected of those predicted no dearer than the published": _least_expected_of_no_dearer,
-    "the default's: besides, no gains below three thousandths, and no exchanges more lopsided than any measured": (
-        lambda plans: Choice().among(plans.costs, plans.task, plans.simulator)[0]
+    "least expected of those predicted no more expensive than the published": _least_expected_of_no_more_expensive,
+    "the default's: also no gains below three thousandths, and no exchanges more unbalanced than any measured": (
+        lambda plans: Acceptance().among(plans.costs, plans.task, plans.simulator)[0]
     ),
     "least true cost": lambda plans: int(np.argmin(plans.true_ms)),
 }
@@ -111,7 +111,7 @@ class Setting:
     def _measured(self) -> Measured:
         rng, device = np.random.default_rng([self.seed, self.samples]), self.made_up
         split = split_tables(dlrm_like(batch_size=device.batch_size, seed=self.seed), self.seed)
-        sets = ComputeAugmentation(max_tables=20, any_width_share=0.5)
+        sets = ComputeAugmentation(max_tables=20, arbitrary_dim_fraction=0.5)
         exchanges = CommAugmentation((self.num_devices,), max_start_ms=device.max_start_ms)
         compute = [sets.draw(split, device.batch_size, rng) for _ in range(self.samples)]
         comm = [exchanges.draw(self.num_devices, device.batch_size, rng) for _ in range(self.samples // 2)]
@@ -140,7 +140,7 @@ def judged_rules(_work: Path, small: bool) -> Made:
 
 
 def gains_by_size(_work: Path, small: bool) -> Made:
-    """Compare what plans at hand gain over the published search's with what they are predicted to, by that."""
+    """Compare what available plans gain over the published search's with what they are predicted to, by that."""
     rows, judged = [], _on_all(small)
     gains = np.concatenate([_gains(plans) for plans in judged])
     for least, most in pairwise(_SIZES):
@@ -158,7 +158,7 @@ def gains_by_size(_work: Path, small: bool) -> Made:
     return Made(pd.DataFrame(rows), _noise(judged))
 
 
-def _gains(plans: AtHand) -> FloatArray:
+def _gains(plans: AvailablePlans) -> FloatArray:
     """Compute the gains of plans over the first, predicted, expected and true, (K - 1, 3), relative."""
     ms = np.array(
         [[*(cost.total_ms for cost in plans.costs)], [*(cost.expected_ms for cost in plans.costs)], plans.true_ms]
@@ -167,28 +167,28 @@ def _gains(plans: AtHand) -> FloatArray:
     return gains
 
 
-def _noise(judged: Sequence[AtHand]) -> str:
+def _noise(judged: Sequence[AvailablePlans]) -> str:
     return f"Standard errors are over {len(judged)} tasks; models are fitted to 400 samples with 5% noise."
 
 
 @cache
-def _on_all(small: bool) -> tuple[AtHand, ...]:
-    """Cost the plans at hand of tasks of all kinds, on all made-up devices."""
+def _on_all(small: bool) -> tuple[AvailablePlans, ...]:
+    """Cost the available plans of tasks of all kinds, on all made-up devices."""
     devices, counts, tasks = (("cpu",), (2,), 2) if small else (("gpu", "cpu"), (2, 4, 8), 112)
     return tuple(its for each in product(devices, counts) for its in _judged(Setting(*each), tasks))
 
 
-def _judged(setting: Setting, count: int) -> list[AtHand]:
-    """Cost each task's plans at hand by the models and in truth."""
+def _judged(setting: Setting, count: int) -> list[AvailablePlans]:
+    """Cost each task's available plans by the models and in truth."""
     models, truth = setting.fitted(), Simulator(setting.made_up.truth)
     simulator, judged = Simulator(models), []
     for number in range(count):
         task = on_devices(task_of(number), setting.made_up, setting.num_devices)
-        published, *others = (found(task, simulator, searcher) for searcher in _AT_HAND)
+        published, *others = (found(task, simulator, searcher) for searcher in _SEARCHERS)
         if published is not None:
             plans = [published, *(plan or published for plan in others)]
             true_ms = [cost.total_ms for cost in truth.costs(task, plans)]
-            judged.append(AtHand(task, simulator, simulator.costs(task, plans), true_ms))
+            judged.append(AvailablePlans(task, simulator, simulator.costs(task, plans), true_ms))
     return judged
 
 

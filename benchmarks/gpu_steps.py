@@ -125,7 +125,7 @@ def by_method() -> str:
     again = [abs(one / other - 1) for one, other in _built_twice()]
     return (
         markdown((*columns, *more), rows)
-        + f"\nEqual plans differ by {np.mean(again):.1%} in the mean, {np.max(again):.1%} at most.\n"
+        + f"\nEqual plans differ by {np.mean(again):.1%} on average, {np.max(again):.1%} at most.\n"
     )
 
 

@@ -121,11 +121,11 @@ def collect_made_up() -> object:
 
 
 def verified(count: int, hardware: Hardware, means: Means, passes: int) -> object:
-    """Search tasks and measure their finalists."""
+    """Search tasks and measure their candidate plans."""
     searcher = NeuroShard(
-        2, 1, 1, GridSettings(points=2), Improvement(shakes=1), choice=None, sharding_types=("column_wise",)
+        2, 1, 1, GridSettings(points=2), Improvement(perturbations=1), acceptance=None, sharding_types=("column_wise",)
     )
-    verify = Verify(hardware, finalists=passes, passes=passes, means=means)
+    verify = Verify(hardware, candidate_plans=passes, passes=passes, means=means)
     return Search("cpu", _tasks(count), searcher, "neuroshard", "out", verify=verify).run()
 
 
@@ -135,13 +135,13 @@ def evaluate_made_up() -> object:
     return Evaluate(["searched"], None, MadeUpHardware(), out="out", count_input=True).run()
 
 
-def evaluated(through: Means) -> object:
+def evaluated(measure: Means) -> object:
     """Train few steps of two plans."""
     (task,), simulator = _tasks(1), simulator_of("cpu")
     names = [f"plan-{seed:02d}.json" for seed in range(2)]
     for seed, name in enumerate(names):
         simulator.predicted(Random(seed).find(task, simulator).plan).save(Path(name))
-    return Evaluate(names, None, CPU, out="out", count_input=True, through=through).run()
+    return Evaluate(names, None, CPU, out="out", count_input=True, measure=measure).run()
 
 
 def _tasks(count: int) -> tuple[Task, ...]:
@@ -154,8 +154,8 @@ _MIRRORED = InMirror(_STEPS, exchanges="cpu")
 _MOST_ROWS = 20_000
 _DATA = ("manifest.json", "tables.parquet", "compute/*.parquet", "comm/*.parquet", "local/*.parquet")
 _BEGUN = ("settings.json", "tasks.json", "run.json")
-_PASSES = ("plans/*.json", "finalists/*/*.json", "finalists.parquet")
-_FINALISTS, _BUILDS, _RANKS = ((f"{name}/*/*.json", *_BEGUN) for name in ("finalists", "builds", "ranks"))
+_PASSES = ("plans/*.json", "candidate_plans/*/*.json", "candidate_plans.parquet")
+_CANDIDATE_PLANS, _BUILDS, _RANKS = ((f"{name}/*/*.json", *_BEGUN) for name in ("candidate_plans", "builds", "ranks"))
 _EVALUATED = ("devices.parquet", "tasks/*.json", *_BEGUN)  # results say how long searches took, too
 
 CASES = (
@@ -170,11 +170,11 @@ CASES = (
     Case("collect-made-up", collect_made_up, _DATA, _same_files(*_DATA)),
     Case(
         "verify-made-up", partial(verified, 4, MadeUpHardware(), InParts(), 4),
-        (*_PASSES, *_BEGUN, "finalists/*.json", "records/*.json", "results.parquet", "measured/*/*.parquet"),
+        (*_PASSES, *_BEGUN, "candidate_plans/*.json", "records/*.json", "results.parquet", "measured/*/*.parquet"),
         _same_files(*_PASSES, *_BEGUN),
     ),
-    Case("verify-steps", partial(verified, 1, CPU, InSteps(_STEPS), 2), _FINALISTS, _same_names),
-    Case("verify-mirrored", partial(verified, 1, CPU, _MIRRORED, 2), _FINALISTS, _same_names),
+    Case("verify-steps", partial(verified, 1, CPU, InSteps(_STEPS), 2), _CANDIDATE_PLANS, _same_names),
+    Case("verify-mirrored", partial(verified, 1, CPU, _MIRRORED, 2), _CANDIDATE_PLANS, _same_names),
     Case(
         "evaluate-made-up", evaluate_made_up,
         ("results.parquet", *_EVALUATED, *(f"measured/{one}" for one in _DATA)), _same_files(*_EVALUATED),

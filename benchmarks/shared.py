@@ -81,9 +81,9 @@ def total_ms(simulator: ns.Simulator, plan: ns.Plan | None) -> float:
     return np.inf if plan is None else simulator.cost(plan.task, plan).total_ms
 
 
-def evaluated(files: Sequence[str], models: str | None, out: Path, through: Means) -> EvaluateResult:
+def evaluated(files: Sequence[str], models: str | None, out: Path, measure: Means) -> EvaluateResult:
     """Measure plans on this machine, and show the result."""
-    result = Evaluate(files, models, CPU, out=str(out), through=through).run()
+    result = Evaluate(files, models, CPU, out=str(out), measure=measure).run()
     assert isinstance(result, EvaluateResult)
     result.show(Console(width=200))
     return result

@@ -2,7 +2,7 @@
 
 usage: python benchmarks/training_steps.py OUT [MODEL ...]
 
-Two processes; `neuroshard evaluate through=torchrec` with its protocol, beside the plan of TorchRec's own planner as a
+Two processes; `neuroshard evaluate measure=steps` with its protocol, beside the plan of TorchRec's own planner as a
 job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
 """
 
@@ -104,8 +104,8 @@ def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Method
 
 
 def _verified(task: ns.Task, folder: Path) -> Plan:
-    """Find the plan that `NeuroShardPlanner(verify="torchrec", pipeline="none")` takes."""
-    verify = Verify(CPU, finalists=4, passes=4, means=InSteps())
+    """Find the plan that `NeuroShardPlanner(verify="steps", pipeline="none")` takes."""
+    verify = Verify(CPU, candidate_plans=4, passes=4, means=InSteps())
     searcher = searcher_of("neuroshard")
     result = Search(STEPS, (task,), searcher, "verified", str(folder), count_input=True, verify=verify).run()
     assert result is not None
@@ -116,9 +116,9 @@ DEFAULT: Mapping[str, Method] = {"default": _by(STEPS)}
 BESIDE: Mapping[str, Method] = {**DEFAULT, "columns": _by(STEPS, sharding_types=["column_wise"]), "verified": _verified}
 SEARCHES: Mapping[str, Method] = {
     **DEFAULT,
-    "every_gain": _by(STEPS, choice=None),
+    "every_gain": _by(STEPS, acceptance=None),
     "kernels_alone": _by(KERNELS),
-    "kernels_every_gain": _by(KERNELS, choice=None),
+    "kernels_every_gain": _by(KERNELS, acceptance=None),
     "published": _by(KERNELS, "neuroshard_published"),
     "size_lookup_greedy": _by(KERNELS, "size_lookup_greedy"),
     "dim_greedy": _by(KERNELS, "dim_greedy"),

@@ -34,9 +34,9 @@ from tests.kit.kinds import KINDS, task_of
 _DEVICES, _SEEDS, _TASKS = 8, 3, 2 * len(KINDS)
 _TIMES = {"cpu": 3.0, "gpu": 2.0}  # by which sizes and times of another device differ, at most
 _LINK_TIMES = 2.0
-_IMPROVEMENT = Improvement(shakes=3)
+_IMPROVEMENT = Improvement(perturbations=3)
 _SEARCHERS = {
-    "every gain": NeuroShard(choice=None, improvement=_IMPROVEMENT),
+    "every gain": NeuroShard(acceptance=None, improvement=_IMPROVEMENT),
     "default": NeuroShard(improvement=_IMPROVEMENT),
 }
 

@@ -22,7 +22,7 @@ def tables() -> dict[str, str]:
 
 
 def with_tables(page: str) -> str:
-    """Make the page's tables anew."""
+    """Make the page's tables again."""
     for name, table in tables().items():
         first, last = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
         page = page[: page.index(first) + len(first)] + table + page[page.index(last) :]

@@ -12,7 +12,7 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.host_tiers import HostTiers, host_amounts
-from neuroshard.models.parts import EXCHANGES, compute_part, lopsidedness
+from neuroshard.models.parts import EXCHANGES, compute_part, imbalance
 from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.errors import UserError
@@ -46,14 +46,15 @@ class Fit:
     Attributes:
         compute, comm: to samples of one kernel call, to exchanges of one collective.
         seed: of initial weights and the order of samples.
-        least_calls: training samples of a kernel call, from which more than its factor is learned from them.
+        min_finetune_samples: minimum number of training samples of a kernel call from which its model is fine-tuned.
+            With fewer samples only its factor is learned.
         exchanges: a datasheet's models of exchanges, by their parts, where none are measured.
     """
 
     compute: ComputeFitter
     comm: CommFitter
     seed: int = 0
-    least_calls: int = _LEAST_TRAIN
+    min_finetune_samples: int = _LEAST_TRAIN
     exchanges: Mapping[str, CommModel] = field(default_factory=dict)
 
     def check(self, start: CostModels) -> None:
@@ -109,7 +110,7 @@ class Fit:
     def _least(self, part: MeasuredPart) -> int:
         """Choose how many training samples a part is fitted further from; host memory's arithmetic has few figures."""
         network = isinstance(part, MeasuredCalls) and part.call.tier is Tier.DEVICE
-        return self.least_calls if network else _LEAST_TRAIN
+        return self.min_finetune_samples if network else _LEAST_TRAIN
 
     def _fitted(self, part: MeasuredPart, start: Any, bars: Progress | None) -> Any:
         """Fit a model of the part; of tables in host memory it is arithmetic with figures that are solved for."""
@@ -191,17 +192,17 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
         return None
     if everything := measured.all_to_alls.everything:
         hosts = np.array([m.sample.num_devices / m.sample.host_size for m in everything])
-        ranges = ranges.with_part(EXCHANGES, {"hosts": hosts} | _lopsidedness(exchanges))
+        ranges = ranges.with_part(EXCHANGES, {"hosts": hosts} | _imbalance(exchanges))
     for part in measured.parts:
         if part.name not in _COLUMNS_AND_ALL_TO_ALLS and part.measured.train:
             ranges = ranges.with_part(part.name, part.quantities())
     return ranges
 
 
-def _lopsidedness(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Compute the lopsidedness of all-to-alls, by number of devices; even ones are known to all models."""
+def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
+    """Compute the imbalance of all-to-alls, by number of devices; even ones are known to all models."""
     by_count = grouped(exchanges, lambda one: one.num_devices)
-    return dict(lopsidedness(np.array([[1] * n, *(one.dims for one in its)])) for n, its in by_count.items())
+    return dict(imbalance(np.array([[1] * n, *(one.dims for one in its)])) for n, its in by_count.items())
 
 
 def _bar(bars: Progress | None, name: str, epochs: int) -> OnEpoch:

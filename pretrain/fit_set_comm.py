@@ -97,7 +97,7 @@ class SetCommunication(HiddenLayers, CommFitter):
     """One network for every device, which sees the others as a set.
 
     Attributes:
-        parts: of a transfer, besides what remains after the last start.
+        parts: of a transfer, in addition to what remains after the last start.
         training_further: how a model of another machine is fitted further.
     """
 

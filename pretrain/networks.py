@@ -51,7 +51,7 @@ class MonotoneNetwork(nn.Module):
     """Linear layers with ReLU between them, in which the signs of the weights are fixed.
 
     Every input has a sign: the outputs never fall (1) or never rise (-1) as it grows, or may do either (0). Hidden
-    units have signs by turns, and a weight between two units has the product of theirs: units of either sign bend
+    units have signs that alternate, and a weight between two units has the product of theirs: units of either sign bend
     outputs up or down, and no path from an input to an output has the wrong sign. What is exported is a plain network.
 
     Weights that are drawn with the wrong sign are 0 and stay so: networks that begin with all weights of the right sign
@@ -96,7 +96,7 @@ class MonotoneNetwork(nn.Module):
 
 
 def alternating(count: int) -> torch.Tensor:
-    """Make signs by turns, (count,): 1, -1, 1, ..."""
+    """Return alternating signs, (count,): 1, -1, 1, ..."""
     return 1 - 2 * (torch.arange(count) % 2).to(torch.float32)
 
 

@@ -43,19 +43,19 @@ class Pretrain:
         compute_model, comm_model: the kinds of the models, and how they are fitted.
         init: a bundle (installed, or a directory) whose models are fitted further; of several, [cpu, models/other], the
             one of the machine that is most like this; None starts from nothing.
-        least_calls: of a kind for training, from which init's models of kernel calls are fitted further, not just
-            multiplied by a factor; fitted to a few hundred random combinations, they chose plans whose steps took
-            longer.
+        min_finetune_samples: minimum number of training samples of a kernel call from which init's model of the call is
+            fine-tuned. With fewer samples the model is only multiplied by a factor: fine-tuned to a few hundred random
+            combinations, models chose plans whose steps took longer.
         max_samples: of each kind for training; None takes all.
         max_tables: in a compute sample for training; None takes all, 1 leaves combinations out.
-        calls: kernel calls that models are fitted to, besides columns: rows, copies, sequence_columns, sequence_rows;
-            None takes all that were measured.
+        calls: kernel calls that models are fitted to, in addition to columns: rows, copies, sequence_columns,
+            sequence_rows; None takes all that were measured.
         exchanges: a datasheet whose exchanges the models take, such as roofline:h100, where a machine has one device,
             and none are measured; None: they are fitted to what was measured.
         host_tiers: a datasheet whose link to the host is added for tables in host memory, such as roofline:h100; None:
             only what was measured.
         seed: of the initial weights and the order of samples.
-        keep_worse: write models that are worse than those of init, on the same test samples.
+        allow_regression: write the models even if they are worse than those of init on the same test samples.
     """
 
     data: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)]
@@ -63,14 +63,14 @@ class Pretrain:
     compute_model: ComputeFitter
     comm_model: CommFitter
     init: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)] | None = None
-    least_calls: PositiveCount = 1000
+    min_finetune_samples: PositiveCount = 1000
     max_samples: PositiveCount | None = None
     max_tables: PositiveCount | None = None
     calls: tuple[str, ...] | None = None
     exchanges: PathName | None = None
     host_tiers: PathName | None = None
     seed: Seed = 0
-    keep_worse: bool = False
+    allow_regression: bool = False
 
     def __post_init__(self) -> None:
         for name in self.calls or ():
@@ -87,7 +87,7 @@ class Pretrain:
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1), progress_bar() as bars:
             starts = [CostModels.load(path) for path in _several(self.init)]
             given, margin = ({}, None) if self.exchanges is None else exchanges_of(self.exchanges)
-            fit = Fit(self.compute_model, self.comm_model, self.seed, self.least_calls, given)
+            fit = Fit(self.compute_model, self.comm_model, self.seed, self.min_finetune_samples, given)
             for one in starts:
                 fit.check(one)
             directories = [DataDirectory.at(Path(path)) for path in _several(self.data)]
@@ -110,7 +110,7 @@ class Pretrain:
             after = predicted_parts(fitted, measured, "test")
             metrics = tests_of(fitted, after, measured)
             before = {} if start is None else predicted_parts(start, measured, "test")
-            if start is not None and not self.keep_worse:
+            if start is not None and not self.allow_regression:
                 self._check_better(start.name, before, after, metrics)
             card = self._card(manifest, measured, metrics, start)
             save_or_keep(Path(self.out), fitted, card)
@@ -136,7 +136,7 @@ class Pretrain:
             raise UserError(
                 f"the fitted models are worse than init={start}, on the same test samples: {', '.join(worse)}; "
                 f"nothing was written to {self.out}: collect more samples, on a quieter machine, use {start} as it "
-                "is, or write them with keep_worse=true"
+                "is, or write them with allow_regression=true"
             )
 
     def _card(

@@ -29,7 +29,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.gather import gather
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Pass, Searched
+from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.runs.search import Search
@@ -74,11 +74,11 @@ def good(tmp_path_factory):
     save_bundle(root / "newer", newer_models(), Card())
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
     Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one")).run()
-    finalists = FinalistFiles(root / "runs" / "one", 0)
-    finalists.begin(Searched(Found(plan), 1.0, (plan, plan)))
+    files = CandidatePlanFiles(root / "runs" / "one", 0)
+    files.begin(Searched(Found(plan), 1.0, (plan, plan)))
     for number in range(2):
         cost = cost_of(*np.tile([1.0, 2.0, 3.0, 4.0], (3, 1)))
-        finalists.passes((plan, plan)).keep(number, Pass((MeasuredOnce.of(cost), MeasuredOnce(error="MemoryError"))))
+        files.passes((plan, plan)).keep(number, Pass((MeasuredOnce.of(cost), MeasuredOnce(error="MemoryError"))))
     _data(root / "data")
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"
     (root / "policy").mkdir()
@@ -127,15 +127,15 @@ def _resume(root):
 
 def _replan(root):
     simulator = Simulator(random_models())
-    return Replan(str(root / "plan.json"), improvement=Improvement(shakes=1)).find(toy_task(5), simulator).plan
+    return Replan(str(root / "plan.json"), improvement=Improvement(perturbations=1)).find(toy_task(5), simulator).plan
 
 
 def _finished(root):
     _search(root).run().show(Console(quiet=True))
 
 
-def _finalists(root):
-    files = FinalistFiles(root / "runs" / "one", 0)
+def _candidate_plans(root):
+    files = CandidatePlanFiles(root / "runs" / "one", 0)
     return files.rows(files.read(toy_task(5)))
 
 
@@ -172,8 +172,8 @@ READERS = {
     "settings of a run that goes on": ("runs/one/settings.json", _resume),
     "tasks of a run that goes on": ("runs/one/tasks.json", _resume),
     "results of a finished run": ("runs/one/results.parquet", _finished),
-    "finalists": ("runs/one/finalists/task-0000.json", _finalists),
-    "pass over finalists": ("runs/one/finalists/task-0000/pass-0000.json", _finalists),
+    "candidate plans": ("runs/one/candidate_plans/task-0000.json", _candidate_plans),
+    "pass over candidate plans": ("runs/one/candidate_plans/task-0000/pass-0000.json", _candidate_plans),
     "plans of a finished run": (
         "runs/one/plans/task-0000.json",
         lambda root: SearchRun.load(root / "runs/one").plans(),

@@ -178,12 +178,12 @@ class Cost(Step):
     `caveat` is what is said wherever the cost is shown; None for costs that were measured, or predicted by models that
     were measured on such a machine.
 
-    `beyond` says how many times as lopsided its all-to-alls are as the most lopsided ones that the models were fitted
-    to; 1 where they aren't, and where that isn't known.
+    `outside_training_range` is the imbalance of the plan's all-to-alls relative to the largest imbalance in the models'
+    training range: above 1 if it is larger, else 1. It is 1 too if that range is not known.
     """
 
     caveat: str | None = None
-    beyond: float = 1.0
+    outside_training_range: float = 1.0
 
     @property
     def scope(self) -> str:

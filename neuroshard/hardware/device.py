@@ -145,7 +145,7 @@ def make_device(spec: DeviceSpec) -> Device:
 
 
 def _keep_freed_memory() -> None:
-    """Ask glibc to reuse freed memory: outputs of every run would otherwise be mapped and faulted in anew."""
+    """Ask glibc to reuse freed memory: outputs of every run would otherwise be mapped and faulted in again."""
     mmap_threshold, trim_threshold, top_pad = -3, -1, -2
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not every libc has it
     if mallopt is not None:

@@ -38,7 +38,7 @@ class Prepared:
     afresh: Callable[[], Callable[[], None]] | None = None
 
     def next_run(self) -> Callable[[], None]:
-        """Return what is to be timed next, with lookups drawn anew where the sample asks for it."""
+        """Return what is to be timed next, with lookups drawn again where the sample asks for it."""
         return self.run if self.afresh is None else self.afresh()
 
 

@@ -19,7 +19,7 @@ from neuroshard.tasks.constraints import Constraints
 POOLED, SEQUENCES = "pooled", "sequences"
 _TYPES = {2: DataType.FP16, 4: DataType.FP32}
 _META = torch.device("meta")
-_BATCHES = 4  # that steps take by turns
+_BATCHES = 4  # that steps take alternately
 
 
 class Batch(dict[str, KeyedJaggedTensor], Pipelineable):  # type: ignore[misc]

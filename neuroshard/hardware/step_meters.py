@@ -92,7 +92,7 @@ def check_comparable(plans: Sequence[Plan]) -> None:
     """Raise UserError unless TorchRec has these plans' forms, and their steps train one task's tables and devices."""
     for plan in plans:
         plan.check_layouts(
-            lambda layout: bool(layout.words), "TorchRec has no such sharding type", "measure it through=kernels"
+            lambda layout: bool(layout.words), "TorchRec has no such sharding type", "measure it measure=kernels"
         )
     task = plans[0].task
     if any(plan.task.tables != task.tables or plan.task.topology != task.topology for plan in plans):

@@ -35,7 +35,7 @@ class StepProtocol:
     """How training steps are timed, and beside what dense network.
 
     What decides about a step besides its plan: where the allocator put its memory, and in which order models were built
-    (equal plans differed by a fifth). So memory that was freed is kept, every plan is built anew in each of `builds`
+    (equal plans differed by a fifth). So memory that was freed is kept, every plan is built again in each of `builds`
     groups of fresh processes, each time in another order, and within a build the plans take turns: in each of `turns`
     rounds every plan, in a fresh random order, trains one step untimed and then `steps` that are timed together, all
     ranks starting at once.

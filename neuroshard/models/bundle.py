@@ -121,7 +121,7 @@ class ModelSet:
 
     @property
     def parts(self) -> tuple[PartModel, ...]:
-        """The parts of a step besides compute and communication."""
+        """The parts of a step other than compute and communication."""
         return (*([] if self.input is None else [InputExchange(self.input)]), *self.more)
 
     @property

@@ -27,7 +27,7 @@ class Coverage(IntEnum):
 
     Attributes:
         COVERED: between points of the same type of device and of call.
-        EXTRAPOLATED: beyond them, or they are of a relative: another GPU, another type of weights.
+        EXTRAPOLATED: outside the range of the points, or they are of a relative: another GPU, another type of weights.
         GUESSED: no point is of such a call.
     """
 

@@ -21,7 +21,7 @@ class Origin:
     """The models of a set as they were when their margins, ranges and provenance were set.
 
     `dataclasses.replace` copies all fields that it is not given. Models remember by this which facts were set for which
-    models: facts about a model that was replaced are dropped, unless they were given anew with it.
+    models: facts about a model that was replaced are dropped, unless new facts were given with it.
 
     Attributes:
         models: each model of the set, by the name of its field.

@@ -69,10 +69,11 @@ _POOLED_IN = np.array([[float(call.pooled and call.form is form) for form in FOR
 Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that aren't there cost nothing
 
 
-def lopsidedness(columns: FloatArray) -> tuple[str, FloatArray]:
-    """Name and compute how lopsided all-to-alls are, (B,), whose D devices give out columns (B, D); 1 if even.
+def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
+    """Return the name and the values (B,) of the imbalance of all-to-alls whose D devices send columns (B, D).
 
-    The more devices, the more lopsided random exchanges are: so it has a name of its own for each number of them.
+    The imbalance is the maximum over the mean, 1 if all devices send the same. Random exchanges are more unbalanced
+    the more devices there are, so the name contains the number of devices.
     """
     name = f"columns of the widest of {columns.shape[1]} devices over their mean"
     return name, np.maximum(1.0, columns.max(axis=1) / np.maximum(columns.mean(axis=1), 1.0))

@@ -29,7 +29,7 @@ from neuroshard.models.parts import (
     compute_part,
     counts_of_sets,
     exchange_part,
-    lopsidedness,
+    imbalance,
     of_calls,
     of_exchanges,
 )
@@ -125,7 +125,7 @@ class Simulator:
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of parts on each of devices alike, (B,), besides `compute_for`'s of loads: `PartModel`."""
+        """Predict the ms of parts on each of devices alike, (B,), in addition to `compute_for`'s: `PartModel`."""
         parts = (part.shared_ms(task, kernels, counts, input_bytes) for part in self._counted)
         return sum(parts, np.zeros(len(kernels)))
 
@@ -142,17 +142,17 @@ class Simulator:
         ms, spread_ms = np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0)
         margin = _together(margins, zip(map(compute_part, CALLS), ms, spread_ms, strict=True))
         step = self._step(traffic, Part(COMPUTE, When.COMPUTE, called.ms.sum(axis=-1), margin), called, margins)
-        beyond = self._beyond(traffic).tolist()
-        return [Cost(step[plan].parts, beyond=beyond[plan]) for plan in range(len(traffic))]
+        outside = self._outside_training_range(traffic).tolist()
+        return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
 
-    def _beyond(self, traffic: Traffic) -> FloatArray:
-        """Compute `Cost.beyond`, (B,), of plans in columns alone, where nothing makes up for lopsided all-to-alls."""
+    def _outside_training_range(self, traffic: Traffic) -> FloatArray:
+        """Return `Cost.outside_training_range`, (B,); 1 for plans with other exchanges than all-to-alls."""
         known = self.models.ranges
         if known is None:
             return np.ones(len(traffic))
         others = [one for one in traffic.held if one not in (Collective.ALL_TO_ALL, Collective.INPUT)]
         mixed = np.any([np.zeros(len(traffic)), *(traffic.given(one).any(axis=1) for one in others)], axis=0)
-        return np.where(mixed, 1.0, known.beyond(EXCHANGES, *lopsidedness(traffic.columns)))
+        return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, called: Called, traffic: Traffic, compute_ms: FloatArray) -> Step:
         """Predict the steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D).
@@ -246,7 +246,7 @@ class Simulator:
         """List what makes the costs of a plan doubtful, one line each.
 
         That nobody measured them on such a machine or with these versions, histograms made for another batch
-        size, tables that do not fit in device memory, and what lies outside the range that the models were fitted to.
+        size, tables that do not fit in device memory, and what is outside the training range.
         """
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
         told = [f"predicted costs: {caveat}" for caveat in caveats] + [one for one in (self._elsewhere,) if one]
@@ -297,7 +297,7 @@ class Simulator:
         """Yield what each part of a plan's step depends on, by its name; columns and all-to-alls left out."""
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
-        yield EXCHANGES, {"hosts": np.array([hosts])} | dict([lopsidedness(plan.traffic.columns)])
+        yield EXCHANGES, {"hosts": np.array([hosts])} | dict([imbalance(plan.traffic.columns)])
         for part in self._counted:
             yield part.name, part.amounts(plan.traffic)
         for number, call in enumerate(CALLS):

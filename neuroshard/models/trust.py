@@ -181,7 +181,7 @@ class Range:
             return None
         worst = outside[np.argmax(np.maximum(outside / max(self.most, 1e-9), self.least / np.maximum(outside, 1e-9)))]
         least, most, farthest = map(readable_number, (self.least, self.most, float(worst)))
-        fitted = f"what the models were fitted to, {least} to {most}"
+        fitted = f"the training range, {least} to {most}"
         if amounts.size == 1:
             return f"{self.name}: {farthest} is outside {fitted}"
         return f"{self.name}: {outside.size} of {amounts.size} outside {fitted}; the farthest is {farthest}"
@@ -224,10 +224,10 @@ class Ranges:
         ranges = [Range.of(name, values) for name, values in quantities.items()]
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in ranges)})
 
-    def beyond(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
-        """Compute how many times the most that was measured a part's quantity is, (B,), by its values (B,).
+    def outside(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
+        """Return values (B,) of a part's quantity relative to the largest value in the training range, (B,).
 
-        It is 1 where they don't exceed that, and where nothing is known of the quantity.
+        At least 1: also 1 for values inside the range, and if the range of the quantity is not known.
         """
         most = [one.most for one in self.others.get(part, ()) if one.name == quantity]
         return np.maximum(1.0, values / most[0]) if most else np.ones(len(values))

@@ -137,7 +137,7 @@ class Plan:
 
     @cached_property
     def form_bytes(self) -> IntArray:
-        """(D, F) bytes of the shards of each form on each device, with what the task counts besides weights."""
+        """(D, F) bytes of the shards of each form on each device, with what the task counts in addition to weights."""
         sets = self.device_loads
         total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
         np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.bytes_beside(sets))
@@ -145,7 +145,7 @@ class Plan:
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
-        """(D,) bytes of the shards on each device, with what the task counts besides weights."""
+        """(D,) bytes of the shards on each device, with what the task counts in addition to weights."""
         return tuple(self.form_bytes.sum(axis=1).tolist())
 
     @cached_property

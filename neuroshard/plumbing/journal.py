@@ -22,7 +22,7 @@ class Journal(Generic[Value]):
         name: of what one holds.
         holds: the dataclass of the values.
         wrong: says what is wrong with a value of a number, for whoever goes on with it; None where nothing is.
-        anew: what comes of a file that is deleted.
+        after_deletion: what happens after a damaged file is deleted, for the error message.
         version: of the files' format.
     """
 
@@ -30,7 +30,7 @@ class Journal(Generic[Value]):
     name: str
     holds: type[Value]
     wrong: Callable[[int, Value], str | None] = lambda _number, _value: None
-    anew: str = "it is measured again"
+    after_deletion: str = "it is measured again"
     version: int = 1
 
     def keep(self, number: int, value: Value) -> None:
@@ -49,7 +49,7 @@ class Journal(Generic[Value]):
             if wrong := self.wrong(number, value):
                 raise UserError(f"{where} {wrong}")
         except UserError as error:
-            raise UserError(f"{error}; delete it, and {self.anew}") from None
+            raise UserError(f"{error}; delete it, and {self.after_deletion}") from None
         return value
 
     def read(self) -> tuple[Value, ...]:

@@ -148,8 +148,8 @@ def of_format(content: object, name: str, where: str) -> dict[str, Any]:
     if not isinstance(content, dict) or its_format != name:
         other = "" if its_format is None else f" but {shown(its_format)}"
         ours = isinstance(its_format, str) and its_format.rpartition("-")[0] == name.rpartition("-")[0]
-        anew = ", of another version of neuroshard: make it anew" if ours else ""
-        raise UserError(f"{where} is not of format {name!r}{other}{anew}")
+        remedy = ", of another version of neuroshard: make it again" if ours else ""
+        raise UserError(f"{where} is not of format {name!r}{other}{remedy}")
     return {key: value for key, value in content.items() if key != "format"}
 
 

@@ -84,7 +84,7 @@ def _defined(module: str, name: str) -> tuple[str, ast.AST]:
 
 def _parameters(module: str, node: ast.AST) -> Iterator[tuple[str, Any]]:
     """Yield (name, default) of every parameter that is a setting."""
-    for name, default in dict(_declared(module, node)).items():  # a class may declare what its bases do anew
+    for name, default in dict(_declared(module, node)).items():  # a class may redeclare what its bases declare
         try:
             yield name, NEEDED if default is None else _value(*default)
         except _Unreadable:

@@ -137,8 +137,8 @@ class Chunks(Generic[Sample]):
         try:
             return self.codec.measurements(table)
         except ValueError as error:
-            anew = "delete it, and collect measures it anew"
-            raise UserError(f"{path} doesn't hold measurements: {error}; {anew}") from None
+            remedy = "delete it, and collect measures it again"
+            raise UserError(f"{path} doesn't hold measurements: {error}; {remedy}") from None
 
 
 @dataclass(frozen=True)
@@ -208,4 +208,4 @@ def _read_parquet(path: Path, read: Callable[[Path, str], _Read]) -> _Read:
     try:
         return read(path, "data file")
     except UserError as error:
-        raise UserError(f"{error}; delete it and run collect again to measure it anew") from None
+        raise UserError(f"{error}; delete it and run collect again to measure it again") from None

@@ -33,7 +33,7 @@ class Found:
 
     Attributes:
         warning: a line that begins with its subject and a colon, such as "re-planning: ..."; None if all is well.
-        declined: another plan of its task that was found, predicted to be cheaper and not believed to be; None if there
+        rejected: another plan of its task, predicted to be cheaper, whose gain the search did not accept; None if there
             is none.
         remark: a line on what the search did, which the plan alone doesn't tell; None if there is nothing to say.
         fewer: another one with fewer shards, predicted to cost more, until a search has settled on one; None then.
@@ -44,7 +44,7 @@ class Found:
 
     plan: Plan
     warning: str | None = None
-    declined: Plan | None = None
+    rejected: Plan | None = None
     remark: str | None = None
     fewer: Plan | None = None
 
@@ -57,8 +57,8 @@ class Found:
 
     def of(self, task: Task) -> "Found":
         """Restate what was found as plans of another task of the same tables, on the same devices."""
-        declined, fewer = (None if one is None else replace(one, task=task) for one in (self.declined, self.fewer))
-        return replace(self, plan=replace(self.plan, task=task), declined=declined, fewer=fewer)
+        rejected, fewer = (None if one is None else replace(one, task=task) for one in (self.rejected, self.fewer))
+        return replace(self, plan=replace(self.plan, task=task), rejected=rejected, fewer=fewer)
 
 
 class Searcher(ABC):
@@ -92,7 +92,7 @@ class Searcher(ABC):
         """The forms that a table may be restricted to: column-wise, and those of a setting `sharding_types`."""
         return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
 
-    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+    def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List `plan`, which this method found, and others of its task that hardware may turn out to prefer.
 
         At most `count` in all, no two alike on hardware (`layout_key`). A method that has no others gives `plan` alone.
@@ -177,10 +177,10 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
 
 
 class Verifier(Protocol):
-    """Measures a search's finalists. Holds settings only."""
+    """Measures a search's candidate plans. Holds settings only."""
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-        """Find a task's finalists and measure them; return the best one, with what measuring them said.
+        """Find candidate plans of a task, measure them, and return the best one, with a remark on the measurements.
 
         Raises:
             InfeasibleError: the search finds no plan.
@@ -189,22 +189,24 @@ class Verifier(Protocol):
         ...
 
 
-def verifier_of(name: str, model: str, device: str, finalists: int, passes: int, hides_input: bool) -> Verifier | None:
+def verifier_of(
+    name: str, model: str, device: str, candidate_plans: int, passes: int, hides_input: bool
+) -> Verifier | None:
     """Build what `neuroshard search verify=NAME` decides by; None where that is "none".
 
     Args:
         name: of a file of `conf/verify/`.
         model: name or path of cost models, whose exchanges are added where steps are measured without.
         device: "cpu" or "cuda": what plans run on.
-        finalists: plans that are measured, at most.
-        passes: over all of them, 2 at least.
+        candidate_plans: maximum number of plans that are measured.
+        passes: over all candidate plans, 2 at least.
         hides_input: whether training steps are in a pipeline that hides the exchange of indices.
 
     Raises:
         UserError: there is no such way, or a setting is out of range.
     """
     check_name("verify", name, choices("verify"))
-    asked = {"verify": name, "model": model, "hardware": device, "finalists": finalists, "passes": passes}
+    asked = {"verify": name, "model": model, "hardware": device, "candidate_plans": candidate_plans, "passes": passes}
     config = config_of("search", asked).verify
     if OmegaConf.select(config, "means.protocol") is not None:
         config.means.protocol.pipeline = "sparse_dist" if hides_input else "none"

@@ -16,7 +16,7 @@ from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS
 _RATES: FloatArray = 2.0 ** np.arange(-34, 17, 0.5)  # (G,) lookups of a row in a batch
 _SLOPES = (0, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 8)  # powers of rates; of a Zipf law, 1 / exponent
 _COLDEST = 4  # bins, of rows that are touched 0, 1, 2, and 3 or 4 times, by which a law is chosen
-_ROUNDS, _STEPS = 6, 5  # a law is chosen anew, and bent towards the histogram
+_ROUNDS, _STEPS = 6, 5  # a law is chosen again, and bent towards the histogram
 _AGES: FloatArray = np.concatenate([[0.0], 2.0 ** np.arange(-14, 48, 0.25), [np.inf]])  # (A,) batches back
 _TINY = 1e-300
 

@@ -94,7 +94,7 @@ class Target:
         element_bytes: of weights that it stores.
         remarks: lines on what a plan, which it can express, asks of whoever trains with it.
         host_tables: what keeps its tables in host memory, as `MemoryUse.host_tables` has it; None if any may.
-        steps: what costs may count besides kernels and exchanges: what TorchRec adds to a step where that trains,
+        steps: what costs may count beyond kernels and exchanges: what TorchRec adds to a step where that trains,
             nothing where another framework does, or whatever the models are asked for.
     """
 
@@ -316,7 +316,7 @@ def memory_for(
     pipeline: str | None = None,
     dense_optimizer: str | None = None,
 ) -> MemoryUse:
-    """Return what counts against a device's memory besides the weights, if nobody says more.
+    """Return what counts against a device's memory in addition to the weights, if nobody says more.
 
     Plans for a system that trains count the state of row-wise Adagrad and the buffers of a batch; other plans count the
     weights alone, as in the papers.

@@ -69,7 +69,7 @@ PIPELINES = {
 @dataclass(frozen=True)
 @checked
 class MemoryUse:
-    """What counts against a device's memory besides the weights. Bytes are exact, or refused beyond 2^60.
+    """What counts against a device's memory in addition to the weights. Bytes are exact, or refused beyond 2^60.
 
     Attributes:
         optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: sgd keeps nothing, rowwise_adagrad a
@@ -119,7 +119,7 @@ class MemoryUse:
         return size
 
     def dense_bytes(self, rows: int, dim: int) -> int:
-        """Return the bytes that training a data-parallel table takes besides its weights: gradient and optimizer state.
+        """Return the bytes of the gradient and optimizer state of a data-parallel table in training.
 
         The gradient counts if buffers count.
         """

@@ -96,7 +96,7 @@ class Task:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tables, unsplit, with what the task counts besides weights."""
+        """Bytes of all tables, unsplit, with what the task counts in addition to weights."""
         sizes = self.memory.device_bytes(Loads.of(self.tables, self.batch_size))
         return sum(sizes.tolist())
 

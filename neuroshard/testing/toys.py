@@ -115,7 +115,7 @@ class OpaqueCompute(ComputeModel):
     """A model that is no sum: the root of the sum of squares of the linear costs, on top of the largest."""
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Compute (B,) ms: the dearest load plus the root of the sum of squares, which is no sum over loads."""
+        """Compute (B,) ms: the most expensive load plus the root of the sum of squares, which is no sum over loads."""
         alone = LinearCompute().embed(sets.loads)[:, 0]
         by_set = np.split(alone, sets.counts.cumsum()[:-1])
         return np.array([float(its.max() + np.sqrt((its**2).sum())) if len(its) else 0.0 for its in by_set])

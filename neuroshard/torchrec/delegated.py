@@ -202,7 +202,7 @@ def _check_offered(parameter: Parameter, device: str) -> None:
     types = [its for its in has if not said.sharding_types or its in said.sharding_types]
     what = f"table {parameter.qualified_name!r} is left to TorchRec's planner by its"
     if not types:
-        also = f"; with {WHOLE!r} besides it is planned here" if parameter.forms else ""
+        also = f"; with {WHOLE!r} in addition it is planned here" if parameter.forms else ""
         raise UserError(
             f"{what} sharding_types={said.sharding_types}, and {type(sharder).__name__} has only {', '.join(has)} "
             f"on {device}; allow one of them{also}"

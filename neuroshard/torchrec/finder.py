@@ -113,18 +113,18 @@ class Finder:
             return _warned(find_plan(method, task, self.simulator))
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
-        """Adapt a kept plan that was made for something else if only tables or devices came or went; else search anew.
+        """Adapt a kept plan that was made for something else if only tables or devices came or went; else search again.
 
         A warning says which are the `others`, what differs.
         """
         said = f"the kept plan was made for other {', '.join(others)}"
         if kept.plan is None or not _CHANGED.issuperset(others) or not _came_or_went(kept.plan, task):
-            _log.warning("%s; searching anew", said)
+            _log.warning("%s; searching again", said)
             return self.found(task)
         try:
             plan = self.changed(kept.plan, task, None)
         except UserError as error:
-            _log.warning("%s, and can't be changed (%s); searching anew", said, error)
+            _log.warning("%s, and can't be changed (%s); searching again", said, error)
             return self.found(task)
         _log.warning("%s; it is changed:\n%s", said, "\n".join(map(str, table_changes(kept.plan, plan))))
         return plan

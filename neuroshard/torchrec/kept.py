@@ -157,7 +157,7 @@ def load_any_plan(path: Path) -> Plan:
 
 
 def kept_in(path: Path) -> KeptPlan | None:
-    """Read the plan kept in a file; None where there is no file, or, with a warning, where it can't be believed.
+    """Read the plan kept in a file; None where there is no file, or, with a warning, where it can't be trusted.
 
     A job that restarts must neither die of a damaged file at every restart, nor run with a plan that nobody made.
 
@@ -170,7 +170,7 @@ def kept_in(path: Path) -> KeptPlan | None:
     try:
         return KeptPlan.load(path)
     except UserError as error:
-        _log.warning("%s; searching anew", error)
+        _log.warning("%s; searching again", error)
         return None
 
 

@@ -70,7 +70,7 @@ def _with_statistics(guessed: Table, known: Table) -> Table:
     if (guessed.rows, guessed.dim) != (known.rows, known.dim):
         raise UserError(
             f"statistics of table {known.name!r} are those of {known.rows} rows and {known.dim} columns, the model's "
-            f"has {guessed.rows} and {guessed.dim}; measure it anew, or leave it out of tables="
+            f"has {guessed.rows} and {guessed.dim}; measure it again, or leave it out of tables="
         )
     return replace(
         guessed,

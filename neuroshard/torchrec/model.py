@@ -170,7 +170,7 @@ def _check_width(what: str, parameter: Parameter, sharding: ParameterSharding) -
     widest = widest_shard(sharding, int(parameter.config.embedding_dim))
     if widest > MAX_SHARD_DIM:
         raise UserError(
-            f"{what} has a shard of {widest} columns, and FBGEMM's kernels take {MAX_SHARD_DIM} at most; plan it anew"
+            f"{what} has a shard of {widest} columns, and FBGEMM's kernels take {MAX_SHARD_DIM} at most; plan it again"
         )
 
 

@@ -132,7 +132,7 @@ class Parameter:
             its, theirs = (" x ".join(map(str, sizes)) for sizes in (shape, planned))
             raise UserError(
                 f"table {self.qualified_name!r} has {its} rows and columns, and the plan's shards end at {theirs}: it "
-                "was made for another table; plan it anew"
+                "was made for another table; plan it again"
             )
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
@@ -206,7 +206,7 @@ class Parameter:
         """What TorchRec's constraints name of our forms; or what the sharder has, where they name nothing.
 
         What is in none of these a search must not choose; of what is in them it chooses columns, or another form where
-        the gain is believed.
+        the gain is accepted.
         """
         kernels, types = self.said.compute_kernels, self._types
         columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()

@@ -56,7 +56,7 @@ from neuroshard.torchrec.unread import no_data_parallel_remark, unread_remarks, 
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
-_FINALISTS = _PASSES = 4
+_CANDIDATE_PLANS = _PASSES = 4
 _RESERVED_SHARE = 0.15  # as TorchRec's default reservation
 _DEFAULT_MODELS = {"cpu": "cpu+torchrec", "cuda": "h100+torchrec"}
 
@@ -74,20 +74,20 @@ class NeuroShardPlanner(ShardingPlanner):
             the plan with the least worst-case regret from 0 to 15 ms is taken.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
             passed on to the kernels. A table may lie in rows where its sharding types name row_wise, or name nothing;
-            it does where the models' gain is believed, or nothing else fits.
+            it does if the search accepts the predicted gain, or nothing else fits.
         data_parallel: True lets the search make tables data-parallel. TorchRec does not train such tables by the
             optimizer of its fused kernels: build that with `data_parallel_optimizer`. False leaves the type to tables
             whose constraints or `rules` name it, and to those that TorchRec trains so only: of columns that are not a
             multiple of 4.
         storage_reservation: TorchRec's; memory left to the rest of the model. None leaves it 15% of every GPU.
         rules: ours, for what TorchRec has no word for: devices, tables together or apart, pinned shards.
-        memory: what counts besides weights; None counts one batch's buffers, the optimizer that the module or the
-            sharders name, and for data-parallel tables the state of Adam: their optimizer is not known beforehand.
+        memory: what counts in addition to weights; None counts one batch's buffers, the optimizer that the module or
+            the sharders name, and for data-parallel tables the state of Adam: their optimizer is not known beforehand.
         searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
         given: a plan whose parameters are kept as they are; their memory is taken off.
         tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
         keep: a file that the plan is kept in, and read from by a job that asks for the same. What isn't a kept plan is
-            refused, not overwritten; one that was changed or damaged is searched anew, with a warning.
+            refused, not overwritten; one that was changed or damaged is searched again, with a warning.
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
         callbacks: get the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
@@ -97,19 +97,19 @@ class NeuroShardPlanner(ShardingPlanner):
             of indices.
         timeout_seconds: that planning should take at most. TorchRec's planner is stopped by it; our search never is,
             for a plan must not depend on how busy a machine is: a warning says where it took longer.
-        plan_loader: TorchRec's; the plan that it brings is taken if it was made for this job, else planned anew, which
+        plan_loader: TorchRec's; the plan that it brings is taken if it was made for this job, else planned again, which
             a warning says; of several numbers of groups that it fits, for the one that costs least. Not together with
             `keep`.
         num_groups: groups of TorchRec's DMPCollection, into which all ranks of the topology are divided; "auto"
             chooses their number by cost. The plan is one group's.
         sync_steps: steps from one synchronisation of the groups' weights to the next.
         use_inter_host_allreduce: as DMPCollection has it: whether groups are successive ranks.
-        verify: mirrored | torchrec | hardware: the best plans of a search from nothing are measured on this machine, as
+        verify: mirrored | steps | kernels: the best plans of a search from nothing are measured on this machine, as
             `neuroshard search verify=` does, and the best of them is taken; None takes the predicted best. Minutes: so
             plan in a process of its own, not under torchrun, and let `keep` hand the plan to the job. Steps are in a
             loop where the job's `pipeline` is "none", else in sparse_dist. A Verifier decides as it likes.
-        finalists: plans that are measured, at most.
-        passes: over all of them, 2 at least: what differs from pass to pass is the error.
+        candidate_plans: maximum number of plans that are measured.
+        passes: over all candidate plans, 2 at least: their differences from pass to pass give the error.
 
     Attributes:
         last_plan: that was found last, of the tables that are planned here; None before, or where there were none.
@@ -142,7 +142,7 @@ class NeuroShardPlanner(ShardingPlanner):
         sync_steps: int = 1,
         use_inter_host_allreduce: bool = False,
         verify: Verifier | str | None = None,
-        finalists: int = _FINALISTS,
+        candidate_plans: int = _CANDIDATE_PLANS,
         passes: int = _PASSES,
         **settings: Any,
     ) -> None:
@@ -166,7 +166,7 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(f"batch_size={batch_size!r} must be a whole number of at least 1: of one device")
         if not isinstance(given, ShardingPlan | None):
             raise UserError(f"given={given!r} must be a ShardingPlan, such as load_sharding_plan reads from a file")
-        of_verify = {"finalists": (finalists, _FINALISTS), "passes": (passes, _PASSES)}
+        of_verify = {"candidate_plans": (candidate_plans, _CANDIDATE_PLANS), "passes": (passes, _PASSES)}
         for remark in unused_arguments(num_groups, sync_steps, use_inter_host_allreduce, verify, **of_verify):
             _log.warning(remark)
         models = models or _default_models(topology.compute_device)
@@ -178,7 +178,7 @@ class NeuroShardPlanner(ShardingPlanner):
         if isinstance(verify, str):
             if not isinstance(models, str):
                 raise UserError(f"verify={verify} takes models by their name or path, not as an object")
-            verify = verifier_of(verify, models, topology.compute_device, finalists, passes, hides_input)
+            verify = verifier_of(verify, models, topology.compute_device, candidate_plans, passes, hides_input)
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):
@@ -338,7 +338,7 @@ class NeuroShardPlanner(ShardingPlanner):
         if len(models) == 1:
             return self._searched(models[0], lambda finder, task: finder.found_after(kept, others[0], task))
         fewest = min(others, key=len)
-        _log.warning("the kept plan was made for other %s; searching anew", ", ".join(fewest))
+        _log.warning("the kept plan was made for other %s; searching again", ", ".join(fewest))
         return self._best(models, self._found)
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
@@ -355,7 +355,7 @@ class NeuroShardPlanner(ShardingPlanner):
         try:
             return self._best(models, taken)
         except UserError as error:
-            _log.warning("the plan of plan_loader isn't taken (%s); planning anew", error)
+            _log.warning("the plan of plan_loader isn't taken (%s); planning again", error)
             return None
 
     def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":

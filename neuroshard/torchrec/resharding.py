@@ -47,7 +47,7 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tup
 def _move(model: DistributedModelParallel, path: str, parameters: EmbeddingModuleShardingPlan) -> None:
     """Move tables of a module as `model.reshard` does, which takes no model that has nothing but tables to train.
 
-    The module's kernels are made anew, with the learning rate that they began with: settings that have changed since
+    The module's kernels are made again, with the learning rate that they began with: settings that have changed since
     are put back, on ranks that had none of a table too.
     """
     sharded: Any = model.module.get_submodule(path)

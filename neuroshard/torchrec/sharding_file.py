@@ -161,7 +161,7 @@ class ReadParameter:
             )
         if (widest := max((shard.sizes[1] for shard in self.shards or ()), default=0)) > MAX_SHARD_DIM:
             raise UserError(
-                f"a shard has {widest} columns, and FBGEMM's kernels take {MAX_SHARD_DIM} at most; plan the table anew"
+                f"a shard has {widest} columns, and FBGEMM's kernels take {MAX_SHARD_DIM} at most; plan the table again"
             )
 
 

@@ -61,7 +61,7 @@ def copied(lists: Lists) -> Lists:
 
 @kernel
 def relisted(lists: Lists, held: IntArray, item: int, device: int) -> Lists:
-    """List anew after `held[item, device]` has changed; numbers are changed in place, scores left to `rescore`."""
+    """List again after `held[item, device]` has changed; numbers are changed in place, scores left to `rescore`."""
     shards, start, items, without = lists
     place = start[device] + np.searchsorted(on_device(lists, device), item)
     listed_there = place < start[device + 1] and items[place] == item

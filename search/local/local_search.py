@@ -14,8 +14,8 @@ from neuroshard.cost.loads import Traffic
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
-from neuroshard.stages.search.kernels.descent import explore
 from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, Exchanges, contents_of, estimate_ms
+from neuroshard.stages.search.kernels.perturbation import explore
 from neuroshard.stages.search.kernels.steps import (
     ITEM_BACK,
     ITEM_OUT,
@@ -91,19 +91,21 @@ class LocalSearch:
         return self._costed([held.copy()])[0]
 
     def others(
-        self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int], worth: float = np.inf
+        self, plan: CostedPlan, perturbation_steps: int, seeds: Sequence[int], worth: float = np.inf
     ) -> list[CostedPlan]:
-        """Make plans of this one, each shaken by random steps and then improved by estimates, and cost them.
+        """Perturb this plan by random steps, once per seed, improve each result by estimates, and cost the results.
 
-        Every one depends on its seed alone, so they are made in threads. Those that look dearer than `worth` times
-        the cheapest, this plan among them, are left out.
+        Each result depends on its seed alone, so threads make them. Results whose estimate is above `worth` times the
+        lowest one, that of this plan included, are left out.
         """
         bounds = self._bounds(plan)
 
         def explored(own: IntArray) -> tuple[int, list[IntArray], FloatArray]:
             """Explore with some of the seeds: plans looked at, and of each seed its changes and their estimate."""
             estimate = np.empty(len(own))
-            looked, changes = explore(plan.contents, self._shards, bounds, self._costs, shake_steps, own, estimate)
+            looked, changes = explore(
+                plan.contents, self._shards, bounds, self._costs, perturbation_steps, own, estimate
+            )
             return looked, [changes[changes[:, 0] == k, 1:] for k in range(len(own))], estimate
 
         threads = min(useful_threads(len(seeds) * plan.held.size), len(seeds))

@@ -71,7 +71,7 @@ class OtherModels(ModelChange):
     """Another bundle's models.
 
     Attributes:
-        model: a bundle that the search believes; name or path.
+        model: the bundle that the search uses; name or path.
     """
 
     model: str

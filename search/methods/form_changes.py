@@ -14,7 +14,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, applied
-from neuroshard.stages.search.methods.choice import cheapest
+from neuroshard.stages.search.methods.acceptance import cheapest
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts
 from neuroshard.stages.search.space.base import Base, device_memory
@@ -108,7 +108,7 @@ class FormChanges:
         return self.choices.simulator.cost(self.start.task, self.start).compute
 
     def _homes(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
-        """Yield (table, columns, device) of some tables, whole: the dearest first, where least is computed so far."""
+        """Yield (table, columns, device) of whole tables, the most expensive first, where least is computed so far."""
         task, compute_ms = self.start.task, self._compute_ms.copy()
         alone_ms = self.choices.simulator.compute_for(task).predict(LoadSets.alone(task.loads.take(tables)))
         for place in np.argsort(-alone_ms, kind="stable"):

@@ -223,9 +223,9 @@ class FormChoices:
     def _candidates(self) -> IntArray:
         """List the last two choices (n, T) of the descent of the estimates, and others, the cheapest first.
 
-        One table in rows may cost what several together save, as all take part in one exchange: so the dearest tables
-        in each form are tried, and where a descent from them ends. Estimates flatter columns, which have still to be
-        placed, most of all in tight memory; so the other descents are from all tables in rows or copies, and leave
+        One table in rows may cost what several together save, as all take part in one exchange: so the most expensive
+        tables in each form are tried, and where a descent from them ends. Estimates flatter columns, which are still to
+        be placed, most of all in tight memory; so the other descents are from all tables in rows or copies, and leave
         columns out where they can: what they end with is as cheap as it looks. And all that may lie in one form are
         tried so, the rest as in the first choice: two forms may ask for less than three.
         """
@@ -262,9 +262,9 @@ class FormChoices:
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Put the first choice's 1, 2, 4, ... dearest tables in a form; return the best by estimates, (0 or 1, T).
+        """Put the first choice's 1, 2, ... most expensive tables in a form; return the best by estimates, (0 or 1, T).
 
-        Of a form that every device holds all of, those that are the dearest for their bytes.
+        Of a form that every device holds all of, those that are the most expensive for their bytes.
         """
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 

@@ -99,7 +99,7 @@ class Greedy(Searcher):
 @dataclass(frozen=True)
 @checked
 class Random(Searcher):
-    """Tables in random order, each to a random device among those with room; drawn by `seed`, anew for every call.
+    """Tables in random order, each to a random device among those with room; `seed` fixes the draws of each call.
 
     Attributes:
         seed: fixes the choices.

@@ -21,7 +21,7 @@ from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
-from neuroshard.stages.search.methods.choice import Choice, cheapest
+from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog, equal_shards, even_layout, fewest_shards
@@ -106,17 +106,17 @@ class ImprovedSearch(Searcher):
         improvement: local search.
         max_moved_bytes: of weights and optimizer state, over all devices, away from the first plan, as a number or as
             text such as "20GB"; None sets no limit.
-        choice: which of the first plans and the one found is believed to be the cheapest, the first start's unless
-            another one is; None takes the one that is predicted to be.
+        acceptance: which gains over the first start's plan the search accepts; None takes the plan that is predicted
+            to be cheapest.
     """
 
     starts: tuple[Start, ...]
     improvement: Improvement = field(default_factory=Improvement)
     max_moved_bytes: ByteSize | None = None
-    choice: Choice | None = None
+    acceptance: Acceptance | None = None
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan that never costs more than the first start's, and the cheaper one that isn't believed.
+        """Find a plan that never costs more than the first start's, and the cheaper plan that was rejected, if any.
 
         Raises:
             InfeasibleError: no start has a plan.
@@ -143,17 +143,17 @@ class ImprovedSearch(Searcher):
         costs += catalog.costs(every[-1:])
         fits = _fitting(every, catalog)
         every, costs = list(compress(every, fits)), list(compress(costs, fits))
-        if self.choice is None:
+        if self.acceptance is None:
             return Found(catalog.items.plan(every[cheapest(costs)]))
-        chosen, declined = self.choice.among(costs, catalog.items.task, catalog.simulator)
-        other = None if declined is None else catalog.items.plan(every[declined])
-        return Found(catalog.items.plan(every[chosen]), declined=other)
+        chosen, rejected = self.acceptance.among(costs, catalog.items.task, catalog.simulator)
+        other = None if rejected is None else catalog.items.plan(every[rejected])
+        return Found(catalog.items.plan(every[chosen]), rejected=other)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
         """Search locally from first plans (I, D) that cost so much; return the cheapest end.
 
-        The cheapest few share half of the shakes and of the plans that may be looked at, and the lowest of their ends
-        gets the other half.
+        The cheapest few share half of the perturbations and of the plans that may be looked at. The cheapest of their
+        ends gets the other half.
         """
         if len(plans) == 1:
             return self._end(plans[0], 0, catalog)[1]
@@ -165,16 +165,16 @@ class ImprovedSearch(Searcher):
         lowest = min((each._end(held, 0, catalog)[1] for held in near), key=predicted_ms)
         return min(lowest, rest._end(lowest.held, 1, catalog)[1], key=predicted_ms)
 
-    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """List ends of local searches from all first plans, by other random steps; first plans; the best one shaken."""
+    def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """List ends of local searches from all first plans, by other seeds; first plans; perturbations of the best."""
         base = Base.of_plan(plan, simulator.compute_for(plan.task))
         if not len(base.in_columns):
             return (plan,)
         catalog = Catalog.checked(base, simulator)
         first = _first_plans(self.starts, catalog)
         ends = self._ends(first, catalog, -(-count // len(first)))
-        shaken = self._shaken(first[cheapest(catalog.costs(first))], catalog, count)
-        return in_turns(plan, (ends, map(catalog.items.plan, first), shaken), simulator, count)
+        perturbed = self._perturbed(first[cheapest(catalog.costs(first))], catalog, count)
+        return in_turns(plan, (ends, map(catalog.items.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], catalog: Catalog, times: int) -> Iterator[Plan]:
         """Search locally from each of some plans (I, D), so many times; yield the cheapest plan's end first."""
@@ -183,16 +183,16 @@ class ImprovedSearch(Searcher):
             for held in (first[index] for index in order):
                 yield catalog.items.plan(self._end(held, number, catalog)[1].held)
 
-    def _shaken(self, held: IntArray, catalog: Catalog, count: int) -> Iterator[Plan]:
-        """Shake the end of local search from a plan (I, D) so many times; yield the plans, the cheapest first."""
+    def _perturbed(self, held: IntArray, catalog: Catalog, count: int) -> Iterator[Plan]:
+        """Perturb the end of local search from a plan (I, D) `count` times; yield the results, the cheapest first."""
         local, best = self._end(held, 0, catalog)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
-        shaken = local.others(best, max(self.improvement.shake_steps, 1), seeds)
-        yield from (catalog.items.plan(one.held) for one in sorted(shaken, key=predicted_ms))
+        perturbed = local.others(best, max(self.improvement.perturbation_steps, 1), seeds)
+        yield from (catalog.items.plan(one.held) for one in sorted(perturbed, key=predicted_ms))
 
     def _end(self, held: IntArray, number: int, catalog: Catalog) -> tuple[LocalSearch, CostedPlan]:
         """Search locally from a plan (I, D) to an end; numbers stand for other random steps, 0 for those of `find`."""
-        steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.shakes)
+        steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
         local = LocalSearch(catalog, held, self.max_moved_bytes)
         return local, steps.improve(local, local.costed(held))
 

@@ -12,7 +12,7 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
-from neuroshard.stages.search.methods.choice import cheapest
+from neuroshard.stages.search.methods.acceptance import cheapest
 from neuroshard.stages.search.rl.agent import Agent, agent_digest, load_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
@@ -27,7 +27,7 @@ class PolicySearch(Searcher):
 
     Attributes:
         policy: installed (dreamshard, autoshard), or a directory that train-policy wrote.
-        samples: plans drawn besides the likeliest one; the cheapest by prediction counts. 0 is how the papers use it.
+        samples: plans drawn in addition to the likeliest one; the cheapest by prediction counts. The papers use 0.
         seed: of the samples.
     """
 

@@ -18,7 +18,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice, cheapest, likeliest
+from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
 from neuroshard.stages.search.methods.form_choices import FormChoices, Tried
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
@@ -46,7 +46,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Tier
 
-_ROUNDS = 2  # searches with memories chosen anew, at most
+_ROUNDS = 2  # searches with memories chosen again, at most
 _FIRSTS = 2  # memories that columns alone are searched in, that look cheapest by each of
 _LIKELY = 2  # choices of forms that are searched, at most
 _QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quick", "estimate", "both"))
@@ -62,7 +62,7 @@ class NeuroShard(Searcher):
 
     Tables lie in rows or in copies where that is predicted to cost less, or where nothing else fits. They are the same
     on every device whatever becomes of the other tables, so those are searched beside them: choices of forms are
-    estimated, the likely ones tried quickly, the best one searched, and taken where its gain is believed.
+    estimated, the likely ones tried quickly, the best one searched, and taken if its gain is accepted.
 
     Where hosts have memory for tables, and models know what that costs, tables lie there, behind caches or not, where
     devices have too little or it is predicted to pay. There are several choices of memories, the cheapest within some
@@ -79,7 +79,7 @@ class NeuroShard(Searcher):
         max_splits: splits in a layout, at most; 0 leaves every table whole.
         grid: caps of the greedy grid search, for both starts.
         improvement: the local search.
-        choice: when its plan is taken instead of the published search's; None takes every gain for true.
+        acceptance: which gains over the published search's plan the search accepts; None accepts every gain.
         sharding_types: that tables may have, as far as the models know them: table_wise (never split), column_wise
             (whole or split by columns), row_wise, table_row_wise (rows on the devices of one host), data_parallel;
             also table_column_wise and grid_shard.
@@ -92,7 +92,7 @@ class NeuroShard(Searcher):
     max_splits: Count = 10
     grid: GridSettings = field(default_factory=GridSettings)
     improvement: Improvement = field(default_factory=Improvement)
-    choice: Choice | None = field(default_factory=Choice)
+    acceptance: Acceptance | None = field(default_factory=Acceptance)
     sharding_types: tuple[str, ...] = FORMS
     sharding_type_trials: Count = 8
     tolerance: NonNegative = 0.005
@@ -110,19 +110,19 @@ class NeuroShard(Searcher):
         """The starts and the local search that place tables in columns, with its settings."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
         beside = self.beside_search
-        return replace(beside, starts=(published, *beside.starts), choice=self.choice)
+        return replace(beside, starts=(published, *beside.starts), acceptance=self.acceptance)
 
     @property
     def beside_search(self) -> ImprovedSearch:
         """The same for columns beside tables in other forms: without the published search.
 
-        Local search comes as far from the other starts, and many devices make the published one the dearest of all.
+        Local search comes as far from the other starts, and with many devices the published one is the most expensive.
         """
         starts: tuple[Start, ...] = (EvenLayouts(self.grid), *map(Greedy, SCORES))
-        choice = self.choice
-        if choice is not None:  # assumed margins are of whole plans, which `_believed` compares
-            choice = replace(choice, assumed_doubt=0.0)
-        return ImprovedSearch(starts, self.improvement, choice=choice)
+        acceptance = self.acceptance
+        if acceptance is not None:  # assumed margins are of whole plans, which `_accepted` compares
+            acceptance = replace(acceptance, assumed_margin_fraction=0.0)
+        return ImprovedSearch(starts, self.improvement, acceptance=acceptance)
 
     @property
     def quick(self) -> Start:
@@ -130,7 +130,7 @@ class NeuroShard(Searcher):
         return EvenLayouts(self.grid, refined=False)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan, and the cheaper one that isn't believed.
+        """Find a plan, and the cheaper plan that was rejected, if any.
 
         Raises:
             InfeasibleError: there is no plan, or none was found.
@@ -164,7 +164,7 @@ class NeuroShard(Searcher):
         moved = rows_on_hosts(plan, simulator, forced)
         if not forced:
             other = replace(found, plan=replace(moved or plan, task=found.plan.task))
-            return found if other.plan == found.plan else self._believed(found, other, simulator)
+            return found if other.plan == found.plan else self._accepted(found, other, simulator)
         others = [] if moved is None else [replace(found, plan=replace(moved, task=asked), fewer=None)]
         try:
             others.append(self._in_parts(without_rows_on_hosts(asked), simulator))
@@ -196,9 +196,9 @@ class NeuroShard(Searcher):
         """Take one of `others`, whose tables are in more parts, where its gain is accepted."""
         every = [found, *others]
         costs = [simulator.cost(one.plan.task, one.plan) for one in every]
-        if self.choice is None or has_own_margins(costs[0]):
+        if self.acceptance is None or has_own_margins(costs[0]):
             return self._cheapest(every, simulator)
-        return every[self.choice.among(costs, found.plan.task, simulator)[0]]
+        return every[self.acceptance.among(costs, found.plan.task, simulator)[0]]
 
     def _likely(self, spaces: Iterable[FormChoices]) -> list[Tried]:
         """Try choices of forms by quick searches, and list the likely ones of every space."""
@@ -227,7 +227,7 @@ class NeuroShard(Searcher):
         return self._improved(found, options, simulator)
 
     def _improved(self, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
-        """Choose memories anew on every device, and search again for what lies in columns, as long as that helps."""
+        """Choose memories again on every device, and search again for what lies in columns, as long as that helps."""
         compute = simulator.compute_for(found.plan.task)
         for _ in range(_ROUNDS):
             plan = caches_grown(homes_anew(found.plan, options, compute), options, simulator)
@@ -256,7 +256,7 @@ class NeuroShard(Searcher):
             columns = self._in_columns(spaces, simulator)
         except InfeasibleError as error:
             return other or self._in_any_forms(spaces, error)
-        return columns if other is None else self._believed(columns, other, simulator)
+        return columns if other is None else self._accepted(columns, other, simulator)
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
         """Tell which forms each table may lie in, (T, F); other forms than columns need memory on all devices."""
@@ -294,7 +294,7 @@ class NeuroShard(Searcher):
             errors.append(choices.shortage(error))
         raise errors[0] from None
 
-    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+    def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List first plans and ends of local searches, of several choices of forms, with tables in the same memories.
 
         The plan's own forms, columns alone, and the best choices with a form fewer.
@@ -302,8 +302,8 @@ class NeuroShard(Searcher):
         same = settled(plan)
         choices = self._other_forms(same, simulator)
         share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
-        own = self.column_search.finalists(same, simulator, max(share, left))
-        groups = (self._finalists(one, simulator, share) for one in choices)
+        own = self.column_search.candidate_plans(same, simulator, max(share, left))
+        groups = (self._candidate_plans(one, simulator, share) for one in choices)
         every = in_turns(same, [own, *groups], simulator, count)
         return (plan, *(replace(one, task=plan.task) for one in every if one is not same))
 
@@ -324,29 +324,29 @@ class NeuroShard(Searcher):
                     distinct.setdefault(one.forms.tobytes(), one)
         return [one for forms, one in distinct.items() if forms != own.tobytes()]
 
-    def _finalists(self, choice: Tried, simulator: Simulator, count: int) -> Iterator[Plan]:
-        """Yield finalists with tables in the chosen forms; none where nothing fits."""
+    def _candidate_plans(self, choice: Tried, simulator: Simulator, count: int) -> Iterator[Plan]:
+        """Yield candidate plans with tables in the chosen forms; none if nothing fits."""
         for found in _searched([choice], self.column_search):
-            yield from self.column_search.finalists(found.plan, simulator, count)
+            yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Choose what is expected to cost least, or predicted to, where every gain is believed; of equals the first."""
+        """Choose the plan of the lowest expected cost; of the lowest predicted cost if every gain is accepted."""
         if len(found) == 1:
             return found[0]
         costs = [simulator.cost(one.plan.task, one.plan) for one in found]
-        return found[cheapest(costs) if self.choice is None else likeliest(costs)]
+        return found[cheapest(costs) if self.acceptance is None else likeliest(costs)]
 
-    def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
-        """Take `other`, of the same task, where its gain over columns alone is believed."""
+    def _accepted(self, columns: Found, other: Found, simulator: Simulator) -> Found:
+        """Return `other`, a plan of the same task, if its gain over columns alone is accepted; else `columns`."""
         task = columns.plan.task
         costs = simulator.costs(task, [columns.plan, other.plan])
-        chosen, declined = cheapest(costs), None
-        if self.choice is not None:
-            chosen, declined = self.choice.of_forms(simulator.models).among(costs, task, simulator)
+        chosen, rejected = cheapest(costs), None
+        if self.acceptance is not None:
+            chosen, rejected = self.acceptance.of_forms(simulator.models).among(costs, task, simulator)
         if not chosen:
-            unsaid = [plan for plan in (columns.declined, other.plan if declined else None) if plan is not None]
+            unsaid = [plan for plan in (columns.rejected, other.plan if rejected else None) if plan is not None]
             least = min(unsaid, key=lambda plan: simulator.cost(task, plan).total_ms, default=None)
-            return replace(columns, declined=least)
+            return replace(columns, rejected=least)
         more = len(other.plan.placements) > len(columns.plan.placements)
         return replace(other, fewer=columns.plan if more else other.fewer)
 

@@ -42,7 +42,7 @@ class Replan(Searcher):
     Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get
     another form, where that is estimated to help and its bytes are within the limit.
 
-    Moving must be worth it: of the plans found, the one that moves least counts whose cost is within `least_gain` of
+    Moving must be worth it: of the plans found, the one that moves least counts whose cost is within `min_gain` of
     the cheapest.
 
     Attributes:
@@ -52,8 +52,8 @@ class Replan(Searcher):
         improvement: local search.
         sharding_types: that tables may change to, as far as the models know them; with [] each table keeps the type
             that it has.
-        least_gain: share of the plan cost that moves must save, or nothing is moved but what has to be; 0 moves for any
-            gain.
+        min_gain: minimum gain that moves must bring, as a fraction of the plan cost; with less, only what must move is
+            moved. 0 moves for any gain.
         rest: places what has no place in the running job's plan.
     """
 
@@ -61,7 +61,7 @@ class Replan(Searcher):
     max_moved_bytes: ByteSize | None = None
     improvement: Improvement = _IMPROVEMENT
     sharding_types: tuple[str, ...] = FORMS
-    least_gain: NonNegative = 0.01
+    min_gain: NonNegative = 0.01
     rest: Searcher = field(default_factory=NeuroShard)
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Replan(Searcher):
         Any other than that one must save as much as moves are worth.
         """
         costs = [cost.total_ms for cost in simulator.costs(found[0].plan.task, [one.plan for one in found])]
-        most, worth = min(costs) + self.least_gain * costs[0], costs[0] * (1 - self.least_gain)
+        most, worth = min(costs) + self.min_gain * costs[0], costs[0] * (1 - self.min_gain)
         enough = [
             (moved_bytes(before, one.plan), ms, number)
             for number, (one, ms) in enumerate(zip(found, costs, strict=True))

@@ -14,7 +14,7 @@ from neuroshard.plumbing.arrays import BoolArray
 from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name, raised_by
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
-from neuroshard.stages.search.methods.choice import cheapest
+from neuroshard.stages.search.methods.acceptance import cheapest
 from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, check_some_form, known_calls, searched_types
 from neuroshard.stages.search.space.homes import LEAST_CACHED
 from neuroshard.stages.search.space.least_bytes import check_least_bytes

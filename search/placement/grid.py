@@ -19,7 +19,8 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.sizes import Room
 
 # Devices, from which on shards are placed by what they add wherever they lie: then hardly any but the lowest need be
-# looked at. The published search finds plans 0.7% cheaper so with 64 or 128 devices, and 2 to 4% dearer with 4 to 16.
+# looked at. The published search's plans are 0.7% cheaper so with 64 or 128 devices; with 4 to 16 they cost 2% to 4%
+# more.
 _MANY = 64
 _ALIKE = 1e-3  # of base compute: devices that differ by less, as where blocks do by a row, count as alike
 _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication models
@@ -83,7 +84,7 @@ class GridSearch:
         self._caps = np.append(caps, int(np.ceil(total_units)))
 
     def place(self, layouts: IntArray, keep: int = 1) -> list[PlacedLayout]:
-        """Find the best placement of each of P layouts (P, S); those beyond the `keep` cheapest may look dearer."""
+        """Find the best placement of each of P layouts (P, S); those after the `keep` cheapest may look expensive."""
         return self._best(layouts, self.placements(layouts, self._caps, self._scores), keep)
 
     def _best(self, layouts: Iterable[IntArray], grid: PlacementGrid, keep: int) -> list[PlacedLayout]:

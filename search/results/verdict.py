@@ -12,15 +12,15 @@ _LEAST_MS = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What measuring K finalists says; the first of them is the predicted best.
+    """The result of measuring K candidate plans; the first of them is the predicted best.
 
     Attributes:
         measured_ms: (K,) mean over the passes; NaN of those that couldn't be measured.
         below: (K,) share by which each costs less than the predicted best; NaN where either couldn't be measured.
         error: of every such share: all of them lie within it of the truth, at the level of intervals, so that the best
             of many is no luck. NaN where nothing was compared.
-        taken: the finalist to deploy: the one that cost least, where it is below the predicted best by more than the
-            error; else that.
+        taken: the index of the candidate plan to deploy: the cheapest by measurement if it is below the predicted
+            best by more than the error; else the predicted best.
     """
 
     measured_ms: FloatArray
@@ -54,18 +54,18 @@ class Verdict:
         """Describe the verdict in one line for people."""
         measured, others = f"measured {self.measured_ms[self.taken]:.2f} ms", int(np.isfinite(self.below).sum()) - 1
         if np.isnan(self.measured_ms).all():
-            return "none of the finalists could be measured; the predicted best is kept"
+            return "none of the candidate plans could be measured; the predicted best is kept"
         if np.isnan(self.measured_ms[0]):
             return f"{measured}; the predicted best could not be measured"
         if self.taken:
             return f"{measured}, {self.below[self.taken]:.1%} ± {self.error:.1%} below the predicted best"
         if not others:
-            return f"{measured}; there was no other finalist to compare with"
+            return f"{measured}; there was no other candidate plan to compare with"
         best = int(np.nanargmax(self.below))
         if not best:
-            return f"{measured}, the predicted best: none of {others} other finalists cost less"
+            return f"{measured}, the predicted best: none of {others} other candidate plans cost less"
         return (
-            f"{measured}, the predicted best: the cheapest of {others} other finalists cost "
+            f"{measured}, the predicted best: the cheapest of {others} other candidate plans cost "
             f"{self.below[best]:.1%} ± {self.error:.1%} less"
         )
 

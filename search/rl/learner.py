@@ -82,7 +82,7 @@ class RandomOrder:
     """A random order of items while a policy is trained: shows what the order of the papers is worth."""
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
-        """Draw item numbers, (B, I), anew for every task."""
+        """Draw item numbers, (B, I), independently for every task."""
         return torch.rand(len(batch), batch.num_items, generator=generator).argsort(dim=1)
 
 
@@ -95,7 +95,7 @@ class Learner:
         policy: untrained; makes a policy network.
         algorithm: what it is trained for.
         cost_network: of its own, trained on the way; None looks at the pre-trained cost models instead.
-        order: of placement; null places the dearest items first, as the papers do, and searches.
+        order: of placement; null places the most expensive items first, as the papers do, and searches.
         rounds: of training; the best one on the validation tasks is kept.
         updates: of the policy in every round.
         tasks: in an update.

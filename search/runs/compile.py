@@ -42,7 +42,7 @@ class Compile:
         start = time.perf_counter()
         task = Task(criteo(_BATCH_SIZE, dim=8), Topology(2, "8GiB"), _BATCH_SIZE)
         simulator = Simulator(CostModels.load(_MODEL))
-        improvement = Improvement(shakes=1)
+        improvement = Improvement(perturbations=1)
         Greedy("size").find(task, simulator)
         packed(Sizes.of(Items.of(Base.empty(task))))
         plan = NeuroShard(improvement=improvement).find(task, simulator).plan

@@ -35,7 +35,7 @@ class Evaluate:
         out: None is the next free directory under runs/evaluate.
         count_input: whether the exchange of indices is measured too, and counted. In predictions of plan files too
             where `model` is set; searched with count_input as well, plans' predictions count it.
-        through: what plans are run in.
+        measure: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 
     plans: PathName | Sequence[PathName]
@@ -45,7 +45,7 @@ class Evaluate:
     seed: Seed = 0
     out: PathName | None = None
     count_input: bool = False
-    through: Means = field(default_factory=InParts)
+    measure: Means = field(default_factory=InParts)
 
     def run(self) -> "Result | None":
         """Measure every plan that fits; tasks without a plan, and plans that don't fit, are counted as failures.
@@ -58,15 +58,15 @@ class Evaluate:
             why = next((f" ({entry.error})" for entry in entries if entry.error is not None), "")
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits its task{why}")
         self.hardware.check()
-        self.through.check((), [*map(plans_of, runnable_by_task(entries).values())], self.hardware)
+        self.measure.check((), [*map(plans_of, runnable_by_task(entries).values())], self.hardware)
         if is_follower():
-            self.through.follow(self.hardware)
+            self.measure.follow(self.hardware)
             return None
         if self.out is not None:
             check_directory(Path(self.out))
         directory = RunDirectory.at(self.out, "evaluate", self.hardware.device.kind)
         with directory.held():
-            return self.through.evaluated(entries, self.hardware, self.seed, self.count_input, directory)
+            return self.measure.evaluated(entries, self.hardware, self.seed, self.count_input, directory)
 
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]

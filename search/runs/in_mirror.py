@@ -1,4 +1,4 @@
-"""Plans measured in mirrored training steps: what `evaluate through=mirrored` is asked."""
+"""Measuring plans by mirrored training steps: `evaluate measure=mirrored` and `search verify=mirrored`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +27,7 @@ from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce
 from neuroshard.stages.search.results.comparison import (
     Evaluated,
     failures,
@@ -35,7 +36,6 @@ from neuroshard.stages.search.results.comparison import (
     plans_of,
     provenance_lines,
 )
-from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.stages.search.runs.in_steps import floor_of
 from neuroshard.tasks.task import Task
@@ -229,7 +229,7 @@ class InMirror:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield what measures plans; processes are started anew for every rank.
+        """Yield what measures plans; processes are started again for every rank.
 
         The pipeline decides how much of the input's exchange counts.
         """

@@ -1,6 +1,6 @@
-"""What plans are measured in, finalists and what `evaluate` is asked: here kernels and exchanges, one by one.
+"""Measuring plans by kernels and exchanges, one by one: `evaluate measure=kernels` and `search verify=kernels`.
 
-`Means` is what all ways have in common; training steps are in modules of their own.
+`Means` is the interface of all ways to measure plans; the other two have modules of their own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +28,7 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import Result, print_lines, printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
+from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce, Pass
 from neuroshard.stages.search.results.comparison import (
     Evaluated,
     comparison,
@@ -37,7 +38,6 @@ from neuroshard.stages.search.results.comparison import (
     runnable_by_task,
     trust_lines,
 )
-from neuroshard.stages.search.results.finalist_files import MeasuredOnce, Pass
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import Fingerprint, versions
 
@@ -50,7 +50,7 @@ _SHOWN_ERRORS = 3
 
 
 class Means(Protocol):
-    """How plans are measured: a search's finalists in turns, or the plans that people ask about."""
+    """A way to measure plans: the candidate plans of a search in passes, or the plans that `evaluate` names."""
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError unless plans of tasks can be measured so, and these of each task together, if any."""
@@ -87,7 +87,7 @@ class Means(Protocol):
 
 def begun(
     entries: Sequence[Evaluated],
-    through: str,
+    measure: str,
     settings: Mapping[str, object],
     hardware: Hardware,
     seed: int,
@@ -104,7 +104,7 @@ def begun(
     by_task = runnable_by_task(entries)
     tasks = tuple(plans_of(its)[0].task for its in by_task.values())
     here = asdict(hardware.fingerprint)
-    facts = {"through": through, **settings, "hardware": here, "seed": seed, "versions": versions()}
+    facts = {"measure": measure, **settings, "hardware": here, "seed": seed, "versions": versions()}
     fixed = {name: value for name, value in facts.items() if name != "builds"}
     fixed |= {"hardware": asdict(hardware), "measured on": here}
     files = [entry.file for entry in entries]

@@ -1,4 +1,4 @@
-"""Plans measured in TorchRec's training steps: finalists of a search, and what `evaluate through=torchrec` is asked."""
+"""Measuring plans by TorchRec's training steps: `evaluate measure=steps` and `search verify=steps`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +22,7 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
+from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce
 from neuroshard.stages.search.results.comparison import (
     Evaluated,
     failures,
@@ -30,7 +31,6 @@ from neuroshard.stages.search.results.comparison import (
     plans_of,
     provenance_lines,
 )
-from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.tasks.task import Task
 
@@ -160,12 +160,12 @@ class TaskSteps:
 
 @dataclass(frozen=True)
 class InSteps:
-    """Measuring in steps: TorchRec trains a stand-in of the user's model on every plan, the plans of a task by turns.
+    """Measuring in steps: TorchRec trains a stand-in of the user's model on the plans of a task, alternately.
 
     Each build of all of a task's plans is in fresh processes.
 
     Attributes:
-        protocol: how steps are timed; of finalists every pass is a build.
+        protocol: how steps are timed. Each pass over candidate plans is one build.
     """
 
     protocol: StepProtocol = field(default_factory=StepProtocol)
@@ -214,7 +214,7 @@ class InSteps:
         The first plan is built twice: what equal plans differ by is the floor. The input's exchange counts as far as
         no pipeline hides it.
         """
-        by_task, tasks, facts = begun(entries, "torchrec", asdict(self.protocol), hardware, seed, directory)
+        by_task, tasks, facts = begun(entries, "steps", asdict(self.protocol), hardware, seed, directory)
         with (
             progress_bar() as progress,
             step_builds(hardware, self.protocol, tasks[0].topology, printer(progress)) as builds,

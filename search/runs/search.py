@@ -26,12 +26,12 @@ from neuroshard.plumbing.schema import FileName, PathName
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records.run_directory import JobFigures, RunDirectory
 from neuroshard.searching.searcher import Searcher
-from neuroshard.stages.search.methods.choice import declined_remark
+from neuroshard.stages.search.methods.acceptance import rejected_remark
+from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, Searched
 from neuroshard.stages.search.results.comparison import grid_of
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, Searched
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, predicted_columns
 from neuroshard.stages.search.runs.in_parts import Measure
-from neuroshard.stages.search.runs.verify import Verify, save_finalists
+from neuroshard.stages.search.runs.verify import Verify, save_candidate_plans
 from neuroshard.targets.target import target_named
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -108,7 +108,7 @@ class Search:
         run = SearchRun.load(path)
         if len(run.records) != len(self.tasks):
             raise UserError(
-                f"{path} holds results of {len(run.records)} tasks, not of {len(self.tasks)}; delete it and search anew"
+                f"{path} holds results of {len(run.records)} tasks, not {len(self.tasks)}; delete it and search again"
             )
         return run
 
@@ -132,7 +132,7 @@ class Search:
                     records.append(record)
                     progress.advance(bar)
                 if self.verify is not None:
-                    save_finalists(directory.path, self.tasks, records)
+                    save_candidate_plans(directory.path, self.tasks, records)
                 run = SearchRun(directory.path, self.method, tuple(records), self._model, depends["settings"])
                 run.save(depends | {"versions": versions()})
             if first is not None and isinstance(first.found, InfeasibleError):
@@ -159,7 +159,7 @@ class Search:
         }
 
     def _search_one(self, task: Task, simulator: Simulator) -> Searched:
-        return Searched.of(self.searcher, task, simulator, 0 if self.verify is None else self.verify.finalists)
+        return Searched.of(self.searcher, task, simulator, 0 if self.verify is None else self.verify.candidate_plans)
 
     def _answer(
         self,
@@ -170,16 +170,16 @@ class Search:
         measure: Measure | None,
         progress: Progress,
     ) -> Searched:
-        """Search a task, or go on with its finalists, and measure those where that is asked for.
+        """Search a task, or resume with its candidate plans; measure them if `verify` is set.
 
         `first` is what is known of the first task.
         """
-        task, files = self.tasks[number], FinalistFiles(directory, number)
+        task, files = self.tasks[number], CandidatePlanFiles(directory, number)
         if self.verify is None or measure is None:
             return first or self._search_one(task, simulator)
         if (searched := files.read(task)) is None:
             searched = first or self._search_one(task, simulator)
-            if not searched.finalists:
+            if not searched.candidate_plans:
                 return searched
             files.begin(searched)
         return self.verify.judged(measure, files, searched, self.count_input, progress)
@@ -192,7 +192,7 @@ class Search:
         plan = simulator.predicted(found.plan)
         plan.save(directory / name)
         target = target_named(self.target)
-        said = found.remark, declined_remark(plan, found.declined, simulator), *target.remarks(plan)
+        said = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
         remark = "; ".join(filter(None, said)) or None
         doubts = found.warning, *simulator.warnings(plan), *target.cost_warnings(simulator.models)
         warnings = "\n".join(filter(None, doubts)) or None
@@ -234,7 +234,7 @@ class SearchResult:
         lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
         lines.append(f"plans: {self.saved.path / 'plans'}")
         if any(record.measured_ms is not None for record in records):
-            lines.append(f"finalists: {self.saved.path / 'finalists.parquet'}")
+            lines.append(f"candidate plans: {self.saved.path / 'candidate_plans.parquet'}")
         print_lines(console, lines)
         for warning in self._warnings():
             console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)

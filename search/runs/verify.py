@@ -1,4 +1,4 @@
-"""Verifying what is found: the best of a task's finalists, which are measured in turns, is the answer."""
+"""Verifying a search: its candidate plans are measured in passes, and the best of them is the answer."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +20,7 @@ from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found, Searcher
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Pass, Searched
+from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRecord
 from neuroshard.stages.search.runs.in_parts import InParts, Means, Measure
 from neuroshard.tasks.task import Task
@@ -31,18 +31,18 @@ _SEED_RANGE = 2**31
 @dataclass(frozen=True)
 @checked
 class Verify:
-    """What `verify=hardware`, `verify=torchrec` and `verify=mirrored` ask for.
+    """The settings of `verify=kernels`, `verify=steps` and `verify=mirrored`.
 
     Attributes:
         hardware: what plans run on.
-        finalists: plans of a task that are measured, at most.
-        passes: over all finalists, 2 at least. What they differ by from pass to pass is the error.
+        candidate_plans: maximum number of plans that are measured per task.
+        passes: over all candidate plans, 2 at least. Their differences from pass to pass give the error.
         seed: fixes the lookups, others in every pass.
         means: kernels and exchanges one by one, or training steps.
     """
 
     hardware: Hardware
-    finalists: PositiveCount
+    candidate_plans: PositiveCount
     passes: Annotated[int, Meta(ge=2, le=1000)]
     seed: Seed = 0
     means: Means = field(default_factory=InParts)
@@ -58,36 +58,37 @@ class Verify:
         return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-        """Search a task, measure its finalists here and now, and return the best of them.
+        """Search a task, measure its candidate plans here and now, and return the best of them.
 
         Raises:
             InfeasibleError: the search finds no plan.
             UserError: its plans can't be measured here.
         """
         self.check([task])
-        searched = Searched.of(searcher, task, simulator, self.finalists)
+        searched = Searched.of(searcher, task, simulator, self.candidate_plans)
         with TemporaryDirectory() as run, progress_bar() as progress:
-            files = FinalistFiles(Path(run), 0)
+            files = CandidatePlanFiles(Path(run), 0)
             files.begin(searched)
             with self.means.opened([task], self.hardware, simulator.count_input, printer(progress)) as measure:
                 return self.judged(measure, files, searched, simulator.count_input, progress).answer
 
     def judged(
-        self, measure: Measure, files: FinalistFiles, searched: Searched, count_input: bool, progress: Progress
+        self, measure: Measure, files: CandidatePlanFiles, searched: Searched, count_input: bool, progress: Progress
     ) -> Searched:
-        """Measure the finalists in all passes that aren't on disk already, and choose the best of them."""
+        """Measure the candidate plans in all passes that are not on disk yet, and choose the best of them."""
         left = self.passes - len(searched.passes)
-        bar = progress.add_task("finalists", total=left * self.means.amount(searched.finalists, count_input))
+        total = left * self.means.amount(searched.candidate_plans, count_input)
+        bar = progress.add_task("candidate plans", total=total)
         next_pass = partial(self._pass, measure, files, searched, partial(progress.advance, bar))
-        passes = files.passes(searched.finalists).filled(self.passes, next_pass)
+        passes = files.passes(searched.candidate_plans).filled(self.passes, next_pass)
         progress.remove_task(bar)
         return replace(searched, passes=passes).judged()
 
     def _pass(
-        self, measure: Measure, files: FinalistFiles, searched: Searched, advance: Advance, before: Sequence[Pass]
+        self, measure: Measure, files: CandidatePlanFiles, searched: Searched, advance: Advance, before: Sequence[Pass]
     ) -> Pass:
         """Measure a pass over all that could be measured so far, in a random order: none always comes first."""
-        plans, failed = searched.finalists, replace(searched, passes=tuple(before)).errors
+        plans, failed = searched.candidate_plans, replace(searched, passes=tuple(before)).errors
         rng = np.random.default_rng([self.seed, files.task, len(before)])
         errors = {i: failed[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
         order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
@@ -100,11 +101,11 @@ def not_verified() -> None:
     """Verify nothing: what `verify=none` asks for."""
 
 
-def save_finalists(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:
-    """Write `finalists.parquet`: a row for each finalist of each task that has a plan."""
+def save_candidate_plans(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:
+    """Write `candidate_plans.parquet`: a row for each candidate plan of each task that has a plan."""
     rows = []
     for record in records:
-        files = FinalistFiles(run, record.task)
+        files = CandidatePlanFiles(run, record.task)
         searched = None if record.plan is None else files.read(tasks[record.task])
         rows += [] if searched is None else files.rows(searched)
-    write_frame(run / "finalists.parquet", pd.DataFrame(rows))
+    write_frame(run / "candidate_plans.parquet", pd.DataFrame(rows))

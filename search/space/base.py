@@ -87,7 +87,7 @@ class Base:
 
     @classmethod
     def of_plan(cls, plan: Plan, model: ComputeModel) -> "Base":
-        """Keep what a plan has in rows and copies; its columns are to be placed anew.
+        """Keep what a plan has in rows and copies; its columns are to be placed again.
 
         Raises:
             InfeasibleError: rows and copies take more memory than there is.

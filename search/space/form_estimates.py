@@ -1,8 +1,8 @@
 """What plans cost by which form each table lies in, about: without placing anything.
 
 Rows and copies cost every device the same. What lies in columns is taken as spread evenly, once it is cut finely
-enough; but no device costs less than the dearest shard, and the finer the cut the more there is in all. So several
-cuts are looked at, and the cheapest counts.
+enough; but no device costs less than the most expensive shard, and the finer the cut the more there is in all. So
+several cuts are looked at, and the cheapest counts.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Cuts:
 
     Attributes:
         vectors: (T, Q, H) of the compute model, summed over a table's shards.
-        cost_ms: (T, Q) compute cost of the dearest shard of a table.
+        cost_ms: (T, Q) compute cost of the most expensive shard of a table.
         columns: (T, Q) that a sample gets of the widest one.
         size_bytes: (T, Q) of the largest one.
         given: (T,) columns that it gets of all.
@@ -107,7 +107,7 @@ class Everywhere:
         """Gather what `called` tables (T,) cost everywhere, by forms `allowed` (T, F); zeros for others."""
         form, model = FORMS.index(call.form), compute.of_call(call)
         tables = np.flatnonzero(called & allowed[:, form])
-        loads = dearest(task, tables, LAYOUTS[call.form])
+        loads = most_expensive(task, tables, LAYOUTS[call.form])
         count, numbers = len(called), len(model.head.bias)
         vectors, given, size_bytes = (np.zeros((count, *each)) for each in ((numbers,), (len(Collective),), ()))
         everywhere = cls(form, called, model.head, vectors, given, size_bytes, tables, loads)
@@ -126,7 +126,7 @@ class Everywhere:
         return int((task.memory.bytes_beside(together) - task.memory.device_bytes(its)).sum())
 
 
-def dearest(task: Task, tables: IntArray, layout: Layout) -> Loads:
+def most_expensive(task: Task, tables: IntArray, layout: Layout) -> Loads:
     """Compute the load of each of `tables` (t,), over all devices, on the one that has most to look up, (t,).
 
     Of blocks of rows that is the first one where lookups are spread evenly: it is no smaller than the others.
@@ -138,9 +138,9 @@ def dearest(task: Task, tables: IntArray, layout: Layout) -> Loads:
         return first
     placed = [block for table in tables[uneven].tolist() for block in layout.over(task, table, range(devices))]
     blocks = placed_loads(task.tables, placed, task.batch_size, devices)
-    dearest = blocks.lookups.reshape(-1, devices).argmax(axis=1) + devices * np.arange(len(uneven))
+    slowest = blocks.lookups.reshape(-1, devices).argmax(axis=1) + devices * np.arange(len(uneven))
     source = np.arange(len(kept))
-    source[uneven] = len(kept) + dearest
+    source[uneven] = len(kept) + slowest
     return LoadSets.joined([LoadSets.alone(first), LoadSets.alone(blocks)]).loads.take(source)
 
 
@@ -218,10 +218,10 @@ class FormEstimates:
         """Estimate `costs`, of all B choices at once.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and give out `mean` columns; but one of
-        them holds the dearest shard, and one the widest. With total(compute, columns) the cost of a plan whose devices
+        them has the most expensive shard, one the widest. With total(compute, columns) the cost of plans whose devices
         all compute and give out so much, beside their rows and copies, the estimates are
 
-            min over cuts q that fit of total(max(even_q, dearest_q), max(mean, widest_q))   and
+            min over cuts q that fit of total(max(even_q, shard_q), max(mean, widest_q))   and
             total(min over q of even_q, mean), without stragglers.
         """
         num_devices, cuts, shared = self.task.topology.num_devices, self.cuts, self.everywhere(choices)

@@ -19,7 +19,7 @@ _MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 
 
 def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
-    """Choose memories anew for tables that lie on one device alone, within theirs and what is left, at least cost."""
+    """Choose memories again for tables that lie on one device alone, within theirs and what is left, at least cost."""
     task, homes = plan.task, list(plan.homes)
     devices: dict[int, list[int]] = {}
     for placed in plan.placements:
@@ -119,7 +119,7 @@ def _chosen_anew(own: _Own, host_bytes: int) -> IntArray | None:
 def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan:
     """Grow the caches of tables that lie on several devices, or let these leave the hosts, if all have room.
 
-    The dearest first, each as far as it goes.
+    The most expensive first, each as far as it goes.
     """
     now = np.array([options.homes.index(home) for home in plan.homes])
     cost_ms = options.cost_ms[np.arange(len(now)), now]

@@ -238,7 +238,7 @@ def _busy_run(out, spell, **settings):
 
 
 def test_every_batch_holds_the_same_references(tmp_path):
-    _busy_run(tmp_path / "data", [1, 2], max_noise=None, more_passes=0).run()
+    _busy_run(tmp_path / "data", [1, 2], max_noise=None, max_remeasure_passes=0).run()
     parts = DataDirectory(tmp_path / "data").compute()
     references = [m for part in parts.each() for m in part if m.split == REFERENCE]
     took = [m.repeats.times_ms.mean() for m in references]
@@ -249,7 +249,7 @@ def test_every_batch_holds_the_same_references(tmp_path):
 
 def test_the_machines_speeds_are_said(tmp_path):
     for name, spell, references in (("steady", [], 0.06), ("unknown", [1], 0.0), ("known", [1], 0.06)):
-        settings = {"max_noise": None, "more_passes": 0, "references": references}
+        settings = {"max_noise": None, "max_remeasure_passes": 0, "references": references}
         summary = _busy_run(tmp_path / name, spell, **settings).run()
         said = re.search(r"compute: batches took (.*) to (.*) times as long as typically", shown(summary))
         assert (said is not None) == (name == "known")
@@ -273,7 +273,7 @@ def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
     for begin, parts in ((1, 6), (0, 8)):
         said = r"compute: noise p90 100.0% \(drift .*max_noise=0.5: .* too busy .* start the same command again"
         with pytest.raises(UserError, match=said):
-            _busy_run(tmp_path / "busy", range(begin, 1000), more_passes=2).run()
+            _busy_run(tmp_path / "busy", range(begin, 1000), max_remeasure_passes=2).run()
         assert len(list((tmp_path / "busy" / "compute").glob("*.parquet"))) == parts
     _busy_run(tmp_path / "busy", []).run()
     assert _records(tmp_path / "busy") == _records(tmp_path / "quiet")
@@ -336,7 +336,7 @@ def test_another_runs_directory_is_refused(tmp_path):
         ("compute.sharding_types", ["column_wise"], ["column_wise", "row_wise"]),
         ("comm.collectives", ["all_to_all"], ["input"]),
         ("comm.collectives", ["all_to_all"], ["all_to_all", "all_to_all"]),  # drawn with other numbers
-        ("comm.lopsided_share", 0.5, 0.0),
+        ("comm.skewed_fraction", 0.5, 0.0),
         ("num_compute_samples", 1, 20),
         ("references", 0.06, 0.0),
     ],

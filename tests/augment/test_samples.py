@@ -72,7 +72,7 @@ def test_combinations_cover_every_width_and_count():
 
 
 def test_a_share_of_the_tables_has_any_width():
-    samples = _drawn(ComputeAugmentation(max_dim=32, max_tables=5, any_width_share=0.5), 300)
+    samples = _drawn(ComputeAugmentation(max_dim=32, max_tables=5, arbitrary_dim_fraction=0.5), 300)
     dims = [table.dim for sample in samples for table in sample.tables]
     assert set(dims) == set(range(4, 36, 4))
     odd = sum((dim & (dim - 1)) != 0 for dim in dims) / len(dims)
@@ -110,7 +110,9 @@ def test_combinations_lie_in_the_memories_that_are_listed():
     assert {sample.home for sample in found} == homes
     for seed, sample in enumerate(found):  # as many tables as in device memory, and the same ones
         assert _of_seed(plain, seed) == replace(sample, home=Home())
-    in_rows = ComputeAugmentation(sharding_types=("row_wise",), sharers=(2,), hot_first_share=1.0, tiers=("cached",))
+    in_rows = ComputeAugmentation(
+        sharding_types=("row_wise",), sharers=(2,), hot_rows_first_fraction=1.0, tiers=("cached",)
+    )
     blocks = [_of_seed(in_rows, seed) for seed in range(10)]
     assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("cached_row_wise", 0.0)}
     copies = ComputeAugmentation(sharding_types=("data_parallel",), tiers=("host",))
@@ -172,7 +174,7 @@ def test_blocks_of_rows_are_those_that_a_device_of_some_would_hold(seed, max_tab
 
 
 def test_every_block_and_some_hot_first_blocks_are_drawn():
-    samples = _drawn(ComputeAugmentation(sharding_types=("row_wise",), sharers=(4,), hot_first_share=0.25), 300)
+    samples = _drawn(ComputeAugmentation(sharding_types=("row_wise",), sharers=(4,), hot_rows_first_fraction=0.25), 300)
     places = {block.row // -(-t.rows // 4) for s in samples for t, block in zip(s.tables, s.blocks, strict=True)}
     assert places == {0, 1, 2, 3}
     ordered = sum(sample.hot_first > 0 for sample in samples) / len(samples)
@@ -234,7 +236,7 @@ def test_the_shipped_samples_are_still_drawn():
         assert drawn == (measurement.sample, measurement.split)
 
 
-def test_exchanges_range_from_balanced_to_lopsided():
+def test_exchanges_range_from_balanced_to_unbalanced():
     rng = np.random.default_rng(0)
     samples = [CommAugmentation(max_start_ms=20).draw(4, 256, rng)[0] for _ in range(300)]
     imbalance = [max(s.dims) / (sum(s.dims) / 4) for s in samples]
@@ -249,7 +251,9 @@ def test_exchanges_range_from_balanced_to_lopsided():
 @pytest.mark.parametrize(("share", "most"), [(0.0, 1.7), (0.5, 2.0), (1.0, 2.0)])
 def test_some_exchanges_are_nearly_one_devices_alone(share, most):
     """Most stay balanced all the same."""
-    drawn = [CommAugmentation((2,), lopsided_share=share).draw(2, 256, np.random.default_rng(n))[0] for n in range(300)]
+    drawn = [
+        CommAugmentation((2,), skewed_fraction=share).draw(2, 256, np.random.default_rng(n))[0] for n in range(300)
+    ]
     imbalance = [max(s.dims) / (sum(s.dims) / 2) for s in drawn]
     assert most - 0.3 < max(imbalance) <= most
     assert np.median(imbalance) < 1.1
@@ -270,7 +274,7 @@ def test_splits_are_disjoint_and_complete():
     [
         *((ComputeAugmentation, its, next(iter(its))) for its in IMPOSSIBLE),
         *((CommAugmentation, its, next(iter(its))) for its in IMPOSSIBLE),
-        (ComputeAugmentation, {"any_width_share": 2}, "any_width_share=2"),
+        (ComputeAugmentation, {"arbitrary_dim_fraction": 2}, "arbitrary_dim_fraction=2"),
         (ComputeAugmentation, {"sharding_types": ("diagonals",)}, "unknown sharding type 'diagonals'"),
         (ComputeAugmentation, {"sharding_types": "row_wise"}, "sharding_types.* must be a list"),
         (ComputeAugmentation, {"tiers": ("disk",)}, "unknown tier 'disk'"),

@@ -20,7 +20,7 @@ class _Said:
 
     total_ms: float
     expected_ms: float
-    beyond: float
+    outside_training_range: float
     margin: float = 0.0
     margin_ms: float = 0.0
     compute: FloatArray = field(default_factory=lambda: np.zeros(1))
@@ -32,20 +32,20 @@ class _Said:
 
 
 @pytest.mark.slow
-def test_every_plan_at_hand_is_judged_and_the_same_again():
+def test_every_available_plan_is_judged_and_the_same_again():
     """Models are fitted to what a made-up device "measures", whose true costs are known."""
     setting = choices.Setting("cpu", num_devices=2, samples=60, epochs=2)
     first, again = (choices._judged(setting, 2) for _ in range(2))
     assert len(first) == 2
     for one, same in zip(first, again, strict=True):
-        assert len(one.costs) == len(one.true_ms) == len(choices._AT_HAND)
+        assert len(one.costs) == len(one.true_ms) == len(choices._SEARCHERS)
         assert [cost.total_ms for cost in one.costs] == [cost.total_ms for cost in same.costs]
         assert one.true_ms == same.true_ms
 
 
 def test_gains_are_told_by_what_was_predicted(monkeypatch):
     said = [(10.0, 12.0, 1.0), (9.94, 11.7, 1.0), (9.2, 11.4, 1.0), (9.91, 12.0, 1.0), (10.0, 12.0, 1.0)]
-    plans = choices.AtHand(
+    plans = choices.AvailablePlans(
         toy_task(2), Simulator(linear_models()), [_Said(*numbers) for numbers in said], [4.0, 3.9, 3.6, 4.1, 4.0]
     )
     monkeypatch.setattr(choices, "_on_all", lambda small: (plans,))
@@ -56,8 +56,8 @@ def test_gains_are_told_by_what_was_predicted(monkeypatch):
     assert rows["expected"].tolist() == ["1.25%", "5.00%"]
 
 
-def test_the_default_takes_the_least_expected_of_those_predicted_no_dearer_than_the_published_and_known():
+def test_the_default_takes_the_least_expected_of_those_predicted_no_more_expensive_than_the_published_and_known():
     said = [(10.0, 12.0, 1.0), (9.0, 11.7, 1.0), (11.0, 11.0, 1.0), (9.5, 11.2, 1.1), (9.6, 11.5, 1.0)]
     costs = [_Said(*numbers) for numbers in said]
-    plans = choices.AtHand(toy_task(2), Simulator(linear_models()), costs, [3.0, 4.0, 5.0, 6.0, 2.0])
+    plans = choices.AvailablePlans(toy_task(2), Simulator(linear_models()), costs, [3.0, 4.0, 5.0, 6.0, 2.0])
     assert [rule(plans) for rule in choices.RULES.values()] == [0, 1, 2, 3, 4, 4]

@@ -28,7 +28,7 @@ GROUPS = {
     "collect": ["tables", "hardware"],
     "pretrain": ["compute_model", "comm_model"],
     "search": ["tables", "tasks", "searcher", "memory", "constraints", "verify", "hardware"],
-    "evaluate": ["hardware", "through"],
+    "evaluate": ["hardware", "measure"],
     "train-policy": ["learner"],
 }
 MANDATORY = {

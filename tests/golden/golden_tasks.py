@@ -165,7 +165,7 @@ def replanned():
     tiered = task_of(tables, rules=cached, host_memory_bytes="64GiB")
     return {
         "busier": (before, roomy, {}),
-        "few_bytes": (before, roomy, {"max_moved_bytes": 100_000_000, "least_gain": 0.0}),
+        "few_bytes": (before, roomy, {"max_moved_bytes": 100_000_000, "min_gain": 0.0}),
         "own_forms": (before, roomy, {"sharding_types": []}),
         "same": (before, before, {}),
         "fewer_devices": (before, task_of(tables, 3), {}),

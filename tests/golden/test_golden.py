@@ -1,6 +1,6 @@
 """The golden set: plans, bundles and measurements that stay as they are while the code is rebuilt.
 
-`make golden` makes them anew and compares each with its line in golden.json: a few words on it and the first 16 digits
+`make golden` makes them again and compares each with its line in golden.json: a few words on it and the first 16 digits
 of its SHA-256, or the line that a search without a plan ends with. `make golden UPDATE=1` writes the file. Numbers are
 rounded to six digits before they are digested; still, processors round differently, and what is nearly equal can be
 decided or fitted differently. So on another processor than the file's only data must be equal, and of plans by
@@ -190,7 +190,7 @@ MEASURED = {  # settings of neuroshard collect; the first word of a name says on
     ],
     "one_host columns": ["num_compute_samples=120", "num_comm_samples=100"],
     "hosts columns": [
-        "num_compute_samples=120", "num_comm_samples=200", "compute.any_width_share=0.5",
+        "num_compute_samples=120", "num_comm_samples=200", "compute.arbitrary_dim_fraction=0.5",
     ],
     "gpu tiers": [
         "hardware=cuda", "compute.tiers=[device,device,cached,host]", "num_compute_samples=300", "num_comm_samples=100",
@@ -205,7 +205,8 @@ FITTED = {  # settings of neuroshard pretrain
     "networks of hosts": [*NETWORKS, *EPOCHS, "data=[one_host columns,hosts columns]", "host_tiers=roofline:h100"],
     "networks of tiers": [*NETWORKS, *EPOCHS, "data=gpu tiers"],
     "further": [
-        *NETWORKS, *EPOCHS, "init=networks", "least_calls=8", "data=one_host columns", "keep_worse=true", "seed=1",
+        *NETWORKS, *EPOCHS, "init=networks", "min_finetune_samples=8", "data=one_host columns",
+        "allow_regression=true", "seed=1",
     ],
     "paper": [
         "compute_model=paper", "comm_model=paper", "compute_model.training.epochs=3", "comm_model.training.epochs=3",
@@ -214,7 +215,8 @@ FITTED = {  # settings of neuroshard pretrain
     "linear": ["compute_model=linear", "comm_model=set", EPOCHS[1], "data=one_host columns", "max_tables=4"],
     "nearest": [
         *NETWORKS, "compute_model.member.training_further.epochs=3", "comm_model.training_further.epochs=3",
-        "compute_model.members=2", "init=[networks,further]", "least_calls=8", "data=other columns", "keep_worse=true",
+        "compute_model.members=2", "init=[networks,further]", "min_finetune_samples=8", "data=other columns",
+        "allow_regression=true",
     ],
 }  # fmt: skip
 

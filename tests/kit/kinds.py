@@ -10,7 +10,7 @@ _LEAST_MEMORY = 64 << 20
 
 
 def task_of(number: int) -> Task:
-    """Task `number`: its kind by turns, on 2, 4 or 8 devices with much, some or hardly any memory to spare."""
+    """Task `number`: its kinds alternate, on 2, 4 or 8 devices with much, some or hardly any memory to spare."""
     rng = np.random.default_rng([7, number])
     devices, batch_size = int(rng.choice([2, 2, 4, 8])), int(rng.choice([1024, 4096, 16384]))
     tables = _tables(KINDS[number % len(KINDS)], rng, int(rng.integers(10, 40)), batch_size)

@@ -76,7 +76,7 @@ def measured(
 def drifting(factors: Iterable[float], **settings: Any) -> MadeUpHardware:
     """Make hardware that is now slower, now faster: each batch of kernel calls takes the next factor times as long.
 
-    Of an iterator, a meter goes on where the last one stopped; of a list, each begins anew.
+    Of an iterator, a meter goes on where the last one stopped; of a list, each begins with the first.
     """
 
     class Drifting(MadeUpHardware):

@@ -21,7 +21,7 @@ def tables(names, *shape, **fields):
 
 
 def whole(task, *devices):
-    """Make the plan of whole tables, by turns on these devices; on all of the task's if there are none."""
+    """Make the plan of whole tables, alternately on these devices; on all of the task's if there are none."""
     devices = devices or range(task.topology.num_devices)
     return assemble(task, [(i, its.dim, devices[i % len(devices)]) for i, its in enumerate(task.tables)])
 

@@ -34,7 +34,7 @@ def on_gloo(world_size: int, work: Callable[..., None], *args: Any, local_world_
 def as_if_under_torchrun(
     world_size: int, work: Callable[..., None], *args: Any, local_world_size: int | None = None
 ) -> None:
-    """Call `work(rank, *args)` in processes that are told what torchrun tells its own, and import nothing anew.
+    """Call `work(rank, *args)` in processes that are told what torchrun tells its own, and import nothing again.
 
     Args and errors are those of `on_gloo`; the processes join no group.
     """

@@ -70,7 +70,7 @@ def test_gpu_sectors_make_narrow_tables_as_dear_as_wider_ones():
     assert eight < 1.1 * four
 
 
-def test_cpu_widths_that_fill_no_vector_are_dearer_than_the_next_that_does():
+def test_cpu_widths_that_fill_no_vector_are_more_expensive_than_the_next_that_does():
     rest, full = (MadeUpCpu().predict(LoadSets.of([[_TABLES[0].with_dim(w)]], 4096))[0] for w in (60, 64))
     assert rest > full
 

@@ -66,7 +66,7 @@ def planner(
     """Make a planner for the devices of `topology`, or for those of the settings.
 
     What `settings` leave open: linear models of any batch size, 4 samples a device, all memory for tables, and few
-    shakes of the default search.
+    perturbations of the default search.
     """
     where = settings.pop("topology", None) or topology(devices, device, cap, on_host)
     given: dict[str, Any] = {
@@ -75,7 +75,7 @@ def planner(
         "storage_reservation": FixedPercentageStorageReservation(0.0),
     }
     if "searcher" not in settings:
-        given["improvement"] = {"shakes": 10}
+        given["improvement"] = {"perturbations": 10}
     return NeuroShardPlanner(where, **given | settings)
 
 

@@ -91,7 +91,7 @@ def test_costs_say_that_exchanges_are_a_datasheets_and_kernels_are_not(bundle):
 
 def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):
     data = _collected(tmp_path / "data", exchanges=400)
-    _pretrain(data, tmp_path / "fitted", init=str(bundle), keep_worse=True)
+    _pretrain(data, tmp_path / "fitted", init=str(bundle), allow_regression=True)
     models, card = load_bundle(tmp_path / "fitted")
     kinds = {name: type(model) for name, model in by_part(models).items()}
     assert RooflineComm not in kinds.values()

@@ -126,7 +126,7 @@ def test_hosts_that_were_not_measured_are_told(models):
     assert not any("hosts" in line for line in simulator.warnings(_mixed(2)))
 
 
-def test_exchanges_are_known_as_lopsided_as_they_were_measured(models):
+def test_exchanges_are_known_as_unbalanced_as_they_were_measured(models):
     (known,) = (one for one in models.ranges.others["exchanges"] if "of 4 devices" in one.name)
     assert known.least == 1.0
     assert 1.5 < known.most <= 4.0
@@ -158,7 +158,9 @@ def test_fitting_further_goes_on_from_every_part(data):
         "compute_model": Additive(training_further=STILL),
         "comm_model": SetCommunication(training_further=STILL),
     }
-    _pretrain(data, "further", init=str(data.parent / "first"), least_calls=8, keep_worse=True, **unmoved)
+    _pretrain(
+        data, "further", init=str(data.parent / "first"), min_finetune_samples=8, allow_regression=True, **unmoved
+    )
     before, after = (CostModels.load(data.parent / name) for name in ("first", "further"))
     first, further = pieces_of(before), pieces_of(after)
     assert first.keys() == further.keys() == ALL_PARTS
@@ -210,7 +212,7 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     chosen = sorted(TABLES, key=lambda table: table.pooling_factor)[10:22]
     tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
     task = Task(tables, Topology(4, 8 << 30), 4096)
-    searcher = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=2))
+    searcher = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(perturbations=2))
     plans = [searcher.find(task, Simulator(models)).plan for models in (sequences, DEVICE.truth)]
     for plan in plans:
         assert plan.violations == ()

@@ -117,7 +117,7 @@ def test_shape_is_learned_from_more():
     true = np.array([m.repeats.times_ms[0] for m in test])
     errors = []
     for least in (SPEED_ONLY, 16):
-        fitted = _further(start, calls[:100], [], _fit(LONGER, least_calls=least))
+        fitted = _further(start, calls[:100], [], _fit(LONGER, min_finetune_samples=least))
         errors.append(np.abs(fitted.compute.predict(loads_of([m.sample for m in test])) / true - 1).mean())
     assert errors[1] < 0.7 * errors[0]
 
@@ -128,7 +128,7 @@ def test_calls_too_few_for_more_than_their_speed_leave_exchanges_to_be_learned(m
     seen = Measured.split(_calls(start.compute, 50), _exchanges(start, 20))
     for least, named in ((SPEED_ONLY, ["forward", "backward"]), (8, ["compute", "forward", "backward"])):
         fitted.clear()
-        _fit(least_calls=least)(seen, start)
+        _fit(min_finetune_samples=least)(seen, start)
         assert fitted == named
 
 
@@ -136,7 +136,7 @@ def test_validation_samples_are_never_trained_on_and_set_the_margins():
     start = _start()
     calls = _calls(start.compute, 50)
     wrong = [replace(m, repeats=m.repeats.times(10.0 if m.split == "valid" else 1.0)) for m in calls]
-    fitted = _further(start, wrong, [], _fit(least_calls=SPEED_ONLY))
+    fitted = _further(start, wrong, [], _fit(min_finetune_samples=SPEED_ONLY))
     assert np.allclose(_relative(start.compute, fitted.compute, calls), 1, rtol=1e-4)
     valid = [m for m in wrong if m.split == "valid"]
     sets = loads_of([m.sample for m in valid])
@@ -217,7 +217,7 @@ def test_what_is_measured_has_its_own_speed():
     calls = _calls(start.compute, 8, lambda ms: 2 * ms)
     copied = _calls(start.compute, 8, lambda ms: 5 * ms, Form.DATA_PARALLEL)
     for some, factor in ((copied, 5), (copied[:3], 2)):
-        fitted = _further(start, [*calls, *some], [], _fit(least_calls=SPEED_ONLY))
+        fitted = _further(start, [*calls, *some], [], _fit(min_finetune_samples=SPEED_ONLY))
         assert fitted.compute.of_call(Call(Form.DATA_PARALLEL)).predict(one) == pytest.approx(
             factor * copies.predict(one), rel=1e-4
         )

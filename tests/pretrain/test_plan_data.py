@@ -31,7 +31,7 @@ def _searched(out, verify=None):
 
 
 def test_what_a_verified_search_and_an_evaluation_measured_can_be_learned_from(tmp_path):
-    _searched(tmp_path / "verified", Verify(HARDWARE, finalists=3, passes=3))
+    _searched(tmp_path / "verified", Verify(HARDWARE, candidate_plans=3, passes=3))
     _searched(tmp_path / "plain")
     Evaluate(str(tmp_path / "plain"), None, HARDWARE, None, 1, str(tmp_path / "evaluated")).run()
     fitters = BRIEF_SETS | {"compute_model": Ensemble(BRIEF_SETS["compute_model"], 2)}

@@ -139,7 +139,9 @@ def test_fitting_further_starts_where_the_bundle_is(data, by_sets):
         "compute_model": Ensemble(Additive(training_further=still), members=2),
         "comm_model": SetCommunication(training_further=still),
     }
-    _pretrain(data, "further", init=str(start), max_samples=30, least_calls=8, keep_worse=True, **unmoved).run()
+    _pretrain(
+        data, "further", init=str(start), max_samples=30, min_finetune_samples=8, allow_regression=True, **unmoved
+    ).run()
     (before, _), (after, card) = map(load_bundle, (start, data / "further"))
     sets = LoadSets.of([TABLES[:4], TABLES[3:5]], 256)
     dims, starts = np.array([[40.0, 80.0, 20.0]]), np.zeros((1, 3))
@@ -164,12 +166,12 @@ def test_models_worse_than_what_they_were_fitted_from_are_not_written(data, by_s
     (data / "data" / "compute" / "part-00001.parquet").unlink()
     DataDirectory(data / "data").compute().write(0, slow)
     (data / "further").mkdir()
-    further = {"init": str(by_sets[0] / "bundle"), "least_calls": 8, **BRIEF_SETS}
-    said = r"worse than init=.*bundle, on the same test samples: compute \d+\.\d% instead of \d+\.\d% .*keep_worse=true"
+    further = {"init": str(by_sets[0] / "bundle"), "min_finetune_samples": 8, **BRIEF_SETS}
+    said = r"worse than init=.*bundle, on the same .*: compute \d+\.\d% instead of \d+\.\d% .*allow_regression=true"
     with pytest.raises(UserError, match=said):
         _pretrain(data, "further", **further).run()
     assert not list((data / "further").iterdir())
-    result = _pretrain(data, "further", keep_worse=True, **further).run()
+    result = _pretrain(data, "further", allow_regression=True, **further).run()
     assert result.metrics["compute"].test.mape > 1.1 * result.before["compute"]
     assert f"{result.before['compute']:.1%}" in shown(result)
     assert (data / "further" / "bundle.json").exists()
@@ -257,7 +259,7 @@ def test_to_models_that_are_known_a_part_of_the_splits_tells_the_speed(partial):
     still = replace(QUICK, epochs=1)
     kinds = {"compute_model": Ensemble(Additive(training_further=still), 2)}
     kinds |= {"comm_model": SetCommunication(training_further=still)}
-    result = _pretrain(partial, init="cpu", keep_worse=True, **kinds).run()
+    result = _pretrain(partial, init="cpu", allow_regression=True, **kinds).run()
     assert result.left_out == {}
     assert result.metrics.keys() >= PARTIAL.keys()
     before, after = (CostModels.load(path) for path in ("cpu", partial / "bundle"))

@@ -63,9 +63,9 @@ def tables_from_batches(
         global_batch_size: samples in a step of all devices together: what the histograms are made for.
         splits: "offsets": (B + 1,), from 0 to L; "lengths": (B,), lookups of each sample.
         row_blocks: equal blocks of rows that `row_lookups` tells of, 0 to 1,024, no more than a table has rows.
-        max_bytes: of memory, besides the batch itself: a number, or text such as "4GiB". Where the rows that a global
-            batch touches don't fit, lookups of a random share of them are counted; `Counted.reuse_error` says what that
-            may be off by.
+        max_bytes: of memory, in addition to the batch itself: a number, or text such as "4GiB". Where the rows that a
+            global batch touches don't fit, lookups of a random share of them are counted; `Counted.reuse_error` says
+            what that may be off by.
 
     Raises:
         UserError: there is no sample; a batch lacks a table, or its lookups contradict each other; an index lies

@@ -118,14 +118,14 @@ SAME_PLACE = "would write to the same out="
         ("; a datasheet is model=roofline:h100", ["topology=h100"]),
         ("topology=null is no setting but a group", ["topology=null"]),
         (
-            "hardware=cuda does nothing with verify=none; it counts with verify=hardware or mirrored or",
+            "hardware=cuda does nothing with verify=none; it counts with verify=kernels or mirrored or",
             ["hardware=cuda"],
         ),
         ("hardware.timeout_s=5 does nothing", ["hardware.timeout_s=5", "verify=none"]),
-        ("finalists=3 does nothing", ["finalists=3"]),
-        ("finalists=0 must be a whole number of at least 1", ["verify=hardware", "finalists=0"]),
-        ("passes=1 must be a whole number of at least 2", ["verify=hardware", "passes=1"]),
-        ("did you mean 'hardware'?", ["verify=harware"]),
+        ("candidate_plans=3 does nothing", ["candidate_plans=3"]),
+        ("candidate_plans=0 must be a whole number of at least 1", ["verify=kernels", "candidate_plans=0"]),
+        ("passes=1 must be a whole number of at least 2", ["verify=kernels", "passes=1"]),
+        ("did you mean 'kernels'?", ["verify=kernel"]),
         ("write searcher.grid.points=..., searcher.grid.max_factor=...", ["searcher.grid=2"]),
         ("beam_width='many'", ["searcher.beam_width=many"]),
         ("made for 4 devices, the task has 2", ["topology.num_devices=2"]),
@@ -263,7 +263,7 @@ def test_completion_in_a_shell(tmp_path):
         ),
         ("to=", "export", ["plan.json"], ["to=sok", "to=hugectr", "to=torchrec", "to=json"]),
         ("target=s", "search", [], ["target=sok"]),
-        ("verify=", "search", [], ["verify=hardware", "verify=mirrored", "verify=none", "verify=torchrec"]),
+        ("verify=", "search", [], ["verify=kernels", "verify=mirrored", "verify=none", "verify=steps"]),
         ("count_input=", "search", [], ["count_input=true", "count_input=false"]),
         ("memory.optimizer=a", "search", ["memory=training"], ["memory.optimizer=adagrad", "memory.optimizer=adam"]),
         ("experiment=", "evaluate", [], ["experiment=evaluate_demo", "experiment=evaluate_main"]),
@@ -304,7 +304,7 @@ def test_listings_say_what_they_are(here, capsys):
 
 
 def test_a_group_of_settings_may_be_null_or_a_whole(here, capsys):
-    done(capsys, *_search(here, "searcher.choice=null", "searcher.grid={points: 1}", "out=a"))
+    done(capsys, *_search(here, "searcher.acceptance=null", "searcher.grid={points: 1}", "out=a"))
 
 
 def test_a_plan_is_exported_by_its_path(here, capsys):

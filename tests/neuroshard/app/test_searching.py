@@ -23,7 +23,7 @@ def test_what_is_doubtful_is_one_line_of_one_category(capsys):
     with pytest.warns(ns.NeuroShardWarning) as seen:
         ns.search(task, Simulator(models), searcher="dim_greedy")
     (warning,) = seen
-    fitted = "is outside what the models were fitted to"
+    fitted = "is outside the training range"
     assert str(warning.message).startswith(f"batch size: 256 {fitted}, 1 to 2; devices: 4 {fitted}, 2 to 2; ")
     shown = warnings.formatwarning(warning.message, warning.category, warning.filename, warning.lineno)
     assert shown.count("\n") == 1
@@ -37,8 +37,8 @@ def test_a_plan_is_a_setting_like_any_other():
     """Hydra must not make a config of it."""
     task = toy_task(5)
     plan = whole(task, 0)
-    searcher = searcher_of("replan", start=plan, max_moved_bytes=0, improvement={"shakes": 1})
-    assert (searcher.start, searcher.max_moved_bytes, searcher.improvement.shakes) == (plan, 0, 1)
+    searcher = searcher_of("replan", start=plan, max_moved_bytes=0, improvement={"perturbations": 1})
+    assert (searcher.start, searcher.max_moved_bytes, searcher.improvement.perturbations) == (plan, 0, 1)
     assert searcher.find(task, Simulator(linear_models())).plan == plan
     with pytest.raises(UserError, match="max_moved_bytes=-1"):
         searcher_of("replan", start=plan, max_moved_bytes=-1)

@@ -133,7 +133,7 @@ def test_the_expected_cost_is_the_mean_over_errors_of_each_device(compute):
     assert cost.expected_ms == pytest.approx(slowest.mean(), rel=2e-3)
 
 
-def test_more_devices_that_are_as_slow_make_it_dearer():
+def test_more_devices_that_are_as_slow_make_it_more_expensive():
     few, many, uneven = (_cost(some, 1.0).expected_ms for some in ([10.0] * 2, [10.0] * 16, [10.0] + [5.0] * 15))
     assert 10.3 < few < many
     assert uneven < few

@@ -133,16 +133,16 @@ def test_searches_move_shards_by_what_these_add():
 
 
 @pytest.mark.parametrize(
-    "dear",
+    "expensive",
     [
         Framework(1.0, {}, {"own shards": 50.0}, {}),
         Framework(1.0, {}, {}, {"MB of column-wise outputs if some are cut": 1000.0}),
     ],
     ids=["each shard", "the first cut"],
 )
-def test_tables_stay_whole_where_cuts_cost_more_than_they_save(dear):
+def test_tables_stay_whole_where_cuts_cost_more_than_they_save(expensive):
     task, models = toy_task(6, num_devices=2, seed=2), linear_models(2)
-    free, whole = (replace(models, framework=its).in_torchrec() for its in (Framework(1.0, {}, {}, {}), dear))
+    free, whole = (replace(models, framework=its).in_torchrec() for its in (Framework(1.0, {}, {}, {}), expensive))
     shards = [len(search(task, Simulator(its)).placements) for its in (free, whole)]
     assert shards[1] == len(task.tables) < shards[0]
 

@@ -14,7 +14,7 @@ from neuroshard.tables.misses import touched_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 SHEETS = choices("roofline")
-# Where an H100 was believed instead (docs/datasheets.md): lookups of dynamicemb's own kernels, and a small call.
+# Where an H100 was used instead (docs/datasheets.md): lookups of dynamicemb's own kernels, and a small call.
 MEASURED_OTHERWISE = {
     ("h100", "forward, device"): 1.1,
     ("h100", "backward, device"): 0.12,
@@ -24,7 +24,7 @@ MEASURED_OTHERWISE = {
 
 @pytest.mark.parametrize("sheet", SHEETS)
 def test_published_points_are_met(sheet):
-    """Each within 30%, each kind within 10% in the mean; from the other points within 15%."""
+    """Each within 30%, each kind within 10% on average; from the other points within 15%."""
     for check in checks(CostModels.load(f"roofline:{sheet}")):
         off, left_out = (np.abs(ms / check.published - 1) for ms in (check.predicted, check.left_out))
         otherwise = MEASURED_OTHERWISE.get((sheet, check.group))
@@ -68,4 +68,4 @@ def test_the_page_of_datasheets_is_current():
     datasheets = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(datasheets)
     page = datasheets.PAGE.read_text()
-    assert datasheets.with_tables(page) == page, "make it anew: python docs/datasheets.py"
+    assert datasheets.with_tables(page) == page, "make it again: python docs/datasheets.py"

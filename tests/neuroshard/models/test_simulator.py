@@ -5,7 +5,7 @@ import pytest
 
 from neuroshard import CostModels, Home, Simulator, Task, Tier, Topology, UserError
 from neuroshard.models.datasheets import with_host_tiers
-from neuroshard.models.parts import EXCHANGES, lopsidedness
+from neuroshard.models.parts import EXCHANGES, imbalance
 from neuroshard.models.trust import DATASHEET, ELSEWHERE
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
@@ -92,20 +92,24 @@ def _mixed(task):
     return laid_out(task, range(4), COPIES, *(i % 4 for i in range(2, len(task.tables))))
 
 
-def test_exchanges_more_lopsided_than_any_measured_are_told_for_so_many_devices_and_columns_alone():
+def test_exchanges_more_unbalanced_than_any_measured_are_reported_by_number_of_devices_and_for_columns_alone():
     task = toy_task(8)
     even = whole(task)
     alone = whole(task, 0)
-    name, most = lopsidedness(np.array([[2.0, 1.0, 1.0, 0.0]]))
+    name, most = imbalance(np.array([[2.0, 1.0, 1.0, 0.0]]))
     assert most == [2.0]
     models = CostModels.load("cpu")
     known = replace(models.ranges, others={}).with_part(EXCHANGES, {name: np.array([1.0, 2.0])})
     simulator = Simulator(replace(models, ranges=known))
-    assert [cost.beyond for cost in simulator.costs(task, [even, alone, _mixed(task)])] == [1.0, 2.0, 1.0]
+    assert [cost.outside_training_range for cost in simulator.costs(task, [even, alone, _mixed(task)])] == [
+        1.0,
+        2.0,
+        1.0,
+    ]
     told = [any(name in line for line in simulator.warnings(plan)) for plan in (even, alone)]
     assert told == [False, True]
-    of_two = replace(known, others={}).with_part(EXCHANGES, dict([lopsidedness(np.array([[1.0, 1.0]]))]))
-    assert Simulator(replace(simulator.models, ranges=of_two)).cost(task, alone).beyond == 1.0
+    of_two = replace(known, others={}).with_part(EXCHANGES, dict([imbalance(np.array([[1.0, 1.0]]))]))
+    assert Simulator(replace(simulator.models, ranges=of_two)).cost(task, alone).outside_training_range == 1.0
 
 
 def test_models_refuse_forms_that_they_know_no_cost_of():

@@ -15,12 +15,12 @@ def test_what_lies_outside_is_named():
     assert Range("rows", 10, 100).warning([9.6, 50, 104]) is None
     assert Range("rows", 10, 100).joined(Range("rows", 5, 50)) == Range("rows", 5, 100)
     warning = Range("rows", 10, 100).warning([5, 50, 400, 120])
-    assert warning == "rows: 3 of 4 outside what the models were fitted to, 10 to 100; the farthest is 400"
+    assert warning == "rows: 3 of 4 outside the training range, 10 to 100; the farthest is 400"
     assert Range("batch size", 256, 8192).warning([65536]) == (
-        "batch size: 65,536 is outside what the models were fitted to, 256 to 8,192"
+        "batch size: 65,536 is outside the training range, 256 to 8,192"
     )
     assert Range("rows", 14, 3402352).warning([4e7, 5]) == (
-        "rows: 2 of 2 outside what the models were fitted to, 14 to 3.4 million; the farthest is 40 million"
+        "rows: 2 of 2 outside the training range, 14 to 3.4 million; the farthest is 40 million"
     )
 
 

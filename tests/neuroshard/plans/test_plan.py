@@ -216,7 +216,7 @@ def _in_halves(content):
         (lambda content: content.pop("format"), "is not of format 'neuroshard-plan-3'"),
         (lambda content: content.update(format="neuroshard-plan-4"), "but 'neuroshard-plan-4'"),
         (lambda content: content.update(format=["neuroshard-plan-1"]), "but \\['neuroshard-plan-1'\\]"),
-        (lambda content: content.update(format="neuroshard-plan-1"), "of another version of neuroshard: make it anew"),
+        (lambda content: content.update(format="neuroshard-plan-1"), "of another version of neuroshard: make it again"),
         (lambda content: content.pop("prediction"), "field 'prediction' is missing"),
         (lambda content: content["placements"][0].pop("tier"), "field 'tier' is missing"),
         (lambda content: content["placements"][0].pop("rows"), "field 'rows' is missing"),

@@ -88,7 +88,7 @@ def test_a_byte_order_mark_is_no_trouble():
 
 def test_formats_are_told_apart():
     assert of_format({"format": "x-1", "a": 2}, "x-1", "file") == {"a": 2}
-    with pytest.raises(UserError, match="but 'x-2', of another version of neuroshard: make it anew"):
+    with pytest.raises(UserError, match="but 'x-2', of another version of neuroshard: make it again"):
         of_format({"format": "x-2"}, "x-1", "file")
     for content, message in (({"format": 2}, "not of format 'x-1' but 2"), ([], "not of format"), ({}, "not of")):
         with pytest.raises(UserError, match=message):

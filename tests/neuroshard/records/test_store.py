@@ -145,11 +145,11 @@ def test_records_that_contradict_themselves_are_refused(directory, kind, number,
     assert "part-00000.parquet doesn't hold measurements" in str(caught.value)
 
 
-def test_what_holds_other_columns_is_measured_anew(directory):
+def test_what_holds_other_columns_is_measured_again(directory):
     parts = directory.comm()
     parts.write(0, _comm()[:1])
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(["collective"]), parts.path(0))
-    with pytest.raises(UserError, match="field 'collective' is missing; delete it, and collect measures it anew"):
+    with pytest.raises(UserError, match="field 'collective' is missing; delete it, and collect measures it again"):
         parts.read()
 
 

@@ -6,7 +6,7 @@ import neuroshard as ns
 from neuroshard.searching.searcher import within_hosts
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.results.finalist_files import Searched
+from neuroshard.stages.search.results.candidate_plan_files import Searched
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.torchrec.finder import Finder
 from tests.kit.plans import whole

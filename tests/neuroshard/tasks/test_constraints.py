@@ -154,7 +154,7 @@ def test_rules_that_match_one_table_all_hold():
         (_rule("user_a", sharding_types=("data_parallel",), devices=(0, 1)),
          "'user_a' may be data_parallel only, .*only on 2 of 4 devices"),
         (Constraints((TableRule("user_a", sharding_types=("row_wise",)),), together=(("user_a", "user_b"),)),
-         "user_a, user_b are kept together and may lie in no form besides rows"),
+         "user_a, user_b are kept together and may lie in no form other than rows"),
         (_rule("item", tiers=("host",)), "table 'item' may lie in host memory only, and hosts have none for tables"),
         (Constraints((TableRule("item", tiers=("host",)), TableRule("*", tiers=("device",)))),
          "leave no memory that it may lie in"),

@@ -25,21 +25,23 @@ logging.getLogger("neuroshard").setLevel(logging.INFO)
 kind = {"num_embeddings": 500, "embedding_dim": 16}
 tables = [EmbeddingBagConfig(name=name, feature_names=[name], **kind) for name in "abc"]
 model = EmbeddingBagCollection(tables, device=torch.device("meta"))
-planner = NeuroShardPlanner(Topology(2, "cpu"), batch_size=64, verify="mirrored", finalists=2, passes=2)
+planner = NeuroShardPlanner(Topology(2, "cpu"), batch_size=64, verify="mirrored", candidate_plans=2, passes=2)
 print(len(planner.plan(model).plan[""]), "tables are planned")
 """
 
 
 @dataclass(frozen=True)
 class _TakesTheLast:
-    """Takes the last finalist, and says so."""
+    """Takes the last candidate plan, and says so."""
 
-    finalists: int = 3
+    candidate_plans: int = 3
 
     def decided(self, searcher, task, simulator):
         """The last one of so many."""
         found = searcher.find(task, simulator)
-        return replace(found, plan=searcher.finalists(found.plan, simulator, self.finalists)[-1], remark="the last one")
+        return replace(
+            found, plan=searcher.candidate_plans(found.plan, simulator, self.candidate_plans)[-1], remark="the last one"
+        )
 
 
 def test_the_verifiers_plan_is_taken(caplog):
@@ -57,7 +59,7 @@ def test_a_kept_plan_is_not_measured_again(path):
     assert first.plan(model) == again.plan(model)
     assert again.last_plan == first.last_plan
     kept = path.read_bytes()
-    planner(verify=_TakesTheLast(finalists=1), keep=path).plan(model)
+    planner(verify=_TakesTheLast(candidate_plans=1), keep=path).plan(model)
     assert path.read_bytes() != kept
 
 
@@ -68,7 +70,7 @@ def test_what_is_changed_after_a_plan_is_not_measured():
     assert planner(verify=never).replan(bags("a", "b", "c"), previous=before).plan.task.tables[2].name == "c"
 
 
-@pytest.mark.parametrize("verify", ["torchrec", "mirrored"])
+@pytest.mark.parametrize("verify", ["steps", "mirrored"])
 @pytest.mark.parametrize("pipeline", ["none", "sparse_dist", "semi_sync", None])
 def test_steps_are_measured_with_the_exchange_of_indices_where_costs_count_it(verify, pipeline):
     finder = planner(verify=verify, models="cpu", pipeline=pipeline)._finder
@@ -77,7 +79,7 @@ def test_steps_are_measured_with_the_exchange_of_indices_where_costs_count_it(ve
 
 
 def test_kernels_and_exchanges_have_no_pipeline():
-    assert planner(verify="hardware", models="cpu", pipeline="none")._finder.verifier.means == InParts()
+    assert planner(verify="kernels", models="cpu", pipeline="none")._finder.verifier.means == InParts()
 
 
 @pytest.mark.slow
@@ -93,8 +95,8 @@ def test_a_script_without_a_guard_is_not_run_again_by_what_measures(tmp_path):
 SIZE = 100 * 16 * 4  # bytes of each table
 
 
-def _unshaken(devices=2, cap=1 << 20, **settings):
-    return planner(devices, cap=cap, memory=MemoryUse(), improvement={"shakes": 0}, **settings)
+def _unperturbed(devices=2, cap=1 << 20, **settings):
+    return planner(devices, cap=cap, memory=MemoryUse(), improvement={"perturbations": 0}, **settings)
 
 
 def _devices(plan):
@@ -102,7 +104,7 @@ def _devices(plan):
 
 
 def test_nothing_moves_where_nothing_may(path):
-    ours = _unshaken()
+    ours = _unperturbed()
     before = ours.search(bags("a", "b", "c", "d"))
     where = _devices(ours.plan(bags("a", "b", "c", "d")))
     changed = ours.replan(bags("b", "c", "d", "new"), previous=before, max_moved_bytes=0)
@@ -120,17 +122,17 @@ def test_nothing_moves_where_nothing_may(path):
 
 
 def test_what_is_found_is_kept(path):
-    ours = _unshaken(keep=path)
+    ours = _unperturbed(keep=path)
     before = ours.plan(bags("a", "b"))
     changed = ours.replan(bags("a", "b", "c"), previous=path, max_moved_bytes=0)
-    again = _unshaken(keep=path)
+    again = _unperturbed(keep=path)
     assert again.plan(bags("a", "b", "c")) == changed.sharding_plan
     assert again.last_plan == changed.plan
     assert _devices(before).items() <= _devices(changed.sharding_plan).items()
 
 
 def test_every_rank_gets_it(group):
-    ours = _unshaken(1)
+    ours = _unperturbed(1)
     before = ours.search(bags("a", "b"))
     changed = ours.collective_replan(bags("b", "c"), previous=before)
     assert {change.table for change in changed.changes} == {"a", "c"}
@@ -149,8 +151,8 @@ def test_every_rank_gets_it(group):
 
 def test_what_may_move_moves_to_cost_less():
     crowded = {name: ParameterConstraints(pooling_factors=[9.0]) for name in ("a", "b", "c", "d")}
-    before = _unshaken(searcher="neuroshard", max_splits=0).search(bags("a", "b", "c", "d"))
-    ours = _unshaken(4, constraints=crowded)
+    before = _unperturbed(searcher="neuroshard", max_splits=0).search(bags("a", "b", "c", "d"))
+    ours = _unperturbed(4, constraints=crowded)
     costs = []
     for limit in (0, SIZE, "1MiB"):
         changed = ours.replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=limit)
@@ -161,26 +163,26 @@ def test_what_may_move_moves_to_cost_less():
 
 def test_what_must_move_is_counted_before_what_may():
     """Of two devices, one goes away."""
-    before = _unshaken().search(bags("a", "b", "c", "d"))
+    before = _unperturbed().search(bags("a", "b", "c", "d"))
     gone = sum(placed.shard.dim * 100 * 4 for placed in before.placements if placed.device == 1)
     with pytest.raises(UserError, match=f"max_moved_bytes=10: {gone} bytes are moved at least"):
-        _unshaken(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=10)
-    changed = _unshaken(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=gone)
+        _unperturbed(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=10)
+    changed = _unperturbed(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=gone)
     assert changed.moved_bytes == gone
     assert set(map(tuple, _devices(changed.sharding_plan).values())) == {(0,)}
 
 
 def test_what_has_no_room_is_moved():
     """Of two devices with two tables each, which now hold one and a half, to four."""
-    before = _unshaken(max_splits=0).search(bags("a", "b", "c", "d"))
-    changed = _unshaken(4, SIZE * 3 // 2).replan(bags("a", "b", "c", "d"), previous=before)
+    before = _unperturbed(max_splits=0).search(bags("a", "b", "c", "d"))
+    changed = _unperturbed(4, SIZE * 3 // 2).replan(bags("a", "b", "c", "d"), previous=before)
     assert changed.plan.violations == ()
     assert 0 < changed.moved_bytes <= 4 * SIZE
 
 
 def test_a_plan_that_cannot_stay_is_made_from_nothing(caplog):
-    before = _unshaken(rules=Constraints((TableRule("a", min_shards=2),))).search(bags("a", "b"))
+    before = _unperturbed(rules=Constraints((TableRule("a", min_shards=2),))).search(bags("a", "b"))
     whole = {"a": ParameterConstraints(sharding_types=["table_wise"])}
-    changed = _unshaken(constraints=whole).replan(bags("a", "b"), previous=before)
+    changed = _unperturbed(constraints=whole).replan(bags("a", "b"), previous=before)
     assert "the previous plan can't stay" in caplog.text
     assert len(changed.sharding_plan.plan[""]["a"].ranks) == 1

@@ -143,7 +143,7 @@ def test_a_job_that_restarts_finds_the_groups_that_were_chosen(path, caplog):
     assert "the plan is the one that" in caplog.text
     caplog.clear()
     planner(4, cap=GIB, sync_steps=1, **given).plan(model)
-    assert "the kept plan was made for other groups; searching anew" in caplog.text
+    assert "the kept plan was made for other groups; searching again" in caplog.text
 
 
 def _loss(output):

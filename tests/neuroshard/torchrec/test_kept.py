@@ -1,4 +1,4 @@
-"""Plans that outlive a job: kept in a file, read where the same is asked, changed or made anew where not."""
+"""Plans that outlive a job: kept in a file, read where the same is asked, changed or made again where not."""
 
 import json
 import re
@@ -61,13 +61,13 @@ def test_a_restarted_job_keeps_its_plan(path):
         ({"searcher": "dim_greedy"}, "search"),
     ],
 )
-def test_what_differs_is_said_and_searched_anew(path, caplog, other, names):
+def test_what_differs_is_said_and_searched_again(path, caplog, other, names):
     _planner(path).plan(_model("a", "b"))
     before = path.read_text()
     caplog.clear()
     searcher = AllOnLast()
     _planner(path, **{"searcher": searcher} | other).plan(_model("a", "b"))
-    assert f"the kept plan was made for other {names}; searching anew" in caplog.text
+    assert f"the kept plan was made for other {names}; searching again" in caplog.text
     assert searcher.asked == ("searcher" not in other)
     assert path.read_text() != before
     caplog.clear()
@@ -91,7 +91,7 @@ def test_other_free_bytes_keep_the_plan(path, caplog, device, memory, factor, ke
     other = topology(2, device, cap, **{memory: int(factor * cap)})
     assert _planner(path, searcher=searcher, topology=other).plan(bags("a", "b")) == planned
     assert searcher.asked == (not kept)
-    assert ("the kept plan was made for other devices; searching anew" in caplog.text) is not kept
+    assert ("the kept plan was made for other devices; searching again" in caplog.text) is not kept
 
 
 def test_devices_with_a_little_less_memory_keep_only_what_they_hold(path):
@@ -165,7 +165,7 @@ def test_optimizers_of_what_isnt_planned_here_count(path, caplog, given, optimiz
     _planner(path, **asked).plan(model)
     caplog.clear()
     _planner(path, **asked).plan(also)
-    assert ("the kept plan was made for other other parameters; searching anew" in caplog.text) is not kept
+    assert ("the kept plan was made for other other parameters; searching again" in caplog.text) is not kept
 
 
 def test_ids_beside_tables_of_what_isnt_planned_here_count(path, caplog):
@@ -178,7 +178,7 @@ def test_ids_beside_tables_of_what_isnt_planned_here_count(path, caplog):
         assert ("the kept plan was made for other bytes beside tables; searching" in caplog.text) is (size == 20)
 
 
-QUICK = {"searcher": "neuroshard", "improvement": {"shakes": 0}, "max_splits": 0, "models": "roofline:h100"}
+QUICK = {"searcher": "neuroshard", "improvement": {"perturbations": 0}, "max_splits": 0, "models": "roofline:h100"}
 
 
 def test_tables_and_devices_that_come_and_go_change_the_plan(path, caplog):
@@ -197,7 +197,7 @@ def test_tables_and_devices_that_come_and_go_change_the_plan(path, caplog):
     wider = _planner(path, devices=4, **given)
     sharding = wider.plan(_model("a", "c", "d")).plan["sequences"]["s"]
     assert "the kept plan was made for other tables, devices; it is changed" in caplog.text
-    assert "searching anew" not in caplog.text
+    assert "searching again" not in caplog.text
     assert wider.last_plan.task.topology.num_devices == 4
     assert wider.last_plan.violations == ()
     assert (sharding.sharding_type, len(sharding.ranks)) == ("column_wise", 2)
@@ -261,7 +261,7 @@ def test_where_nothing_can_be_written_jobs_run(path, caplog):
         assert path.read_text() == "a checkpoint"
 
 
-def test_a_kept_plan_with_a_changed_number_is_not_believed(path):
+def test_a_kept_plan_with_a_changed_number_is_not_trusted(path):
     _planner(path).plan(_model("a", "b"))
     kept = path.read_text()
     numbers = [found.start() for found in re.finditer(r"(?<![\w.])\d", kept)]  # their first digits
@@ -286,10 +286,10 @@ def test_a_damaged_file_is_no_reason_to_stop(path, caplog):
         path.write_text(damaged)
         with pytest.raises(UserError, match=r"plan\.json"):
             load_any_plan(path)
-        for anew in (1, 0):
+        for again in (1, 0):
             caplog.clear()
             assert _planner(path).plan(_model("a")) == plan
-            assert caplog.text.count("searching anew") == anew
+            assert caplog.text.count("searching again") == again
             assert path.read_text() == kept
 
 

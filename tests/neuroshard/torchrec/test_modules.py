@@ -366,7 +366,7 @@ BESIDE = nn.ModuleList([_bags("innocent", dim=10), _bags("v")])
             BESIDE,  # with models that know no rows
             {"sharding_types": ["row_wise"]},
             rf"{LEFT}sharding_types=\['row_wise'\], {OFFERED}data_parallel, table_wise, column_wise, table_column_wise "
-            r"on cpu; allow one of them; with 'table_wise' besides it is planned here$",
+            r"on cpu; allow one of them; with 'table_wise' in addition it is planned here$",
         ),
         (
             "cpu",

@@ -272,7 +272,7 @@ OF_PLANNER: dict[str, tuple[dict[str, Any], ...]] = {
     "sync_steps": ({"sync_steps": 2},),
     "use_inter_host_allreduce": ({"use_inter_host_allreduce": True},),
     "verify": ({"verify": Chosen()},),
-    "finalists": ({"finalists": 3},),
+    "candidate_plans": ({"candidate_plans": 3},),
     "passes": ({"passes": 3},),
     "settings": ({"max_splits": -1},),
 }

@@ -160,7 +160,7 @@ def test_any_searcher_may_be_handed_over():
     assert {p.device for p in plan.placements} == {1}
     by_name = planner(searcher="dim_greedy").search(TWO)
     assert {p.device for p in by_name.placements} == {0, 1}
-    assert planner(max_splits=0, improvement={"shakes": 0}).search(TWO).violations == ()
+    assert planner(max_splits=0, improvement={"perturbations": 0}).search(TWO).violations == ()
 
 
 def test_the_process_group_gives_the_topology(group):
@@ -336,7 +336,7 @@ def test_limits_of_a_table_are_not_those_of_another_of_its_name():
         ({"verify": "mirored", "models": "cpu"}, "did you mean 'mirrored'"),
         ({"verify": "mirrored"}, "models by their name or path"),
         ({"verify": "mirrored", "models": "cpu", "passes": 1}, "passes"),
-        ({"verify": "mirrored", "models": "cpu", "finalists": 0}, "finalists"),
+        ({"verify": "mirrored", "models": "cpu", "candidate_plans": 0}, "candidate_plans"),
         ({"constraints": ["t"]}, "constraints=['t'] must be ParameterConstraints by name of the table"),
         ({"constraints": {"t": "row_wise"}}, "of table 't': 'row_wise' must be ParameterConstraints"),
         (

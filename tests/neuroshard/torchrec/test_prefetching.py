@@ -169,11 +169,11 @@ def test_kept_plans_and_files_hold_it_and_kept_ones_are_compared_by_it(model, pa
     again = _planner(keep=path, pipeline="prefetch", searcher=never).plan(model)
     assert again == plan
     assert set(_flags(plan).values()) == {True}
-    assert "searching anew" not in caplog.text
+    assert "searching again" not in caplog.text
     save_sharding_plan(plan, tmp_path / "sharding.json")
     assert load_sharding_plan(tmp_path / "sharding.json") == plan
     other = _planner(keep=path, pipeline="semi_sync", searcher=first).plan(model)
-    assert ("searching anew" in caplog.text) is (model is MODEL)  # in the other there is nothing to search
+    assert ("searching again" in caplog.text) is (model is MODEL)  # in the other there is nothing to search
     assert set(_flags(other).values()) == {None}
     assert never.asked == 0
 

@@ -32,11 +32,11 @@ def _improved(improvement):
 
 
 def test_plans_looked_at_are_a_limit():
-    few, more, all_of_them = (_improved(Improvement(shakes=50, max_plans=most)) for most in (1, 20_000, None))
+    few, more, all_of_them = (_improved(Improvement(perturbations=50, max_plans=most)) for most in (1, 20_000, None))
     assert few.cost_ms >= more.cost_ms >= all_of_them.cost_ms
     assert few.cost_ms > all_of_them.cost_ms
     local, state = _local(toy_task(15), Simulator(random_models()))
-    Improvement(shakes=10**6, max_plans=20_000).improve(local, state)
+    Improvement(perturbations=10**6, max_plans=20_000).improve(local, state)
     assert 20_000 <= local.looked < 40_000
 
 
@@ -44,7 +44,7 @@ def test_plans_looked_at_are_a_limit():
     ("whole", "count", "part"), [((200, 1000), 7, (28, 142)), ((3, 2), 4, (0, 1)), ((10, None), 2, (5, None))]
 )
 def test_several_share_the_work(whole, count, part):
-    before, after = (Improvement(shakes=shakes, max_plans=most) for shakes, most in (whole, part))
+    before, after = (Improvement(perturbations=times, max_plans=most) for times, most in (whole, part))
     assert before.shared(count) == after
 
 
@@ -59,20 +59,20 @@ def test_local_search_from_several_plans_looks_at_no_more_than_one_would(monkeyp
 
     monkeypatch.setattr(Improvement, "improve", counted)
     most = 400_000
-    search = NeuroShard(improvement=Improvement(shakes=10_000, max_plans=most), sharding_types=("column_wise",))
+    search = NeuroShard(improvement=Improvement(perturbations=10_000, max_plans=most), sharding_types=("column_wise",))
     search.find(toy_task(40), Simulator(random_models()))
     assert len(looked) > 2
     assert sum(limit for limit, _ in looked) <= most
     assert most / 2 < sum(seen for _, seen in looked) < 1.5 * most
 
 
-def test_small_tasks_get_all_their_shakes(monkeypatch):
+def test_small_tasks_get_all_their_perturbations(monkeypatch):
     task = toy_task(50)
     local, state = _local(task, Simulator(random_models()))
-    shaken, others = [], local.others
-    monkeypatch.setattr(local, "others", lambda *given: shaken.extend(given[2]) or others(*given))
+    seeds, others = [], local.others
+    monkeypatch.setattr(local, "others", lambda *given: seeds.extend(given[2]) or others(*given))
     Improvement().improve(local, state)
-    assert set(shaken) == set(range(200))
+    assert set(seeds) == set(range(200))
 
 
 @pytest.mark.parametrize("name", ["neuroshard", "neuroshard_published", "replan", "random"])
@@ -90,7 +90,7 @@ def test_a_slow_clock_changes_no_plan(name, monkeypatch):
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("shakes", -1), ("shakes", 1.5), ("shake_steps", None), ("max_plans", 0),
+        ("perturbations", -1), ("perturbations", 1.5), ("perturbation_steps", None), ("max_plans", 0),
         ("max_plans", float("inf")), ("seed", -1),
     ],
 )  # fmt: skip

@@ -175,7 +175,10 @@ def test_even_layouts_leave_no_shard_too_large(most):
 def test_many_devices_get_many_splits():
     """Where the published search's ten splits leave most devices empty."""
     task, simulator = plain_task([64] * 3, lookups=8.0, devices=24), Simulator(linear_models(24))
-    searchers = BeamSearch(max_splits=2), NeuroShard(max_splits=2, improvement=Improvement(shakes=0, max_plans=1))
+    searchers = (
+        BeamSearch(max_splits=2),
+        NeuroShard(max_splits=2, improvement=Improvement(perturbations=0, max_plans=1)),
+    )
     published, ours = (ms_of(searcher.find(task, simulator).plan, simulator) for searcher in searchers)
     assert ours < published / 3
 

@@ -39,8 +39,8 @@ class _Crowded(LinearCompute):
 
 def _dear_columns():
     models = linear_models()
-    dear = replace(models.forward, per_column_ms=0.05)
-    return Simulator(replace(models, forward=dear, backward=dear))
+    expensive = replace(models.forward, per_column_ms=0.05)
+    return Simulator(replace(models, forward=expensive, backward=expensive))
 
 
 def test_seeing_less_costs_more():

@@ -24,7 +24,7 @@ from tests.kit.tasks import hot_table, plain_tables
 from tests.search.methods.test_searchers import PEERS, _searcher
 
 MIB = 1 << 20
-QUICKLY = NeuroShard(improvement=Improvement(shakes=3))
+QUICKLY = NeuroShard(improvement=Improvement(perturbations=3))
 WHOLE = {"max_shards": 1, "sharding_types": ("column_wise",)}
 # Of their own: `narrow` 10 MiB of cache, `wide` 8 MiB; in one cache `narrow` would take 160.
 SHAPES = [16, 256], [1_000_000, 40_000]
@@ -106,10 +106,10 @@ def test_the_default_search_is_no_worse_than_two_devices_for_two_widths():
 def test_running_jobs_stay_within_their_caches():
     task = _task(30, **WHOLE)
     start = laid_out(task, 1, 0)
-    kept = found(Replan(start, improvement=Improvement(shakes=3)), task)
+    kept = found(Replan(start, improvement=Improvement(perturbations=3)), task)
     assert kept.violations == ()
     larger = replace(task, tables=tuple(replace(table, pooling_factor=9.0) for table in task.tables))
-    found(Replan(start, improvement=Improvement(shakes=3)), larger)
+    found(Replan(start, improvement=Improvement(perturbations=3)), larger)
 
 
 @given(st.integers(0, 1000), st.integers(0, 1 << 20))

@@ -11,7 +11,7 @@ from neuroshard import CostModels, InfeasibleError, MemoryUse, Plan, Simulator, 
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice, declined_remark
+from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_remark
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -29,8 +29,8 @@ from tests.kit.tasks import hot_table, plain_task
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 BATCH = 65536
-QUICKLY = Improvement(shakes=20)
-ALL = NeuroShard(improvement=QUICKLY, choice=None)  # datasheets have no margins: many a gain is left otherwise
+QUICKLY = Improvement(perturbations=20)
+ALL = NeuroShard(improvement=QUICKLY, acceptance=None)  # datasheets have no margins: many a gain is left otherwise
 ALONE = replace(ALL, sharding_types=("column_wise",))
 EXACT = replace(ALL, tolerance=0)
 HUGE, VIDEOS = hot_table("huge", 5_000_000_000, 32, 1), hot_table("videos", 80_000_000, 128, 20, pooled=False)
@@ -246,9 +246,9 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
     ],
 )
 def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
-    """Which find no place, or a dear one: what lies in rows and copies alone is tried all the same."""
+    """Which find no place, or an expensive one: what lies in rows and copies alone is tried all the same."""
     simulator = Simulator(CostModels.load("cpu"))
-    plan = found(replace(ALL, choice=None), task, simulator)
+    plan = found(replace(ALL, acceptance=None), task, simulator)
     assert ms_of(plan, simulator) < best_ms(task, _layouts(task), simulator) * 1.03
 
 
@@ -337,7 +337,7 @@ def test_choices_are_ranked_by_what_their_plans_cost(task, models, rel):
         forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMNS)
         forms = np.where(choices.allowed[np.arange(count), forms], forms, COLUMNS)
         in_rows_too += (forms[::2] == ROWS).sum()  # of sequence tables, where there are any
-        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(shakes=0), max_moved_bytes=0)).plan
+        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(perturbations=0), max_moved_bytes=0)).plan
         assert choices.quick_ms(forms) == pytest.approx(ms_of(plan, simulator), rel=rel)
     assert in_rows_too
 
@@ -352,13 +352,13 @@ def test_choices_that_leave_no_room_cost_infinitely_much():
 
 
 def test_gains_within_the_margins_are_not_taken():
-    """Margins of all of a cost: no gain is believed; of nothing: every one."""
+    """With margins as large as the cost no gain is accepted, without margins every gain."""
     task = replace(_criteo(), topology=Topology(4, "80GiB"))
     for relative, forms in ((1.0, {Form.COLUMN_WISE}), (0.0, {*Form})):
-        its = replace(ALL, choice=Choice()).find(task, uncertain(H100, relative))
+        its = replace(ALL, acceptance=Acceptance()).find(task, uncertain(H100, relative))
         assert set(its.plan.forms) == forms
-        assert (its.declined is not None) == (relative == 1.0)
-        assert its.declined is None or its.declined.task == task
+        assert (its.rejected is not None) == (relative == 1.0)
+        assert its.rejected is None or its.rejected.task == task
 
 
 def test_without_tries_tables_lie_in_columns_where_they_fit():
@@ -369,7 +369,7 @@ def test_without_tries_tables_lie_in_columns_where_they_fit():
 def test_forms_are_chosen_by_a_setting():
     task = _tiny(5)
     for forms in (["column_wise"], ["column_wise", "row_wise"], ["column_wise", "data_parallel"]):
-        plan = search(task, H100, sharding_types=forms, improvement={"shakes": 5})
+        plan = search(task, H100, sharding_types=forms, improvement={"perturbations": 5})
         assert set(plan.forms) <= {Form(form) for form in forms}
     with pytest.raises(UserError, match=r"forms=\['row_wise'\] must have columns among them"):
         NeuroShard(sharding_types=("row_wise",))
@@ -420,7 +420,7 @@ def test_what_leaves_out_the_only_form_of_a_table_is_named(searcher, simulator, 
         search(task, simulator, searcher, sharding_types=forms)
 
 
-def test_of_plans_that_are_declined_the_cheapest_is_told():
+def test_of_rejected_plans_the_cheapest_is_reported():
     """Columns elsewhere save less than 1%, and rows 6%."""
     shapes = (("t0", 14_521, 16, 5.0, 3), ("t1", 24, 4, 60.0, 1))
     tables = tuple(
@@ -429,8 +429,8 @@ def test_of_plans_that_are_declined_the_cheapest_is_told():
     )
     task, simulator = Task(tables, Topology(8, 582_080), 1024), Simulator(CostModels.load("h100"))
     found = NeuroShard().find(task, simulator)
-    assert Form.ROW_WISE in found.declined.forms
-    assert "cheaper was found" in declined_remark(found.plan, found.declined, simulator)
+    assert Form.ROW_WISE in found.rejected.forms
+    assert "cheaper was found" in rejected_remark(found.plan, found.rejected, simulator)
 
 
 @pytest.mark.parametrize("forms", [("row_wise",), FORMS])

@@ -1,4 +1,4 @@
-"""Rows on one host: where they pay they are found, and no plan gets dearer for them."""
+"""Rows on one host: where they pay they are found, and no plan gets more expensive by them."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import pytest
 from neuroshard import Constraints, Simulator, TableRule, Task, Topology, UserError
 from neuroshard.layouts import in_columns, in_rows
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.form_changes import rows_on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import target_named
@@ -22,7 +22,9 @@ from tests.kit.tasks import hot_table
 
 BATCH = 65536
 IN_ROWS = Constraints((TableRule("rows*", sharding_types=("row_wise",)),))
-SEARCH = NeuroShard(improvement=Improvement(shakes=10), sharding_types=(*FORMS, "table_row_wise"), choice=None)
+SEARCH = NeuroShard(
+    improvement=Improvement(perturbations=10), sharding_types=(*FORMS, "table_row_wise"), acceptance=None
+)
 
 
 def _task(dims, num_devices=32, host=8, constraints=IN_ROWS, memory="80GiB"):
@@ -66,7 +68,7 @@ def test_the_search_finds_them_if_asked_to():
     assert to_sharding_plan(plan).plan[""]["rows0"].sharding_type == "table_row_wise"
 
 
-def test_no_plan_gets_dearer():
+def test_no_plan_gets_more_expensive():
     for seed in range(6):
         rng = np.random.default_rng(seed)
         start = _everywhere(_task(rng.choice([4, 32, 128], size=rng.integers(1, 6)).tolist()))
@@ -110,7 +112,7 @@ def test_models_that_do_not_know_hosts_exchanges_are_not_asked():
 def test_gains_within_the_margins_are_not_taken():
     task = _task([128] * 4)
     for relative, hosts in ((1.0, 4), (0.0, 1)):
-        plan = found(replace(SEARCH, choice=Choice()), task, uncertain(H100, relative))
+        plan = found(replace(SEARCH, acceptance=Acceptance()), task, uncertain(H100, relative))
         assert {len(its) for its in _hosts(plan)[:4]} == {hosts}
 
 

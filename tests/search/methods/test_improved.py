@@ -10,7 +10,7 @@ from neuroshard.plans.moves import moved_between
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.registry import build, described
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.methods.improved import EvenLayouts, ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -21,7 +21,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import LinearCompute, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from tests.kit.searches import H100, catalog_of, ms_of
 
-NONE, FEW, STEPS = Improvement(shakes=0, max_plans=1), Improvement(shakes=5), Improvement(shakes=0)
+NONE, FEW, STEPS = Improvement(perturbations=0, max_plans=1), Improvement(perturbations=5), Improvement(perturbations=0)
 
 
 @dataclass(frozen=True)
@@ -91,25 +91,27 @@ def test_a_limit_on_moved_bytes_counts_from_the_start():
 
 def test_neuroshard_is_the_published_search_and_other_starts_improved():
     """A composition: each setting goes to the part that it is of, by the same name and with the same default."""
-    grid, improvement, choice = GridSettings(points=3), Improvement(shakes=7), Choice(doubt=0.3)
-    ours = NeuroShard(4, 2, 5, grid, improvement, choice)
+    grid, improvement = GridSettings(points=3), Improvement(perturbations=7)
+    acceptance = Acceptance(margin_fraction=0.3)
+    ours = NeuroShard(4, 2, 5, grid, improvement, acceptance)
     assert not isinstance(ours, BeamSearch)
     heuristics = tuple(map(Greedy, SCORES))
     starts = (BeamSearch(4, 2, 5, grid), EvenLayouts(grid), *heuristics)
-    assert ours.column_search == ImprovedSearch(starts, improvement, None, choice)
+    assert ours.column_search == ImprovedSearch(starts, improvement, None, acceptance)
     defaults = (BeamSearch(), EvenLayouts(), *heuristics)
-    assert NeuroShard().column_search == ImprovedSearch(defaults, choice=Choice())
+    assert NeuroShard().column_search == ImprovedSearch(defaults, acceptance=Acceptance())
     assert {field.name for field in fields(BeamSearch)} < {field.name for field in fields(NeuroShard)}
 
 
 def test_every_setting_is_known_by_one_name():
     published, ours = (described("searcher", name) for name in ("neuroshard_published", "neuroshard"))
     assert {key for key in published if key != "_target_"} < set(ours)
-    given = {"beam_width": 5, "num_candidates": 4, "max_splits": 3, "grid": {"points": 2}, "improvement": {"shakes": 1}}
+    numbers = {"beam_width": 5, "num_candidates": 4, "max_splits": 3}
+    given = {**numbers, "grid": {"points": 2}, "improvement": {"perturbations": 1}}
     built = build("searcher", "neuroshard", **given)
     grid = GridSettings(2)
     starts = (BeamSearch(4, 5, 3, grid), EvenLayouts(grid), *map(Greedy, SCORES))
-    assert built.column_search == ImprovedSearch(starts, Improvement(shakes=1), None, Choice())
+    assert built.column_search == ImprovedSearch(starts, Improvement(perturbations=1), None, Acceptance())
 
 
 def test_narrow_shards_find_room_where_memory_is_nearly_full():

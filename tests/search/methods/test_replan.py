@@ -22,7 +22,7 @@ from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, ms_of
 from tests.kit.tasks import hot_table
 
-FEW = Improvement(shakes=5)
+FEW = Improvement(perturbations=5)
 
 
 class _FromRandom(Searcher):
@@ -102,7 +102,7 @@ def _where(plan):
 
 def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     """Nothing is moved but what has to be, as long as nothing else is worth it."""
-    task, few = toy_task(8), {"improvement": FEW, "least_gain": 1e9}
+    task, few = toy_task(8), {"improvement": FEW, "min_gain": 1e9}
     simulator, start = Simulator(linear_models()), Random().find(task, Simulator(linear_models())).plan
     extra = replace(toy_task(9).tables[8], name="new")
     changed = replace(task, tables=(extra, *task.tables[:0:-1]))  # one came, one went, in another order
@@ -135,7 +135,7 @@ def test_what_limits_force_is_moved_whatever_it_gains():
     tight = replace(task, topology=Topology(4, max(start.device_bytes) - 1))
     for other in (replace(task, constraints=rule), tight):
         assert Plan(other, start.placements).violations
-        plan = Replan(start, improvement=FEW, least_gain=1e9).find(other, simulator).plan
+        plan = Replan(start, improvement=FEW, min_gain=1e9).find(other, simulator).plan
         assert plan.violations == ()
         assert 0 < moved_between(start, plan).sum() < task.size_bytes / 2
 
@@ -143,15 +143,15 @@ def test_what_limits_force_is_moved_whatever_it_gains():
 def test_moves_that_save_less_than_the_least_gain_are_not_made():
     task, simulator = toy_task(14), Simulator(linear_models())
     start = Random().find(task, simulator).plan
-    plans = [Replan(start, improvement=FEW, least_gain=0.0).find(task, simulator).plan]
+    plans = [Replan(start, improvement=FEW, min_gain=0.0).find(task, simulator).plan]
     gain = 1 - ms_of(plans[0], simulator) / ms_of(start, simulator)
-    plans += [Replan(start, improvement=FEW, least_gain=gain + off).find(task, simulator).plan for off in (-1e-6, 1e-6)]
+    plans += [Replan(start, improvement=FEW, min_gain=gain + off).find(task, simulator).plan for off in (-1e-6, 1e-6)]
     assert plans[0] == plans[1] != start
     assert plans[2] == start
     found = NeuroShard(improvement=FEW).find(task, simulator).plan
     assert Replan(found).find(task, simulator).plan == found
-    with pytest.raises(UserError, match="least_gain=-1"):
-        Replan(start, least_gain=-1)
+    with pytest.raises(UserError, match="min_gain=-1"):
+        Replan(start, min_gain=-1)
 
 
 def test_impossible_settings_are_refused():
@@ -194,7 +194,7 @@ class _FromForms(Searcher):
     """Re-plans a plan in all forms that the models know, with little to be moved."""
 
     def find(self, task, simulator):
-        start = NeuroShard(improvement=Improvement(shakes=0), choice=None).find(task, simulator).plan
+        start = NeuroShard(improvement=Improvement(perturbations=0), acceptance=None).find(task, simulator).plan
         return Replan(start, task.size_bytes // 10, FEW).find(task, simulator)
 
 
@@ -207,7 +207,7 @@ class TestReplanOfForms(SearcherConformance):
 def test_columns_move_beside_rows_and_copies_that_stay(use):
     task = _criteo(memory=use)
     start = _mixed(task)
-    settings = {**KEEP, "improvement": Improvement(shakes=20)}
+    settings = {**KEEP, "improvement": Improvement(perturbations=20)}
     found = {most: Replan(start, most, **settings).find(task, H100).plan for most in (0, 10**8, 10**10, None)}
     for most, plan in found.items():
         assert plan.forms == start.forms
@@ -292,4 +292,4 @@ def test_what_moves_less_must_be_worth_it_too(gain, costs, chosen):
     found = [Found(laid_out(task, *(int(t < moved) for t in range(3)))) for moved in range(3)]
     simulator = SimpleNamespace(costs=lambda *_: [SimpleNamespace(total_ms=ms) for ms in costs])
     start = found[0].plan
-    assert Replan(start, least_gain=gain)._worth_it(start, found, simulator) is found[chosen]
+    assert Replan(start, min_gain=gain)._worth_it(start, found, simulator) is found[chosen]

@@ -24,9 +24,9 @@ WHOLE = BeamSearch(max_splits=0)
 
 FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}
 INSTALLED = {"models": {"model": "cpu"}}
-FEWER_SHAKES = {"improvement": {"shakes": 20}}
+FEWER_PERTURBATIONS = {"improvement": {"perturbations": 20}}
 SETTINGS = {
-    "neuroshard": FEWER_SHAKES,
+    "neuroshard": FEWER_PERTURBATIONS,
     "torchrec": FEWER_SETTINGS,
     "torchrec_all_types": FEWER_SETTINGS,
     "torchrec_simulated": FEWER_SETTINGS,
@@ -100,7 +100,7 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
     for seed in range(6):
         task = toy_task(12, num_devices, seed=seed)
         simulator = Simulator(random_models(num_devices, seed))
-        searchers = BeamSearch(), NeuroShard(improvement=Improvement(shakes=30))
+        searchers = BeamSearch(), NeuroShard(improvement=Improvement(perturbations=30))
         published, ours = (ms_of(one.find(task, simulator).plan, simulator) for one in searchers)
         assert ours <= published * (1 + 1e-5)
         gains.append(1 - ours / published)
@@ -110,7 +110,10 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
 def test_models_of_any_form_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
     task, simulator = toy_task(5), Simulator(opaque)
-    few_splits = BeamSearch(max_splits=3), NeuroShard(max_splits=3, improvement=Improvement(shakes=10), choice=None)
+    few_splits = (
+        BeamSearch(max_splits=3),
+        NeuroShard(max_splits=3, improvement=Improvement(perturbations=10), acceptance=None),
+    )
     found = (one.find(task, simulator).plan for one in (Greedy("lookup"), *few_splits))
     greedy, published, ours = (ms_of(plan, simulator) for plan in found)
     _, expected = oracle_search(task, simulator, max_splits=3)

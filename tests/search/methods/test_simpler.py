@@ -18,7 +18,7 @@ from neuroshard.words.form import Form
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import H100, ms_of
 
-ALL = NeuroShard(improvement=Improvement(shakes=20), choice=None)
+ALL = NeuroShard(improvement=Improvement(perturbations=20), acceptance=None)
 
 
 def _simpler(plan, simulator, tolerance):

@@ -29,9 +29,9 @@ from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import hot_table, plain_tables
 
 BATCH = 4096
-QUICKLY = NeuroShard(improvement=Improvement(shakes=10))
+QUICKLY = NeuroShard(improvement=Improvement(perturbations=10))
 GIB = 1 << 30
-FEW_STEPS = Improvement(shakes=3)
+FEW_STEPS = Improvement(perturbations=3)
 PLAIN = Random(), Greedy("size"), Greedy("size_lookup")
 SEARCHERS = (*PLAIN, BeamSearch(max_splits=3), NeuroShard(improvement=FEW_STEPS))
 EVERY = pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda searcher: type(searcher).__name__)
@@ -154,7 +154,7 @@ def test_every_host_has_room_for_its_own():
 def test_running_jobs_keep_their_memories():
     plan = _found(0.4, replace(QUICKLY, sharding_types=("column_wise",)))
     worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
-    moved = found(Replan(worse, improvement=Improvement(shakes=5)), plan.task)
+    moved = found(Replan(worse, improvement=Improvement(perturbations=5)), plan.task)
     assert moved.homes == plan.homes
     assert ms_of(moved) <= ms_of(worse)
 
@@ -163,20 +163,20 @@ def test_memories_stay_where_a_table_goes():
     plan = _found(0.4)
     fewer = replace(plan.task, tables=plan.task.tables[1:])
     assert len(set(plan.homes[1:])) > 1
-    changed = Replan(plan, improvement=Improvement(shakes=1), least_gain=1e9).find(fewer, H100).plan
+    changed = Replan(plan, improvement=Improvement(perturbations=1), min_gain=1e9).find(fewer, H100).plan
     assert changed.homes == plan.homes[1:]
     assert moved_bytes(plan, changed) == 0
 
 
-def test_plans_are_explained_and_have_finalists():
+def test_plans_are_explained_and_have_candidate_plans():
     plan = _found(0.4)
     explained = explain(plan, H100)
     homes = {plan.task.tables[table].name: home for table, home in enumerate(plan.homes)}
     assert {share.table.name: share.placed.home for share in explained.shards} == homes
-    finalists = QUICKLY.finalists(plan, H100, 4)
-    assert finalists[0] is plan
-    assert {one.homes for one in finalists} == {plan.homes}
-    assert all(one.task == plan.task for one in finalists)
+    candidate_plans = QUICKLY.candidate_plans(plan, H100, 4)
+    assert candidate_plans[0] is plan
+    assert {one.homes for one in candidate_plans} == {plan.homes}
+    assert all(one.task == plan.task for one in candidate_plans)
 
 
 def test_plans_repeat():

@@ -30,7 +30,7 @@ from tests.kit.searches import H100, catalog_of, found, sizes_of
 
 LIMIT = 2048  # FBGEMM's, as its sources have it
 SETTINGS = {
-    "neuroshard": {"improvement": {"shakes": 10}},
+    "neuroshard": {"improvement": {"perturbations": 10}},
     "torchrec": {"split_factors": [1, 2], "sort_by": ["perf"]},
     "torchrec_all_types": {"split_factors": [1, 2], "sort_by": ["perf"]},
     "torchrec_simulated": {"split_factors": [1, 2], "sort_by": ["perf"]},

@@ -50,8 +50,8 @@ def test_the_bottleneck_may_be_the_exchange():
     tables = (Table("long", 100, 4, 40.0, ONCE), Table("wide", 100, 128, 1.0, ONCE))
     task = Task(tables, Topology(2, 1 << 30), 256)
     models = linear_models(2)
-    dear = replace(models.forward, per_column_ms=0.05)
-    simulator = Simulator(replace(models, forward=dear, backward=dear))
+    expensive = replace(models.forward, per_column_ms=0.05)
+    simulator = Simulator(replace(models, forward=expensive, backward=expensive))
     found = explain(whole(task), simulator)
     assert (found.slowest, found.widest, found.bottleneck) == (0, 1, 1)
 
@@ -147,8 +147,8 @@ def test_the_bottleneck_is_the_first_of_the_devices():
     tables = tuple(Table(f"t{i}", 100, 4, 10.0 + i, ONCE) for i in range(32))
     task = Task((*tables, Table("wide", 100, 128, 0.5, ONCE)), Topology(33, 1 << 30), 256)
     models = linear_models(33)
-    dear = replace(models.forward, per_column_ms=0.05)
-    found = explain(whole(task), Simulator(replace(models, forward=dear, backward=dear)))
+    expensive = replace(models.forward, per_column_ms=0.05)
+    found = explain(whole(task), Simulator(replace(models, forward=expensive, backward=expensive)))
     assert found.bottleneck == found.widest == 32
     (devices,) = (section for section in sections(found) if section.title == "Devices")
     assert devices.table["device"][0] == "32"

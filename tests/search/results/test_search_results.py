@@ -120,7 +120,7 @@ def test_wrong_values_in_records_are_one_line(run, killed, tmp_path, change, mes
         (lambda frame: frame.assign(plan=7), "plan=7 must be text or nothing"),
         (lambda frame: frame.assign(task=frame.task + 1), "tasks must be 0, 1, ..., 4, each once"),
         (lambda frame: frame.assign(task=0), "each once"),
-        (lambda frame: frame[:3], "holds results of 3 tasks, not of 5"),
+        (lambda frame: frame[:3], "holds results of 3 tasks, not 5"),
         (lambda frame: frame.drop(columns="seconds"), "'seconds' is missing"),
         (lambda frame: frame.assign(seconds="1"), "seconds='1' must be a number"),
         (lambda frame: frame.assign(sekonds=1), "unknown field 'sekonds'"),

@@ -1,4 +1,4 @@
-"""What passes over finalists prove: differences beyond chance, and nothing where there is chance alone."""
+"""What passes over candidate plans prove: differences beyond chance, and nothing where there is chance alone."""
 
 import re
 
@@ -68,19 +68,22 @@ def test_what_could_not_be_measured_is_left_out():
     first = Verdict.of(costs[[1, 0, 2]])
     assert (first.taken, str(first)) == (2, "measured 9.00 ms; the predicted best could not be measured")
     none = Verdict.of(np.full((3, 2), NAN))
-    assert (none.taken, str(none)) == (0, "none of the finalists could be measured; the predicted best is kept")
+    assert (none.taken, str(none)) == (0, "none of the candidate plans could be measured; the predicted best is kept")
 
 
 @pytest.mark.parametrize(
     ("costs", "line"),
     [
         ([[50.0, 51.0], [45.0, 46.0]], r"measured 45\.50 ms, 9\.9% ± 0\.\d% below the predicted best"),
-        ([[50.0, 50.0], [51.0, 51.0]], r"measured 50\.00 ms, the predicted best: none of 1 other finalists cost less"),
+        (
+            [[50.0, 50.0], [51.0, 51.0]],
+            r"measured 50\.00 ms, the predicted best: none of 1 other candidate plans cost less",
+        ),
         (
             [[50.0, 52.0], [51.0, 50.0], [53.0, 52.0]],
-            r"measured 51\.00 ms, the predicted best: the cheapest of 2 other finalists cost 1\.0% ± \d+\.\d% less",
+            r"measured 51\.00 ms.* best: the cheapest of 2 other candidate plans cost 1\.0% ± \d+\.\d% less",
         ),
-        ([[50.0, 51.0]], r"measured 50\.50 ms; there was no other finalist to compare with"),
+        ([[50.0, 51.0]], r"measured 50\.50 ms; there was no other candidate plan to compare with"),
     ],
 )
 def test_a_verdict_is_a_line(costs, line):

@@ -102,8 +102,8 @@ def test_constraints_make_actions_illegal(seed):
 
 def test_what_is_seen_does_not_depend_on_the_scale():
     """Tables ten times as expensive look the same, beside what a device has to do on average."""
-    cheap, dear = task([1000, 2000, 4000]), task([10_000, 20_000, 40_000])
-    seen = [environment.observe(state)[..., 0] for environment, state in (_played(cheap, 0), _played(dear, 0))]
+    cheap, expensive = task([1000, 2000, 4000]), task([10_000, 20_000, 40_000])
+    seen = [environment.observe(state)[..., 0] for environment, state in (_played(cheap, 0), _played(expensive, 0))]
     torch.testing.assert_close(seen[0], seen[1], rtol=1e-2, atol=1e-3)
 
 

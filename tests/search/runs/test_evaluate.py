@@ -99,12 +99,12 @@ def test_models_of_other_versions_are_told_of_once(tmp_path):
 def test_one_plan_shows_its_devices(bundle, tmp_path):
     task = toy_task(3, num_devices=2)  # with so many lookups that devices wait long beside what a busy machine delays
     task = replace(task, tables=tuple(replace(table, pooling_factor=500.0) for table in task.tables))
-    whole(task, 0).save(tmp_path / "lopsided.json")
-    result = _evaluate(tmp_path / "lopsided.json", tmp_path / "out", str(bundle)).run()
+    whole(task, 0).save(tmp_path / "unbalanced.json")
+    result = _evaluate(tmp_path / "unbalanced.json", tmp_path / "out", str(bundle)).run()
     cost = result.entries[0].measured
     assert cost.compute[1] == 0  # an empty device
     assert cost.forward[1] >= cost.compute[0] * 0.8  # waits for the full one
-    assert "lopsided" in shown(result)
+    assert "unbalanced" in shown(result)
     assert np.isfinite(result.entries[0].predicted_ms)
 
 
@@ -183,19 +183,19 @@ def fixed(monkeypatch):
 
 
 @pytest.fixture
-def lopsided(fixed, tmp_path):
-    path = tmp_path / "lopsided.json"
+def unbalanced(fixed, tmp_path):
+    path = tmp_path / "unbalanced.json"
     replace(whole(toy_task(3, num_devices=2), 0), prediction=Prediction("cpu", 5.5, 0.25)).save(path)
     return path
 
 
-def test_a_plans_own_prediction_is_shown(lopsided, tmp_path):
-    result = _evaluate(lopsided, tmp_path / "out").run()
+def test_a_plans_own_prediction_is_shown(unbalanced, tmp_path):
+    result = _evaluate(unbalanced, tmp_path / "out").run()
     assert (result.entries[0].predicted_ms, result.entries[0].margin_ms) == (5.5, 0.25)
 
 
-def test_a_directory_is_one_evaluations(lopsided, tmp_path):
-    evaluate = _evaluate(lopsided, tmp_path / "out")
+def test_a_directory_is_one_evaluations(unbalanced, tmp_path):
+    evaluate = _evaluate(unbalanced, tmp_path / "out")
     with exclusive(tmp_path / "out"), pytest.raises(UserError, match="another run is at work"):
         evaluate.run()
     evaluate.run()
@@ -205,7 +205,7 @@ def test_a_directory_is_one_evaluations(lopsided, tmp_path):
     other = replace(CPU, embedding=replace(CPU.embedding, optimizer="rowwise_adagrad"))
     with pytest.raises(UserError, match=r"begun with hardware\.embedding\.optimizer='sgd', not 'rowwise_adagrad'"):
         replace(evaluate, hardware=other).run()
-    whole(Plan.load(lopsided).task, 1).save(lopsided)
+    whole(Plan.load(unbalanced).task, 1).save(unbalanced)
     with pytest.raises(UserError, match="holds a run already, begun with digest of plans="):
         evaluate.run()
     assert (tmp_path / "out" / "results.parquet").read_bytes() == kept
@@ -241,13 +241,13 @@ def test_a_run_that_was_stopped_goes_on_with_the_first_task_that_is_not_measured
         assert str(result.entries[0].measured) == str(cost)
 
 
-def test_what_was_measured_is_saved_before_anything_is_drawn(lopsided, tmp_path, monkeypatch):
+def test_what_was_measured_is_saved_before_anything_is_drawn(unbalanced, tmp_path, monkeypatch):
     def broken(*_arguments):
         raise RuntimeError("no picture")
 
     monkeypatch.setattr("neuroshard.stages.search.runs.in_parts.plan_png", broken)
     with pytest.raises(RuntimeError):
-        _evaluate(lopsided, tmp_path / "out").run()
+        _evaluate(unbalanced, tmp_path / "out").run()
     assert pd.read_parquet(tmp_path / "out" / "results.parquet").measured_ms[0] == 6.0
     assert (tmp_path / "out" / "run.json").exists()
 
@@ -324,10 +324,10 @@ def test_costs_predicted_for_this_hardware_are_judged_without_those_for_another(
     assert BUSY in lines[-1]
 
 
-@pytest.mark.parametrize("through", ["kernels", "steps", "mirrored"])
-def test_every_way_of_measuring_names_other_hardware(through, lopsided, tmp_path, monkeypatch):
-    plan = Plan.load(lopsided)
-    replace(plan, prediction=Prediction("roofline:h100", 5.5)).save(lopsided)
+@pytest.mark.parametrize("measure", ["kernels", "steps", "mirrored"])
+def test_every_way_of_measuring_names_other_hardware(measure, unbalanced, tmp_path, monkeypatch):
+    plan = Plan.load(unbalanced)
+    replace(plan, prediction=Prediction("roofline:h100", 5.5)).save(unbalanced)
     few = StepProtocol(builds=1, turns=1, steps=1)
     took = BuildTimes((3.0,), (1.0,) * len(PHASES), 1.0)
     monkeypatch.setattr(in_steps, "step_builds", lambda *_: nullcontext(lambda plans, _: (took,) * len(plans)))
@@ -335,7 +335,7 @@ def test_every_way_of_measuring_names_other_hardware(through, lopsided, tmp_path
     monkeypatch.setattr(in_mirror.InMirror, "_of_task", lambda *_: nothing)
     monkeypatch.setattr(TaskInMirror, "told", lambda _: [])
     ways = {"kernels": InParts(), "steps": in_steps.InSteps(few), "mirrored": in_mirror.InMirror(few)}
-    result = _evaluate(lopsided, tmp_path / "out", through=ways[through]).run()
+    result = _evaluate(unbalanced, tmp_path / "out", measure=ways[measure]).run()
     assert "predicted for a GPU: H100 (datasheet)" in shown(result, 1000)
     assert "measured on a CPU" in shown(result, 1000)
 

@@ -17,7 +17,7 @@ from neuroshard.testing import toy_task
 from tests.kit.commands import shown
 from tests.kit.plans import COPIES, laid_out, whole
 
-THROUGH = InMirror(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")
+MEASURE = InMirror(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")
 
 pytestmark = pytest.mark.xdist_group("measures")
 
@@ -32,8 +32,8 @@ def plans(tmp_path):
     return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
 
 
-def _run(plans, out, through=THROUGH):
-    return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), through=through).run()
+def _run(plans, out, measure=MEASURE):
+    return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), measure=measure).run()
 
 
 def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_path):
@@ -60,16 +60,16 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
     assert sorted((out / "ranks/task-0000").iterdir()) == files
     assert files[0].read_bytes() == kept
     with pytest.raises(UserError, match=r"begun with .*turns=2, not 3"):
-        _run(plans, out, InMirror(replace(THROUGH.protocol, turns=3)))
+        _run(plans, out, InMirror(replace(MEASURE.protocol, turns=3)))
 
 
 def test_indices_count_unless_a_pipeline_hides_them(plans, tmp_path):
     """Behind a dense part of many columns a pipeline hides them all; a loop waits for them."""
-    wide = replace(THROUGH.protocol, turns=1, dense=(1024, 1024))
+    wide = replace(MEASURE.protocol, turns=1, dense=(1024, 1024))
     found = {}
     for pipeline in PIPELINES:
-        through = replace(THROUGH, protocol=replace(wide, pipeline=pipeline))
-        (task,) = _run(plans[:1], tmp_path / pipeline, through).tasks
+        measure = replace(MEASURE, protocol=replace(wide, pipeline=pipeline))
+        (task,) = _run(plans[:1], tmp_path / pipeline, measure).tasks
         (row,), ((waited_ms, input_ms),) = task.rows(), task.exchanges
         found[pipeline] = row["exchange_ms"] - waited_ms
         assert json.loads((tmp_path / pipeline / "run.json").read_text())["pipeline"] == pipeline
@@ -78,17 +78,17 @@ def test_indices_count_unless_a_pipeline_hides_them(plans, tmp_path):
 
 
 def test_exchanges_are_left_out_without_models(plans, tmp_path):
-    (task,) = _run(plans[:1], tmp_path / "out", replace(THROUGH, exchanges=None)).tasks
+    (task,) = _run(plans[:1], tmp_path / "out", replace(MEASURE, exchanges=None)).tasks
     assert np.isnan(task.rows()[0]["exchange_ms"])
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_finalists_are_measured_as_verifying_asks(tmp_path, pipeline):
+def test_candidate_plans_are_measured_as_verifying_asks(tmp_path, pipeline):
     task = toy_task(2, num_devices=2)
-    finalist = whole(task)
-    through = replace(THROUGH, protocol=replace(THROUGH.protocol, pipeline=pipeline))
-    with through.opened([task], Hardware(DeviceSpec("cpu")), False, print) as measure:
-        (found,) = measure([finalist], 0, (steps := []).append, tmp_path)
+    candidate = whole(task)
+    measure = replace(MEASURE, protocol=replace(MEASURE.protocol, pipeline=pipeline))
+    with measure.opened([task], Hardware(DeviceSpec("cpu")), False, print) as measured:
+        (found,) = measured([candidate], 0, (steps := []).append, tmp_path)
     assert found.error is None
     assert found.step_ms > 0
-    assert sum(steps) == THROUGH.amount([finalist], False)
+    assert sum(steps) == MEASURE.amount([candidate], False)

@@ -32,8 +32,8 @@ def plans(tmp_path):
     return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
 
 
-def _run(plans, out, through=STEPS):
-    return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), through=through).run()
+def _run(plans, out, measure=STEPS):
+    return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), measure=measure).run()
 
 
 def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):

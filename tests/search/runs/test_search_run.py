@@ -8,7 +8,7 @@ from neuroshard import Simulator, UserError
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.trust import DATASHEET, Margin, Margins
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.report.explained import sections
@@ -76,9 +76,9 @@ def test_the_expected_cost_is_shown_and_kept_where_margins_are_known(tmp_path, m
 
 def test_a_gain_that_is_not_taken_is_said(tmp_path):
     save_bundle(tmp_path / "models", replace(random_models(), margins=MARGINS), Card())
-    doubting = NeuroShard(max_splits=0, improvement=Improvement(shakes=5), choice=Choice(1e3, 1e3))
-    for searcher, said in ((doubting, True), (replace(doubting, choice=None), False)):
+    cautious = NeuroShard(max_splits=0, improvement=Improvement(perturbations=5), acceptance=Acceptance(1e3, 1e3))
+    for searcher, said in ((cautious, True), (replace(cautious, acceptance=None), False)):
         out = str(tmp_path / str(said))
         result = Search(str(tmp_path / "models"), (toy_task(12),), searcher, "neuroshard", out).run()
-        assert ("searcher.choice=null takes it" in shown(result)) == said
+        assert ("searcher.acceptance=null takes it" in shown(result)) == said
         assert (SearchRun.load(tmp_path / str(said)).records[0].remark is not None) == said

@@ -1,4 +1,4 @@
-"""Finalists on hardware: the best by measurement is taken where it is beyond chance, and nothing measured is lost."""
+"""Candidate plans on hardware: the best is taken if its gain is larger than the error; nothing measured is lost."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.stages.search.results.finalist_files import FinalistFiles
+from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
@@ -45,7 +45,9 @@ TASK = toy_task(6, num_devices=2)
 TASKS = TASK, toy_task(7, num_devices=2, seed=1)
 AWAY = replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0))
 NOISY, STEADY = MadeUpHardware(made_up=AWAY, noise=0.05), MadeUpHardware(made_up=AWAY)
-SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=3), choice=None, sharding_types=("column_wise",))
+SMALL = NeuroShard(
+    3, 1, 2, GridSettings(points=3), Improvement(perturbations=3), acceptance=None, sharding_types=("column_wise",)
+)
 
 
 def _dlrm_tasks(count):
@@ -81,7 +83,7 @@ def test_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkey
 def _beside_the_predicted_best(count, tmp_path, monkeypatch):
     """What verified plans of so many tasks truly cost, over what the predicted best ones do."""
     monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
-    truth, verify = Simulator(AWAY.truth), Verify(replace(NOISY, noise=0.01), finalists=6, passes=6)
+    truth, verify = Simulator(AWAY.truth), Verify(replace(NOISY, noise=0.01), candidate_plans=6, passes=6)
     verified = _search("home", tmp_path / "verified", verify, _dlrm_tasks(count)).run().saved.plans()
     best = _predicted_best(count)
     return np.array([ms_of(verified[number], truth) / ms_of(plan, truth) for number, plan in best.items()])
@@ -94,7 +96,7 @@ def _predicted_best(count):
 
 
 def test_what_is_decided_at_once_is_what_a_run_takes(bundle, tmp_path):
-    verify = Verify(NOISY, finalists=4, passes=3)
+    verify = Verify(NOISY, candidate_plans=4, passes=3)
     run = _search(bundle, tmp_path / "run", verify, (TASK,)).run().saved
     found = verify.decided(SMALL, TASK, Simulator(CostModels.load(str(bundle))))
     assert run.plans()[0].placements == found.plan.placements
@@ -103,17 +105,17 @@ def test_what_is_decided_at_once_is_what_a_run_takes(bundle, tmp_path):
 
 def test_noise_alone_keeps_what_is_predicted(tmp_path, monkeypatch):
     monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
-    verify = Verify(MadeUpHardware(made_up=HOME, noise=0.3), finalists=6, passes=3)
+    verify = Verify(MadeUpHardware(made_up=HOME, noise=0.3), candidate_plans=6, passes=3)
     run = _search("home", tmp_path / "verified", verify, _dlrm_tasks(3)).run().saved
     assert run.plans() == _predicted_best(3)
     assert all("the predicted best" in record.remark for record in run.records)
 
 
 def test_what_a_verified_run_leaves(bundle, tmp_path):
-    result = _search(bundle, tmp_path / "run", Verify(NOISY, finalists=4, passes=3)).run()
-    frame = pd.read_parquet(tmp_path / "run" / "finalists.parquet")
+    result = _search(bundle, tmp_path / "run", Verify(NOISY, candidate_plans=4, passes=3)).run()
+    frame = pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet")
     assert frame.task.tolist() == [0] * 4 + [1] * 4
-    assert frame.finalist.tolist() == [0, 1, 2, 3] * 2
+    assert frame.candidate_plan.tolist() == [0, 1, 2, 3] * 2
     assert (frame.groupby("task").taken.sum() == 1).all()
     assert (frame.passes == 3).all()
     simulator, text = Simulator(CostModels.load(bundle)), shown(result)
@@ -130,7 +132,7 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
         assert record.remark in text
         assert f"{record.measured_ms:.2f}" in text
     assert "measured ms" in text
-    assert f"finalists: {tmp_path}/run/finalists.parquet" in text
+    assert f"candidate plans: {tmp_path}/run/candidate_plans.parquet" in text
     assert _search(bundle, tmp_path / "run", Verify(NOISY, 4, 3)).run().saved.plans() == loaded.plans()
     for other in (Verify(NOISY, 4, 4), Verify(NOISY, 5, 3), None, Verify(replace(NOISY, noise=0.1), 4, 3)):
         with pytest.raises(UserError, match="holds a run already, begun with verify"):
@@ -194,25 +196,25 @@ def test_an_interrupted_run_measures_only_what_is_missing(bundle, tmp_path):
     dying = _counted(dies_at=7)
     with pytest.raises(_Killed):
         _search(bundle, tmp_path / "run", Verify(dying, 3, 4), tasks).run()
-    assert len(FinalistFiles(tmp_path / "run", 1).read(tasks[1]).passes) == 2
+    assert len(CandidatePlanFiles(tmp_path / "run", 1).read(tasks[1]).passes) == 2
     rest = _counted()
     found = _search(bundle, tmp_path / "run", Verify(rest, 3, 4), tasks).run().saved
     assert dying.counts["calls"] + rest.counts["calls"] == whole.counts["calls"]
     assert found.plans() == expected.plans()
     assert [record.measured_ms for record in found.records] == [record.measured_ms for record in expected.records]
-    frames = [pd.read_parquet(tmp_path / out / "finalists.parquet") for out in ("run", "whole")]
+    frames = [pd.read_parquet(tmp_path / out / "candidate_plans.parquet") for out in ("run", "whole")]
     pd.testing.assert_frame_equal(*frames)
 
 
 def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
     task = toy_task(12, num_devices=2)
     _search(bundle, tmp_path / "free", Verify(_counted(), 6, 2), (task,)).run()
-    finalists = FinalistFiles(tmp_path / "free", 0).read(task).finalists
-    largest = [max(map(len, plan.device_tables)) for plan in finalists]
-    assert len(set(largest)) > 1, "the finalists must differ in this for the test to test anything"
+    candidate_plans = CandidatePlanFiles(tmp_path / "free", 0).read(task).candidate_plans
+    largest = [max(map(len, plan.device_tables)) for plan in candidate_plans]
+    assert len(set(largest)) > 1, "the candidate plans must differ in this for the test to test anything"
     limit = max(largest)
     run = _search(bundle, tmp_path / "run", Verify(_counted(fails=limit), 6, 2), (task,)).run()
-    frame = pd.read_parquet(tmp_path / "run" / "finalists.parquet")
+    frame = pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet")
     assert (frame.error.notna().to_numpy() == (np.array(largest) >= limit)).all()
     assert frame.measured_ms.isna().equals(frame.error.notna())
     assert frame[frame.taken].error.isna().all()
@@ -220,33 +222,35 @@ def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
     if largest[0] == limit:
         assert "the predicted best could not be measured" in shown(run)
     none = _search(bundle, tmp_path / "none", Verify(_counted(fails=1), 3, 2), (task,)).run()
-    kept = "none of the finalists could be measured; the predicted best is kept"
+    kept = "none of the candidate plans could be measured; the predicted best is kept"
     assert f"{kept} (device 0: MemoryError: too many tables)" in shown(none)
     assert none.saved.plans() == _search(bundle, tmp_path / "plain", None, (task,)).run().saved.plans()
 
 
 def test_a_method_with_one_plan_has_it_measured(bundle, tmp_path):
     run = _search(bundle, tmp_path / "run", Verify(NOISY, 4, 2), searcher=Greedy("dim")).run().saved
-    assert all("there was no other finalist" in record.remark for record in run.records)
+    assert all("there was no other candidate plan" in record.remark for record in run.records)
     assert all(record.measured_ms > 0 for record in run.records)
 
 
 def test_what_a_search_remarks_stands_before_the_verdict_and_is_kept(bundle, tmp_path):
-    replan = Replan(Random().find(TASK, Simulator(CostModels.load(bundle))).plan, improvement=Improvement(shakes=3))
+    replan = Replan(
+        Random().find(TASK, Simulator(CostModels.load(bundle))).plan, improvement=Improvement(perturbations=3)
+    )
     plain, verified = (
         _search(bundle, tmp_path / name, how, (TASK,), replan).run().saved.records[0].remark
         for name, how in (("plain", None), ("verified", Verify(NOISY, 4, 2)))
     )
     assert plain.startswith("moves ")
     assert verified.startswith(f"{plain}; ")
-    assert FinalistFiles(tmp_path / "verified", 0).read(TASK).found.remark == plain
+    assert CandidatePlanFiles(tmp_path / "verified", 0).read(TASK).found.remark == plain
 
 
 def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
     tight = replace(TASK, topology=Topology(2, TASK.size_bytes // 3))
     run = _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2), (TASK, tight)).run().saved
     assert [record.error is None for record in run.records] == [True, False]
-    assert set(pd.read_parquet(tmp_path / "run" / "finalists.parquet").task) == {0}
+    assert set(pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet").task) == {0}
 
 
 def test_plans_that_have_rules_for_a_target_besides_are_verified(tmp_path, monkeypatch):
@@ -259,13 +263,13 @@ def test_plans_that_have_rules_for_a_target_besides_are_verified(tmp_path, monke
         run = _search("linear", tmp_path / "run", Verify(STEADY, 2, 2), tasks, SMALL).run().saved
     plan = run.plan_of(run.records[0])
     assert plan.task.constraints.rules[-1].min_shards == 4
-    assert FinalistFiles(tmp_path / "run", 0).read(tasks[0]).finalists[0].task == plan.task
+    assert CandidatePlanFiles(tmp_path / "run", 0).read(tasks[0]).candidate_plans[0].task == plan.task
 
 
 def test_damaged_files_are_named(bundle, tmp_path):
     _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2)).run()
-    files = FinalistFiles(tmp_path / "run", 0)
-    path = tmp_path / "run" / "finalists" / "task-0000" / "pass-0000.json"
+    files = CandidatePlanFiles(tmp_path / "run", 0)
+    path = tmp_path / "run" / "candidate_plans" / "task-0000" / "pass-0000.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"plans": content["plans"][:1]}))
     with pytest.raises(UserError, match="is not of 2 plans for 2 devices; delete it"):
@@ -279,10 +283,10 @@ def test_damaged_files_are_named(bundle, tmp_path):
 
 
 def test_users_mistakes_are_one_line(bundle, tmp_path):
-    with pytest.raises(UserError, match="finalists=0 must be a whole number of at least 1"):
-        Verify(STEADY, finalists=0, passes=2)
+    with pytest.raises(UserError, match="candidate_plans=0 must be a whole number of at least 1"):
+        Verify(STEADY, candidate_plans=0, passes=2)
     with pytest.raises(UserError, match="passes=1 must be a whole number of at least 2"):
-        Verify(STEADY, finalists=2, passes=1)
+        Verify(STEADY, candidate_plans=2, passes=1)
     on_hosts = replace(TASK, topology=replace(TASK.topology, devices_per_host=1))
     with pytest.raises(UserError, match="1 of its 2 devices on each host, and exchanges are measured here with 2"):
         _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2), (on_hosts,)).run()
@@ -300,7 +304,7 @@ def test_hardware_of_another_size_is_refused_before_any_work(bundle, tmp_path, m
 @pytest.mark.xdist_group("measures")
 def test_a_tiny_verified_search_on_real_hardware(bundle, tmp_path):
     result = _search(bundle, tmp_path / "run", Verify(CPU, 3, 2), count_input=False).run()
-    frame = pd.read_parquet(tmp_path / "run" / "finalists.parquet")
+    frame = pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet")
     assert frame.error.isna().all()
     assert (frame.measured_ms > 0).all()
     plans = [Plan.load(tmp_path / "run" / name) for name in frame[frame.task == 0].plan]
@@ -316,16 +320,16 @@ TIMED = [f"hardware.{kind}_timing.{name}" for kind in ("compute", "comm") for na
 def command(bundle, tmp_path):
     (tmp_path / "tables.csv").write_text(TABLES)
     given = (f"model={bundle}", f"tables={tmp_path}/tables.csv", "batch_size=256", "topology.num_devices=2")
-    return ["search", *given, "verify=hardware", "passes=2", f"out={tmp_path}/found", *TIMED]
+    return ["search", *given, "verify=kernels", "passes=2", f"out={tmp_path}/found", *TIMED]
 
 
 @pytest.mark.xdist_group("measures")
 def test_the_command_verifies(command, tmp_path, capsys):
-    cli.main([*command, "finalists=2"])
+    cli.main([*command, "candidate_plans=2"])
     out = capsys.readouterr().out
     assert "task 0: measured" in out
     assert "measured ms" in out
-    assert len(pd.read_parquet(tmp_path / "found" / "finalists.parquet")) == 2
+    assert len(pd.read_parquet(tmp_path / "found" / "candidate_plans.parquet")) == 2
 
 
 def _under_torchrun(*arguments):
@@ -344,18 +348,18 @@ def _command_of(rank, said, command):
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 def test_searches_measure_between_processes_that_torchrun_started(command, tmp_path):
-    as_if_under_torchrun(2, _command_of, tmp_path, [*command, "finalists=2"])
+    as_if_under_torchrun(2, _command_of, tmp_path, [*command, "candidate_plans=2"])
     assert [(tmp_path / str(rank)).read_text().count("task 0: measured") for rank in range(2)] == [1, 0]
-    assert len(pd.read_parquet(tmp_path / "found" / "finalists.parquet")) == 2
+    assert len(pd.read_parquet(tmp_path / "found" / "candidate_plans.parquet")) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
     for _ in range(2):  # searched, then read
-        done = _under_torchrun(*command, "finalists=2")
+        done = _under_torchrun(*command, "candidate_plans=2")
         assert done.stdout.count("task 0: measured") == 1, done.stderr  # the other process only took part
-    assert len(pd.read_parquet(tmp_path / "found" / "finalists.parquet")) == 2
+    assert len(pd.read_parquet(tmp_path / "found" / "candidate_plans.parquet")) == 2
     plan = str(next(Path(tmp_path / "found" / "plans").iterdir()))
     measured = _under_torchrun("evaluate", plan, f"out={tmp_path}/measured", *TIMED)
     assert measured.stdout.count("results:") == 1, measured.stderr
@@ -364,12 +368,12 @@ def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
 
 @pytest.mark.xdist_group("measures")
 @pytest.mark.parametrize("pipeline", ["sparse_dist", pytest.param("none", marks=pytest.mark.slow)])
-def test_finalists_are_verified_by_training_steps(bundle, tmp_path, pipeline):
+def test_candidate_plans_are_verified_by_training_steps(bundle, tmp_path, pipeline):
     """A pass is a build of all of them, on two real processes."""
     means = InSteps(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
-    result = _search(bundle, tmp_path / "run", Verify(CPU, finalists=2, passes=2, means=means), (TASK,)).run()
-    searched = FinalistFiles(tmp_path / "run", 0).read(TASK)
-    assert searched.errors == (None,) * len(searched.finalists)
+    result = _search(bundle, tmp_path / "run", Verify(CPU, candidate_plans=2, passes=2, means=means), (TASK,)).run()
+    searched = CandidatePlanFiles(tmp_path / "run", 0).read(TASK)
+    assert searched.errors == (None,) * len(searched.candidate_plans)
     assert (searched.costs_ms > 0).all()
-    assert searched.costs_ms.shape == (len(searched.finalists), 2)
+    assert searched.costs_ms.shape == (len(searched.candidate_plans), 2)
     assert result.saved.records[0].measured_ms == pytest.approx(searched.verdict.measured_ms[searched.verdict.taken])

@@ -110,7 +110,7 @@ def test_rows_and_copies_may_take_all_of_a_device():
 
 
 @pytest.mark.parametrize("compute", [H100.models.compute, OpaqueCompute()], ids=["sum", "other"])
-def test_a_part_of_a_catalog_is_as_if_made_anew(compute):
+def test_a_part_of_a_catalog_is_as_if_newly_made(compute):
     rng, pinned, apart = np.random.default_rng(0), 0, 0
     simulator = Simulator(replace(H100.models, compute=compute, margins=None))
     for seed in range(10):
@@ -118,13 +118,13 @@ def test_a_part_of_a_catalog_is_as_if_made_anew(compute):
         bound = ~np.delete(allowed_forms(task, known_calls(H100.models)), COLUMNS, 1)
         stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change form together
         base = Base.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
-        part, anew = catalog_of(task, simulator).beside(base), Catalog.checked(base, simulator)
-        assert part.items.items == anew.items.items
-        for one, other in zip(part.items.limits, anew.items.limits, strict=True):
+        part, made = catalog_of(task, simulator).beside(base), Catalog.checked(base, simulator)
+        assert part.items.items == made.items.items
+        for one, other in zip(part.items.limits, made.items.limits, strict=True):
             np.testing.assert_array_equal(one, other)
         for field in fields(Catalog):
             if field.name not in ("items", "simulator", "model"):
-                ours, theirs = getattr(part, field.name), getattr(anew, field.name)  # products of more rows round apart
+                ours, theirs = getattr(part, field.name), getattr(made, field.name)  # products of more rows round apart
                 np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=field.name)
         pinned += bool(task.constraints.pinned)
         apart += len(part.items.limits.rivals) > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import neuroshard.stages.search.space.compiled as compiled
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.stages.search.kernels.descent import explore
+from neuroshard.stages.search.kernels.perturbation import explore
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.compiled import sources_digest
@@ -70,7 +70,7 @@ from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.sizes import put
 from neuroshard.testing import toy_task
-searcher = {"size": Greedy("size"), "improved": NeuroShard(improvement=Improvement(shakes=1))}[sys.argv[1]]
+searcher = {"size": Greedy("size"), "improved": NeuroShard(improvement=Improvement(perturbations=1))}[sys.argv[1]]
 print(json.dumps(searcher.find(toy_task(4), Simulator(CostModels.load("roofline:h100"))).plan.to_json()))
 print(hasattr(put, "py_func"))
 """
@@ -102,6 +102,6 @@ def test_a_search_without_a_directory_for_what_is_compiled_warns_once():
 def test_kernels_in_plain_python_find_the_same_plan():
     plan, compiled, _ = _searched(_SEARCHED, "improved", NUMBA_DISABLE_JIT="1")
     assert not compiled
-    searcher = NeuroShard(improvement=Improvement(shakes=1))
+    searcher = NeuroShard(improvement=Improvement(perturbations=1))
     found = searcher.find(toy_task(4), Simulator(CostModels.load("roofline:h100")))
     assert plan == json.loads(json.dumps(found.plan.to_json()))

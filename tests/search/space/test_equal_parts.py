@@ -63,7 +63,7 @@ def _halved(task):
 
 
 @pytest.mark.slow
-def test_no_plan_gets_dearer():
+def test_no_plan_gets_more_expensive():
     for seed in range(4):
         (task,) = constrained([toy_task(12, 4, seed=seed)], "hugectr")
         halves, found = (SEARCH.find(one, SIMULATOR).plan for one in (_halved(task), task))
@@ -89,9 +89,9 @@ def test_copies_stay_copies():
     assert plan.forms[0] == "data_parallel"
 
 
-def test_finalists_are_of_the_task_of_the_plan():
+def test_candidate_plans_are_of_the_task_of_the_plan():
     plan = SEARCH.find(_task(), SIMULATOR).plan
-    found = SEARCH.finalists(plan, SIMULATOR, 4)
+    found = SEARCH.candidate_plans(plan, SIMULATOR, 4)
     assert found[0] == plan
     assert len(found) > 1
     assert {one.task == plan.task for one in found} == {True}

@@ -31,10 +31,10 @@ from tests.kit.tasks import plain_tables, plain_task
 
 SPLITTING = (
     BeamSearch(max_splits=2),
-    NeuroShard(max_splits=2, improvement=Improvement(shakes=2)),
+    NeuroShard(max_splits=2, improvement=Improvement(perturbations=2)),
     WithModels(BeamSearch(max_splits=1), NoCommunication()),
 )
-QUICKLY = NeuroShard(max_splits=2, improvement=Improvement(shakes=1), sharding_type_trials=1)
+QUICKLY = NeuroShard(max_splits=2, improvement=Improvement(perturbations=1), sharding_type_trials=1)
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "80"))
 SEVERAL = pytest.mark.parametrize("tasks", [TRIES, pytest.param(250, marks=pytest.mark.slow)])
 KIB = 1 << 10
@@ -236,7 +236,7 @@ def test_copies_that_fit_where_columns_do_not_are_found(together):
     """A copy takes no output buffers of the global batch; tables kept together are copied together."""
     loose = plain_task([32, 32], 40, 1.0, memory=MemoryUse("sgd", 1))
     copies = replace(loose, constraints=Constraints((TableRule("*", sharding_types=("data_parallel",)),)))
-    copied = NeuroShard(improvement=Improvement(shakes=0)).find(copies, H100).plan
+    copied = NeuroShard(improvement=Improvement(perturbations=0)).find(copies, H100).plan
     memory = max(copied.device_bytes) + (1 << 30) - loose.shard_memory[0]
     task = replace(loose, topology=Topology(2, memory), constraints=Constraints(together=together))
     found(QUICKLY, task)

@@ -11,7 +11,7 @@ from neuroshard.models.parts import Framework
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.form_estimates import FormEstimates, dearest
+from neuroshard.stages.search.space.form_estimates import FormEstimates, most_expensive
 from neuroshard.stages.search.space.forms import Changes, Forms, Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import device_loads
 from neuroshard.testing import constrained_task
@@ -154,7 +154,7 @@ def test_tables_with_constraints_are_estimated():
 
 
 def test_cuts_that_are_beaten_change_nothing(monkeypatch):
-    """Of cuts that are no dearer and no wider, one is costed."""
+    """Of cuts that are no more expensive and no wider, one is costed."""
     task = _task(30, 16)
     choices = np.random.default_rng(3).choice(len(FORMS), (50, 30), p=[0.8, 0.1, 0.1])
     few = _estimates(task).costs(Forms(choices))
@@ -183,4 +183,4 @@ def test_parts_are_the_loads_that_plans_have():
     copies = [placed for table in tables.tolist() for placed in in_copies(task, table)]
     for form, placed, which in ((Form.ROW_WISE, blocks, [0, 4 + 2, 8]), (Form.DATA_PARALLEL, copies, [0, 4, 8])):
         loads = placed_loads(task.tables, placed, task.batch_size, 4).take(np.array(which))
-        _same_loads(dearest(task, tables, LAYOUTS[form]), loads)
+        _same_loads(most_expensive(task, tables, LAYOUTS[form]), loads)

@@ -131,7 +131,7 @@ def _weights(choices):
 
 
 def _held_up(choices):
-    """The dearest table in columns counts, and a call of rows costs something: one table in rows alone never helps."""
+    """The most expensive table in columns counts, and a call of rows costs something: one in rows alone never helps."""
     forms = choices.forms
     ms = np.array([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])
     columns = np.where(forms == COLUMNS, ms, 0)

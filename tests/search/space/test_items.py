@@ -163,7 +163,7 @@ def _room(task):
 
 @SEEDS
 def test_room_is_what_is_left(seed):
-    """Shards are put wherever they may be; what may be put is worked out anew each time."""
+    """Shards are put wherever they may be; what may be put is worked out again each time."""
     task, rng = constrained_task(seed), np.random.default_rng(seed)
     sizes, room = _room(task)
     room.free_units[:] = cap = int(sizes.full_width.sum() * 0.6)

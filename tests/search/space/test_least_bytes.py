@@ -20,7 +20,7 @@ from tests.kit.searches import H100, found, sizes_of
 from tests.kit.tasks import plain_tables
 from tests.kit.torchrec_models import bags, planner
 
-QUICKLY = NeuroShard(improvement=Improvement(shakes=2))
+QUICKLY = NeuroShard(improvement=Improvement(perturbations=2))
 TABLES = plain_tables([32] * 12, range(2000, 14000, 1000))
 TOTAL = sum(table.size_bytes for table in TABLES)
 

@@ -1,4 +1,4 @@
-"""A gain is believed where it is large beside the margins."""
+"""A gain is accepted if it is larger than the acceptance margin."""
 
 from dataclasses import dataclass, replace
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from neuroshard import CostModels, Simulator, Task, Topology
-from neuroshard.models.parts import EXCHANGES, lopsidedness
+from neuroshard.models.parts import EXCHANGES, imbalance
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice, declined_remark
+from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_remark
 from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
@@ -19,7 +19,7 @@ from tests.kit.costs import cost_of
 from tests.kit.plans import laid_out, whole
 from tests.kit.searches import ms_of
 
-FEW = Improvement(shakes=10)
+FEW = Improvement(perturbations=10)
 ERROR = 0.15
 
 
@@ -52,21 +52,23 @@ def _two_plans():
     return whole(task, 0), whole(task)
 
 
-def _chosen(choice, first, other, simulator):
+def _chosen(acceptance, first, other, simulator):
     costs = simulator.costs(first.task, [first, other])
-    return (first, other)[choice.among(costs, first.task, simulator)[0]]
+    return (first, other)[acceptance.among(costs, first.task, simulator)[0]]
 
 
-@pytest.mark.parametrize(("compute", "setting"), [(LinearCompute(), "blind_doubt"), (Disagreeing(), "doubt")])
-def test_a_gain_is_believed_beyond_a_share_of_both_margins(compute, setting):
+@pytest.mark.parametrize(
+    ("compute", "setting"), [(LinearCompute(), "single_model_margin_fraction"), (Disagreeing(), "margin_fraction")]
+)
+def test_a_gain_above_a_fraction_of_both_margins_is_accepted(compute, setting):
     simulator, (first, other) = _simulator(compute, 0.5), _two_plans()
     before, after = simulator.costs(first.task, [first, other])
     share = (before.expected_ms - after.expected_ms) / (before.margin_ms + after.margin_ms)  # that the gain is
     assert 0.1 < share < 3
     for factor, chosen in ((0.99, other), (1.01, first)):
-        other_setting = {"doubt", "blind_doubt"} - {setting}
-        choice = Choice(**{setting: share * factor, other_setting.pop(): 1e6 * (factor < 1)})
-        assert _chosen(choice, first, other, simulator) == chosen
+        other_setting = {"margin_fraction", "single_model_margin_fraction"} - {setting}
+        acceptance = Acceptance(**{setting: share * factor, other_setting.pop(): 1e6 * (factor < 1)})
+        assert _chosen(acceptance, first, other, simulator) == chosen
 
 
 def test_without_members_no_saving_of_all_devices_together_counts():
@@ -86,28 +88,24 @@ def test_without_members_no_saving_of_all_devices_together_counts():
     first, other = laid_out(task, 0, 1), laid_out(task, *[{0: 32, 1: 32}] * 2)
     margins = _simulator(LinearCompute(), 0.1).models.margins
     for compute, chosen in ((Flattering(), first), (FlatteringMembers(), other)):
-        assert (
-            _chosen(
-                Choice(1.0, 1.0), first, other, Simulator(replace(linear_models(2), compute=compute, margins=margins))
-            )
-            is chosen
-        )
+        simulator = Simulator(replace(linear_models(2), compute=compute, margins=margins))
+        assert _chosen(Acceptance(1.0, 1.0), first, other, simulator) is chosen
 
 
 def test_a_plan_that_gains_nothing_is_never_chosen():
     first, other = _two_plans()
     for simulator in (Simulator(linear_models()), _simulator(LinearCompute(), 0.1)):
-        assert _chosen(Choice(0.0, 0.0), other, first, simulator) is other
-        assert _chosen(Choice(0.0, 0.0), first, first, simulator) is first
+        assert _chosen(Acceptance(0.0, 0.0), other, first, simulator) is other
+        assert _chosen(Acceptance(0.0, 0.0), first, first, simulator) is first
 
 
 NO_MARGINS = replace(CostModels.load("cpu"), margins=None)  # an ensemble
 OF_DATASHEET = CostModels.load("roofline:h100")
 
 
-def _taken(models, first, other, choice=None):
+def _taken(models, first, other, acceptance=None):
     """Whether the second of two plans' costs is taken."""
-    chosen, rejected = (choice or Choice()).among([first, other], toy_task(2), Simulator(models))
+    chosen, rejected = (acceptance or Acceptance()).among([first, other], toy_task(2), Simulator(models))
     assert rejected == (None if chosen else 1)
     return bool(chosen)
 
@@ -151,7 +149,7 @@ def test_without_margins_a_single_model_is_trusted_no_more_than_it_would_be_with
 def test_without_margins_rows_and_copies_must_gain_both_margins_if_models_know_kernels_and_exchanges_only():
     first = _on_one_device(100.0)
     for gain, taken in ((21.0, False), (22.0, True)):  # 12 ms, and 12% of what is left
-        assert _taken(OF_DATASHEET, first, _on_one_device(100.0 - gain), Choice().of_forms(OF_DATASHEET)) == taken
+        assert _taken(OF_DATASHEET, first, _on_one_device(100.0 - gain), Acceptance().of_forms(OF_DATASHEET)) == taken
 
 
 @pytest.mark.parametrize(
@@ -159,7 +157,7 @@ def test_without_margins_rows_and_copies_must_gain_both_margins_if_models_know_k
 )
 def test_the_remark_on_a_rejected_plan_says_whether_the_margin_is_assumed(models, assumed):
     first, other = _two_plans()
-    assert ("assumed" in declined_remark(first, other, Simulator(models))) == assumed
+    assert ("assumed" in rejected_remark(first, other, Simulator(models))) == assumed
 
 
 def test_gains_below_a_share_of_the_first_plans_cost_are_left_where_margins_are_known():
@@ -168,20 +166,20 @@ def test_gains_below_a_share_of_the_first_plans_cost_are_left_where_margins_are_
     of_first, of_other = known.costs(first.task, [first, other])
     gain = 1 - of_other.total_ms / of_first.total_ms
     for factor, chosen in ((0.99, other), (1.01, first)):
-        choice = Choice(0.0, 0.0, least_gain=gain * factor)
-        assert _chosen(choice, first, other, known) is chosen
+        acceptance = Acceptance(0.0, 0.0, min_gain=gain * factor)
+        assert _chosen(acceptance, first, other, known) is chosen
 
 
-def test_plans_with_exchanges_more_lopsided_than_any_measured_are_left_unless_the_first_is_as_lopsided():
+def test_plans_with_exchanges_more_unbalanced_than_any_measured_are_left_unless_the_first_is_as_unbalanced():
     first, other = _two_plans()
     simulator, task = Simulator(linear_models()), first.task
     of_first, of_other = simulator.costs(task, [first, other])
     for before, after, chosen in ((1.0, 1.1, 0), (1.1, 1.2, 0), (1.1, 1.1, 1), (1.2, 1.0, 1)):
-        costs = [replace(of_first, beyond=before), replace(of_other, beyond=after)]
-        assert Choice().among(costs, task, simulator) == (chosen, None if chosen else 1)
+        costs = [replace(of_first, outside_training_range=before), replace(of_other, outside_training_range=after)]
+        assert Acceptance().among(costs, task, simulator) == (chosen, None if chosen else 1)
 
 
-def test_a_plan_that_is_declined_for_its_exchanges_says_so():
+def test_a_plan_that_is_rejected_for_its_exchanges_says_so():
     """A hot table alone on a device: cheaper by the model, in an exchange of 32 and 128 columns."""
     table = replace(toy_tables(1)[0].with_dim(32), pooling_factor=1.0)
     tables = replace(table, pooling_factor=20.0), *(replace(table, name=f"t{i}") for i in range(4))
@@ -189,32 +187,32 @@ def test_a_plan_that_is_declined_for_its_exchanges_says_so():
     even, alone = (laid_out(task, 0, beside, 1, 1, 1) for beside in (0, 1))
     known = replace(CostModels.load("cpu").ranges, others={})
     for most, why in (
-        (1.5, "no exchange that the models know is so lopsided"),
+        (1.5, "the imbalance of its exchanges is outside the training range"),
         (1.6, "within an assumed margin of 14% (as for their kind)"),
     ):
-        name, lopsided = lopsidedness(np.array([[most, 2 - most]]) * 1000)
-        ranges = known.with_part(EXCHANGES, {name: lopsided})
-        remark = declined_remark(even, alone, Simulator(replace(linear_models(2), ranges=ranges)))
-        assert f"{why}; searcher.choice=null takes it" in remark
+        name, unbalanced = imbalance(np.array([[most, 2 - most]]) * 1000)
+        ranges = known.with_part(EXCHANGES, {name: unbalanced})
+        remark = rejected_remark(even, alone, Simulator(replace(linear_models(2), ranges=ranges)))
+        assert f"{why}; searcher.acceptance=null takes it" in remark
 
 
-def test_the_first_start_stays_where_the_gain_is_not_believed():
+def test_the_first_start_stays_if_the_gain_is_not_accepted():
     first, other = _two_plans()
     starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(LinearCompute(), 0.5)
     opaque = simulator.models.with_compute(OpaqueCompute(), margins=simulator.models.margins.compute)
     for one in (simulator, Simulator(opaque)):
-        doubting, believing = (ImprovedSearch(starts, FEW, choice=c) for c in (Choice(1e3, 1e3), None))
-        assert {placement.device for placement in doubting.find(first.task, one).plan.placements} == {0}
-        assert {placement.device for placement in believing.find(first.task, one).plan.placements} == {0, 1, 2, 3}
+        cautious, accepting = (ImprovedSearch(starts, FEW, acceptance=c) for c in (Acceptance(1e3, 1e3), None))
+        assert {placement.device for placement in cautious.find(first.task, one).plan.placements} == {0}
+        assert {placement.device for placement in accepting.find(first.task, one).plan.placements} == {0, 1, 2, 3}
 
 
 def test_gains_that_are_errors_of_the_model_are_left():
-    """The truth is known: without a choice some plans are worse, with it none by more than 1%."""
+    """The truth is known: without an acceptance margin some plans are worse, with it none by more than 1%."""
     truth, wrong = Simulator(linear_models()), _simulator(Wrong(), ERROR)
     gains = []
     for seed in range(10):
         task = toy_task(24, seed=seed)
-        searchers = (BeamSearch(), NeuroShard(improvement=FEW, choice=None), NeuroShard(improvement=FEW))
+        searchers = (BeamSearch(), NeuroShard(improvement=FEW, acceptance=None), NeuroShard(improvement=FEW))
         published, bold, ours = (ms_of(searcher.find(task, wrong).plan, truth) for searcher in searchers)
         gains.append((1 - bold / published, 1 - ours / published))
     bold, ours = np.array(gains).T
@@ -225,34 +223,35 @@ def test_gains_that_are_errors_of_the_model_are_left():
 
 def test_the_setting_comes_from_the_config():
     assert build("searcher", "neuroshard") == NeuroShard()
-    assert build("searcher", "neuroshard", choice={"doubt": 0.5}).column_search.choice == Choice(doubt=0.5)
-    assert build("searcher", "neuroshard", choice=None).column_search.choice is None
+    half, none = (build("searcher", "neuroshard", acceptance=one) for one in ({"margin_fraction": 0.5}, None))
+    assert half.column_search.acceptance == Acceptance(margin_fraction=0.5)
+    assert none.column_search.acceptance is None
 
 
 def test_a_gain_that_is_not_taken_is_said():
     first, other = _two_plans()
     starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(LinearCompute(), 0.5)
-    doubting, believing, bold = (
-        ImprovedSearch(starts, FEW, choice=c).find(first.task, simulator)
-        for c in (Choice(1e3, 1e3), Choice(0.0, 0.0), None)
+    cautious, accepting, bold = (
+        ImprovedSearch(starts, FEW, acceptance=c).find(first.task, simulator)
+        for c in (Acceptance(1e3, 1e3), Acceptance(0.0, 0.0), None)
     )
-    before, after = (ms_of(found.plan, simulator) for found in (doubting, bold))
-    remark = declined_remark(doubting.plan, doubting.declined, simulator)
+    before, after = (ms_of(found.plan, simulator) for found in (cautious, bold))
+    remark = rejected_remark(cautious.plan, cautious.rejected, simulator)
     assert remark.startswith(f"a plan predicted {1 - after / before:.1%} cheaper was found ({after:.2f} ms, not ")
     assert f"not {before:.2f})" in remark
-    assert "searcher.choice=null takes it" in remark
+    assert "searcher.acceptance=null takes it" in remark
     assert "\n" not in remark
-    assert (believing.declined, bold.declined) == (None, None)
-    best = ImprovedSearch((ExistingPlan(bold.plan),), replace(FEW, shakes=0), choice=Choice(1e3, 1e3))
-    assert best.find(first.task, simulator).declined is None  # there was nothing to gain
+    assert (accepting.rejected, bold.rejected) == (None, None)
+    best = ImprovedSearch((ExistingPlan(bold.plan),), replace(FEW, perturbations=0), acceptance=Acceptance(1e3, 1e3))
+    assert best.find(first.task, simulator).rejected is None  # there was nothing to gain
 
 
 def test_what_nobody_would_miss_is_not_said():
     """Gains below 1%, and plans that don't fit."""
     first, other = _two_plans()
     simulator = _simulator(LinearCompute(), 0.5)
-    assert declined_remark(first, other, simulator) is not None
-    assert declined_remark(other, replace(other), simulator) is None
-    assert declined_remark(other, first, simulator) is None
+    assert rejected_remark(first, other, simulator) is not None
+    assert rejected_remark(other, replace(other), simulator) is None
+    assert rejected_remark(other, first, simulator) is None
     tight = replace(first.task, topology=replace(first.task.topology, memory_bytes=max(other.device_bytes) - 1))
-    assert declined_remark(replace(first, task=tight), replace(other, task=tight), simulator) is None
+    assert rejected_remark(replace(first, task=tight), replace(other, task=tight), simulator) is None

@@ -1,4 +1,4 @@
-"""What was measured of finalists comes back as it was, of parts of a step that nobody here knows too."""
+"""What was measured of candidate plans comes back as it was, of parts of a step that nobody here knows too."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 from neuroshard.cost.cost import PARTS, Cost, Part, When
 from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Pass
+from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass
 from neuroshard.testing import toy_task
 from tests.kit.plans import whole
 
@@ -18,7 +18,7 @@ PLACES = dict(zip(PARTS, (When.COMPUTE, When.FORWARD, When.BACKWARD), strict=Tru
 def passes(tmp_path):
     task = toy_task(2, num_devices=2)
     plan = whole(task)
-    return FinalistFiles(tmp_path, 0).passes([plan])
+    return CandidatePlanFiles(tmp_path, 0).passes([plan])
 
 
 def _kept(passes, places):

@@ -1,4 +1,4 @@
-"""The default search beside whatever else is at hand, by its own models: on tasks that nothing was tuned to."""
+"""The default search compared with all other available searches, by its models, on tasks that nothing was tuned to."""
 
 from dataclasses import replace
 
@@ -28,9 +28,9 @@ def _bold(searcher, simulator):
 
     Otherwise it leaves gains within the assumed margins, so that plans may cost more by so much.
     """
-    if simulator.models.margins is not None or not hasattr(searcher, "choice"):
+    if simulator.models.margins is not None or not hasattr(searcher, "acceptance"):
         return searcher
-    return replace(searcher, choice=None)
+    return replace(searcher, acceptance=None)
 
 
 def _check(number, model):
@@ -72,7 +72,7 @@ def test_no_other_plan_is_cheaper_where_devices_wait_for_their_hosts(number, mod
     _check(number, model)
 
 
-ENDS = 0.02  # what costs of plans at which local search ends differ by: five times as many shakes hardly lower them
+ENDS = 0.02  # relative difference of costs at which local searches end: five times the perturbations hardly lower them
 
 
 def _check_easier(number, model, searcher=None, most=1 + ENDS):
@@ -86,8 +86,8 @@ def _check_easier(number, model, searcher=None, most=1 + ENDS):
         replace(task, topology=roomier),
     ):
         its = simulator.cost(easier, searcher.find(easier, simulator).plan)
-        dearer = its.total_ms > ours.total_ms * most and its.likely_ms > ours.likely_ms * most
-        assert not dearer, (number, model, len(easier.tables), ours.total_ms, its.total_ms)
+        costs_more = its.total_ms > ours.total_ms * most and its.likely_ms > ours.likely_ms * most
+        assert not costs_more, (number, model, len(easier.tables), ours.total_ms, its.total_ms)
 
 
 @pytest.mark.parametrize(("number", "model"), _of_kinds())

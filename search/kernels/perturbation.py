@@ -1,4 +1,4 @@
-"""Plans shaken and made better, many from one: compiled, by estimates alone."""
+"""Perturb a plan by random steps and improve it by local search, many times: compiled, by estimates alone."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from neuroshard.stages.search.space.items import Limits
 
 _LEAST_GAIN = 1e-6  # relative
 _TRIES = 64  # to draw a step that is allowed
-_MOST_STEPS = 10_000  # float32's noise must not keep a descent going for ever
+_MOST_STEPS = 10_000  # float32's noise must not keep a local search going for ever
 
 
 class _Touched(NamedTuple):
@@ -36,15 +36,15 @@ class _Touched(NamedTuple):
 
 @kernel
 def explore(
-    start: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs, shake_steps: int, seeds: IntArray,
+    start: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs, perturbation_steps: int, seeds: IntArray,
     estimate: FloatArray,
 ) -> tuple[int, IntArray]:  # fmt: skip
-    """Make K plans of one, each shaken by random steps, then improved by the best step until none helps.
+    """Perturb a plan K times by random steps, and improve each result by the best step until none helps.
 
     Args:
         start: the plan.
         bounds: with what may still be moved from `start` on.
-        shake_steps: random steps in a shake.
+        perturbation_steps: random steps per perturbation.
         seeds: (K,) one for every plan; equal seeds give equal plans.
         estimate: (K,) of their costs, ms; filled.
 
@@ -60,9 +60,9 @@ def explore(
         plan, left = _with_lists(mine, copied(start.lists)), bounds
         touched = _Touched(np.zeros(plan.held.shape[0], np.bool_), np.zeros(plan.held.shape[1], np.bool_))
         np.random.seed(seeds[k])
-        for _ in range(shake_steps):
-            plan, left = _shake(plan, touched, all_shards, left, costs)
-        plan, seen = _descend(plan, touched, all_shards, left, costs)
+        for _ in range(perturbation_steps):
+            plan, left = _perturb(plan, touched, all_shards, left, costs)
+        plan, seen = _local_search(plan, touched, all_shards, left, costs)
         looked += seen
         for d in np.flatnonzero(touched.devices):
             fill(plan, int(d), all_shards, costs)  # what single precision added up on the way is gone
@@ -93,7 +93,7 @@ def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> 
 
 
 @kernel
-def _shake(
+def _perturb(
     plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, Bounds]:
     """Take one random step that is allowed, if one is drawn before long; return the limits after it, too."""
@@ -189,7 +189,7 @@ def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units:
 
 @kernel
 def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
-    """List anew what a step's devices hold of its items."""
+    """List again what a step's devices hold of its items."""
     source, target, out, _, back = step
     lists = plan.lists
     for item in (out, back):
@@ -209,7 +209,7 @@ def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: i
 
 
 @kernel
-def _descend(
+def _local_search(
     plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, int]:
     """Take the best step from the most loaded devices until none helps; count the plans looked at."""

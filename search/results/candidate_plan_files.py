@@ -1,4 +1,4 @@
-"""What a search answers to a task: a plan, or the best of finalists that are measured in turns, kept on disk meanwhile.
+"""The answer of a search to a task: a plan, or the best of candidate plans by measurement, which are kept on disk.
 
 A run that was killed measures nothing twice.
 """
@@ -29,7 +29,7 @@ from neuroshard.tasks.task import Task
 @dataclass(frozen=True)
 @checked
 class _Origin:
-    """How a task's finalists were found, in its file: as in `Searched` and `Found`; `count`: how many there are."""
+    """How the candidate plans of a task were found, as in `Searched` and `Found`; `count` is the number of plans."""
 
     count: PositiveCount
     seconds: NonNegative
@@ -82,7 +82,7 @@ class MeasuredOnce:
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass over all finalists (K,) measured."""
+    """The measurements of one pass over all candidate plans, (K,)."""
 
     plans: tuple[MeasuredOnce, ...]
 
@@ -101,25 +101,26 @@ class Searched:
     Attributes:
         found: a plan; or why there is none.
         seconds: of search.
-        finalists: (K,) plans that hardware may decide between, with their predictions, the predicted best first; none
-            where nobody asked for any, or nothing was found.
+        candidate_plans: (K,) plans that may be measured, with their predictions, the predicted best first; none if
+            none were asked for, or nothing was found.
         passes: (P, K) what was measured of them so far.
     """
 
     found: Found | InfeasibleError
     seconds: float
-    finalists: tuple[Plan, ...] = ()
+    candidate_plans: tuple[Plan, ...] = ()
     passes: tuple[Pass, ...] = ()
 
     @classmethod
-    def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 0) -> "Searched":
-        """Search a task, and for so many finalists at most."""
+    def of(cls, searcher: Searcher, task: Task, simulator: Simulator, candidate_plans: int = 0) -> "Searched":
+        """Search a task, and list at most `candidate_plans` candidate plans."""
         start = time.perf_counter()
         try:
             found = find_plan(searcher, task, simulator)
         except InfeasibleError as error:
             return cls(error, time.perf_counter() - start)
-        plans = searcher.finalists(found.plan, simulator, finalists) if finalists > 1 else (found.plan,) * finalists
+        count = candidate_plans
+        plans = searcher.candidate_plans(found.plan, simulator, count) if count > 1 else (found.plan,) * count
         return cls(found, time.perf_counter() - start, tuple(map(simulator.predicted, plans)))
 
     @property
@@ -146,52 +147,53 @@ class Searched:
     @property
     def _measured(self) -> list[list[MeasuredOnce]]:
         """What each plan cost in each pass, (K, P)."""
-        return [[one.plans[number] for one in self.passes] for number in range(len(self.finalists))]
+        return [[one.plans[number] for one in self.passes] for number in range(len(self.candidate_plans))]
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the finalists by all passes that were measured."""
+        """The verdict on the candidate plans by all passes that were measured."""
         return Verdict.of(self.costs_ms)
 
     @property
     def measured_ms(self) -> float | None:
-        """What the finalist to deploy costs on hardware; None where that wasn't measured."""
+        """The measured cost of the candidate plan to deploy, ms; None if it could not be measured."""
         if not self.passes:
             return None
         measured_ms = float(self.verdict.measured_ms[self.verdict.taken])
         return None if np.isnan(measured_ms) else measured_ms
 
     def judged(self) -> "Searched":
-        """Answer with the finalist to deploy, and remark on why."""
+        """Return the same with the candidate plan to deploy as its answer, and a remark that says why."""
         verdict, why = self.verdict, self.errors[0]
         said = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
         remark = "; ".join(filter(None, said))
-        return replace(self, found=Found(self.finalists[verdict.taken], self.answer.warning, remark=remark))
+        return replace(self, found=Found(self.candidate_plans[verdict.taken], self.answer.warning, remark=remark))
 
 
 @dataclass(frozen=True)
-class FinalistFiles:
-    """The files of a task's finalists in a run's directory.
+class CandidatePlanFiles:
+    """The files of a task's candidate plans in a run's directory.
 
-    `finalists/task-0000.json` says how the plans were found; a directory holds the plans and a file for each pass.
+    `candidate_plans/task-0000.json` says how the plans were found. The directory `candidate_plans/task-0000` holds the
+    plans and a file for each pass.
     """
 
     run: Path
     task: int
 
     def plan(self, number: int) -> str:
-        """Name the file of a finalist's plan, from the run's directory on."""
-        return f"finalists/task-{self.task:04d}/plan-{number:02d}.json"
+        """Return the path of a candidate plan's file, relative to the run's directory."""
+        return f"candidate_plans/task-{self.task:04d}/plan-{number:02d}.json"
 
     def begin(self, searched: Searched) -> None:
-        """Write the finalists down, and how they were found, before they are measured."""
-        for number, plan in enumerate(searched.finalists):
+        """Write the candidate plans and how they were found, before they are measured."""
+        for number, plan in enumerate(searched.candidate_plans):
             plan.save(self.run / self.plan(number))
         its = searched.answer
-        self._origins.keep(self.task, _Origin(len(searched.finalists), searched.seconds, its.warning, its.remark))
+        self._origins.keep(self.task, _Origin(len(searched.candidate_plans), searched.seconds, its.warning, its.remark))
 
     def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
-        """Open the journal of what each pass over these finalists measured."""
+        """Open the journal of the passes over these candidate plans."""
         return Journal((self.run / self.plan(0)).parent, "pass", Pass, lambda _, one: one.wrong(plans))
 
     def read(self, task: Task) -> Searched | None:
@@ -207,12 +209,12 @@ class FinalistFiles:
         return Searched(found, origin.seconds, plans, self.passes(plans).read())
 
     def rows(self, searched: Searched) -> list[dict[str, Any]]:
-        """Return the rows of `finalists.parquet`: one for each plan."""
+        """Return the rows of `candidate_plans.parquet`: one for each plan."""
         verdict, costs, errors = searched.verdict, searched.costs_ms, searched.errors
         return [
             {
                 "task": self.task,
-                "finalist": number,
+                "candidate_plan": number,
                 "plan": self.plan(number),
                 "taken": number == verdict.taken,
                 **predicted_columns(plan),
@@ -222,7 +224,7 @@ class FinalistFiles:
                 "passes": int(np.isfinite(costs[number]).sum()),
                 "error": errors[number],
             }
-            for number, plan in enumerate(searched.finalists)
+            for number, plan in enumerate(searched.candidate_plans)
         ]
 
     def _read_plan(self, number: int, task: Task) -> Plan:
@@ -235,4 +237,4 @@ class FinalistFiles:
 
     @property
     def _origins(self) -> Journal[_Origin]:
-        return Journal(self.run / "finalists", "task", _Origin, anew="the task is searched again")
+        return Journal(self.run / "candidate_plans", "task", _Origin, after_deletion="the task is searched again")

@@ -1,0 +1,124 @@
+"""Whether the search accepts a predicted gain: is the gain larger than the acceptance margin?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from neuroshard.cost.cost import Cost
+from neuroshard.cost.loads import LoadSets
+from neuroshard.models import CostModels
+from neuroshard.models.assumed import has_own_margins, with_assumed_margins
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import NonNegative, Share
+from neuroshard.tasks.task import Task
+
+_WORTH_SAYING = 0.01  # of a step: nobody changes a setting for less
+
+
+@dataclass(frozen=True)
+@checked
+class Acceptance:
+    """Accepts the plan with the lowest expected cost among those that are predicted to cost less than the first plan.
+
+    A search for lower predictions finds better plans, and errors of the models as well. Expected costs
+    (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known. But they
+    also favour plans that only look better known: where a plan is expected to cost less and predicted to cost more, it
+    truly costs more (docs/results.md). So a gain must be both.
+
+    Models without margins may be off by as much as others of their kind. The search assumes margins for them
+    (`neuroshard/models/assumed.py`), and a gain must exceed a fraction of the assumed margins.
+
+    Exchanges whose imbalance is outside the training range look cheaper than they are. So plans with such exchanges are
+    left out, unless the first plan's exchanges are as unbalanced.
+
+    Attributes:
+        margin_fraction: the search accepts a gain above this fraction of both plans' margins, or else keeps the
+            published search's plan. For ensembles: their margins tell tables that the models know from others.
+        single_model_margin_fraction: margin_fraction for models that are not ensembles, such as the papers' models.
+            Their margins do not grow away from the data that they were fitted to; at 1 the two intervals must not
+            overlap. By such models a gain counts only as far as it is not a gain of all devices together: the same
+            tables rarely cost less in all, and such models are led astray there most. Datasheets whose margins are
+            assumed are not among these models.
+        sharding_type_margin_fraction: margin_fraction for plans with tables in rows or copies, if the models know
+            kernels and exchanges only: these types cost more in training than such models show. At 1 the two intervals
+            must not overlap, which is right wherever steps were measured (docs/steps.md). Models of whole steps
+            (cpu+torchrec) ignore it.
+        min_gain: minimum gain that the search accepts, as a fraction of the first plan's cost: on average, smaller
+            gains do not come true (docs/results.md).
+        assumed_margin_fraction: lower limit of margin_fraction for models that know no margins of kernels or exchanges,
+            such as datasheets: the search assumes margins of their kind. At 0.5 it accepts gains above the mean of both
+            plans' margins (docs/models.md).
+    """
+
+    margin_fraction: NonNegative = 0.0
+    single_model_margin_fraction: NonNegative = 1.0
+    sharding_type_margin_fraction: NonNegative = 1.0
+    min_gain: Share = 0.003
+    assumed_margin_fraction: NonNegative = 0.5
+
+    def of_forms(self, models: CostModels) -> "Acceptance":
+        """Raise `margin_fraction` for plans in other forms than columns, unless the models know whole steps."""
+        if models.of_whole_steps:
+            return self
+        return replace(self, margin_fraction=max(self.margin_fraction, self.sharding_type_margin_fraction))
+
+    def among(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> tuple[int, int | None]:
+        """Choose the accepted plan of a task that is expected to cost least; the first plan if none is accepted.
+
+        Return its index in `costs`, and the index of the plan that is predicted to cost least if that costs less.
+        """
+        judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
+        first, compute, own = judged[0], simulator.models.compute, has_own_margins(costs[0])
+        known = [
+            number for number, cost in enumerate(judged) if cost.outside_training_range <= first.outside_training_range
+        ]
+        gains = [number for number in known if judged[number].total_ms < first.total_ms * (1 - self.min_gain)]
+        single = not compute.spread_ms(LoadSets.alone(task.loads)).any() and (own or not compute.arithmetic)
+        least_fraction = 0.0 if own else self.assumed_margin_fraction
+        accepted = [number for number in gains if self._accepts(first, judged[number], single, least_fraction)]
+        available = [0, *accepted]
+        chosen = available[likeliest([judged[number] for number in available])]
+        least = cheapest(costs)
+        return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
+
+    def _accepts(self, before: Cost, after: Cost, single: bool, least_fraction: float) -> bool:
+        """Return True if a gain exceeds the acceptance margin, by models that are a `single` model or an ensemble."""
+        fraction = max(self.single_model_margin_fraction if single else self.margin_fraction, least_fraction)
+        saved_ms = max(0.0, float((before.compute - after.compute).mean())) if single else 0.0
+        return before.expected_ms - after.expected_ms - saved_ms > fraction * (before.margin_ms + after.margin_ms)
+
+
+def cheapest(costs: Sequence[Cost]) -> int:
+    """Choose the plan that is predicted to cost least, the earliest one among equals."""
+    return min(range(len(costs)), key=lambda number: costs[number].total_ms)
+
+
+def likeliest(costs: Sequence[Cost]) -> int:
+    """Choose the plan that is expected to cost least, or predicted to where no margin is known; the first of equals."""
+    return min(range(len(costs)), key=lambda number: costs[number].likely_ms)
+
+
+def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> str | None:
+    """Describe the plan that the search rejected for `plan`; None if it saves less than 1% or breaks limits.
+
+    Both are plans of the same task, and their costs are those of all its tables.
+    """
+    if rejected is None or rejected.violations:
+        return None
+    before, after = simulator.costs(plan.task, [plan, rejected])
+    if after.total_ms > before.total_ms * (1 - _WORTH_SAYING):
+        return None
+    if after.outside_training_range > before.outside_training_range:
+        why = "the imbalance of its exchanges is outside the training range"
+    elif has_own_margins(before):
+        why = "the gain is within the models' margins"
+    else:
+        assumed = with_assumed_margins(before, simulator.models).margin_ms / before.total_ms
+        why = (
+            f"the models know no margins, and the gain is within an assumed margin of {assumed:.0%} (as for their kind)"
+        )
+    return (
+        f"a plan predicted {1 - after.total_ms / before.total_ms:.1%} cheaper was found ({after.total_ms:.2f} ms, not "
+        f"{before.total_ms:.2f}), but the first search's is kept: {why}; searcher.acceptance=null takes it"
+    )
