@@ -21,7 +21,6 @@ from neuroshard.plumbing.schema import (
     CacheShare,
     Device,
     Name,
-    as_fields,
     of_format,
     parse,
     readable_bytes,
@@ -37,7 +36,6 @@ _FORMAT = "neuroshard-plan-2"
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
 _SHOWN_TABLES = 5  # that a remark names
-_OPTIONAL = ("expected_ms", "caveat", "counts_input", "scope")  # of a prediction in a file
 _IN_HOST_MEMORY = {Tier.CACHED: "behind a cache", Tier.HOST: "in host memory"}
 
 
@@ -289,7 +287,7 @@ class Plan:
         return {
             "format": _FORMAT,
             "placements": [_as_fields(placement) for placement in self.placements],
-            "prediction": self.prediction and as_fields(self.prediction, _OPTIONAL),
+            "prediction": self.prediction and self.prediction.to_json(),
             "task": self.task.to_json(),
         }
 

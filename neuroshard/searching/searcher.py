@@ -19,6 +19,7 @@ from neuroshard.plumbing.registry import build, config_of, instantiate_config
 from neuroshard.plumbing.schema import shown
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import Form, Forms
+from neuroshard.words.model_choice import ModelChoice
 
 _Own = TypeVar("_Own", bound="Searcher")
 _Find = Callable[[_Own, Task, Simulator], "Found"]
@@ -188,12 +189,14 @@ class Verifier(Protocol):
         ...
 
 
-def verifier_of(name: str, model: str, device: str, finalists: int, passes: int, hides_input: bool) -> Verifier | None:
+def verifier_of(
+    name: str, model: ModelChoice, device: str, finalists: int, passes: int, hides_input: bool
+) -> Verifier | None:
     """Build what `neuroshard search verify=NAME` decides by; None where that is "none".
 
     Args:
         name: of a file of `conf/verify/`.
-        model: name or path of cost models, whose exchanges are added where steps are measured without.
+        model: cost models, whose exchanges are added where steps are measured without.
         device: "cpu" or "cuda": what plans run on.
         finalists: plans that are measured, at most.
         passes: over all of them, 2 at least.
@@ -203,8 +206,8 @@ def verifier_of(name: str, model: str, device: str, finalists: int, passes: int,
         UserError: there is no such way, or a setting is out of range.
     """
     check_name("verify", name, choices("verify"))
-    asked = {"verify": name, "model": model, "hardware": device, "finalists": finalists, "passes": passes}
-    config = config_of("search", asked).verify
+    asked = {"verify": name, "model": model.name, "exchange_dtype": model.exchange_dtype, "hardware": device}
+    config = config_of("search", asked | {"finalists": finalists, "passes": passes}).verify
     if OmegaConf.select(config, "means.protocol") is not None:
         config.means.protocol.pipeline = "sparse_dist" if hides_input else "none"
     verifier: Verifier | None = instantiate_config(config)

@@ -41,7 +41,7 @@ class Choice:
             models are led astray most. Datasheets whose margins are assumed aren't among these.
         form_doubt: doubt where tables are in rows or copies, and the models know kernels and exchanges only: using a
             form takes more in training. At 1 the two intervals must not overlap, which is right wherever steps were
-            measured (docs/steps.md). Models that know what TorchRec adds (cpu+torchrec) need none.
+            measured (docs/steps.md). Models that count the framework overhead (framework=torchrec) need none.
         least_gain: share of the first plan's cost that a gain must exceed: on average smaller ones don't come true
             (docs/results.md).
         assumed_doubt: least doubt where the models know no margins of kernels or exchanges, such as datasheets, and
