@@ -6,6 +6,7 @@ predicted. The models were fitted to none of these steps: plans and predictions 
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +22,10 @@ from neuroshard.hardware.step_meters import MirroredStep
 from neuroshard.hardware.step_samples import LocalStep, Stretch
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.words.form import FORMS
+from neuroshard.words.model_choice import ModelChoice
 
 DATA = Path(__file__).resolve().parent / "data" / "gpu_steps"
-KERNELS, WHOLE, PIPELINE = "h100", "h100+torchrec", "sparse_dist"
+KERNELS, WHOLE, PIPELINE = "h100", ModelChoice("h100", framework="torchrec"), "sparse_dist"
 AGAIN = "again:"  # before the name of a plan that was built a second time
 TABLES = {
     "hot2b": "24, one of them hot",
@@ -144,7 +146,7 @@ def _predicted(way: str, tasks: dict[str, dict[str, Trained]]) -> tuple[str, str
     off, taus, missed = [], [], []
     for task, steps in tasks.items():
         dense_ms = _dense_ms(way, task)
-        simulator = simulator_of(f"{WHOLE}+dense{dense_ms:.3f}ms")
+        simulator = simulator_of(replace(WHOLE, dense_ms=round(dense_ms, 3)))
         predicted = np.array([dense_ms + total_ms(simulator, _plans()[task, name]) for name in steps])
         measured = np.array([one.step_ms for one in steps.values()])
         off.append(np.abs(predicted / measured - 1).mean())

@@ -31,10 +31,11 @@ from neuroshard.records import DataDirectory
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.form import FORMS, IN_COLUMNS, Form
+from neuroshard.words.model_choice import ModelChoice
 from neuroshard.words.placement import TIERS
 
 DATASHEET, MEASURED, ANOTHER, BATCH, HOST = "roofline:h100", "h100", "roofline:h200", 65536, 8
-WHOLE = f"{MEASURED}+torchrec"  # costs of whole steps
+WHOLE = ModelChoice(MEASURED, framework="torchrec")  # costs of whole steps
 SEARCHERS = (
     *("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy"),
     *("torchrec", "neuroshard_published", "neuroshard"),
@@ -173,7 +174,7 @@ def papers() -> str:
     return "\n".join(f"By `{name}`:\n\n{_of_papers(name)}" for name in (MEASURED, WHOLE, DATASHEET))
 
 
-def _of_papers(model: str) -> str:
+def _of_papers(model: ModelChoice | str) -> str:
     rows: dict[str, list[str]] = {name: [f"`{name}`"] for name in SEARCHERS}
     for devices in (4, 8):
         tasks = papers_tasks(devices, BATCH, 30)
@@ -195,7 +196,7 @@ def dcn() -> str:
 
 
 def _dcn(devices: int, optimizer: str) -> list[str]:
-    simulator, task = simulator_of(f"{DATASHEET}+{optimizer}"), _criteo_task(devices)
+    simulator, task = simulator_of(ModelChoice(DATASHEET, optimizer=optimizer)), _criteo_task(devices)
     ways = (COLUMNS, {}, {"searcher": "torchrec"}, {"searcher": "torchrec_all_types"})
     every = [found(task, simulator, **way) for way in ways]
     alone, best, *theirs = (_ms(simulator, plan) for plan in every)
@@ -268,7 +269,7 @@ def _gpus(devices: int) -> ns.Topology:
     return ns.Topology(devices, 80 * 10**9, devices_per_host=min(devices, HOST))
 
 
-def _costs(model: str, tasks: Sequence[ns.Task], **how: object) -> np.ndarray:
+def _costs(model: ModelChoice | str, tasks: Sequence[ns.Task], **how: object) -> np.ndarray:
     simulator = simulator_of(model)
     return np.array([total_ms(simulator, found(task, simulator, **how)) for task in tasks])
 

@@ -20,9 +20,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.tables.sources.criteo import criteo
+from neuroshard.words.model_choice import ModelChoice
 from neuroshard.words.placement import Placement
 
-DATASHEET, STEPS = "roofline:h100", "cpu+torchrec"  # the first places columns
+DATASHEET, STEPS = "roofline:h100", ModelChoice("cpu", framework="torchrec")  # the first places columns
 SAMPLES, SMALL = 512, 20_000  # of a rank; rows of the largest table that is copied
 
 

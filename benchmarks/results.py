@@ -86,7 +86,7 @@ def models_of(name: str) -> str:
         arithmetic = [ROOT / "conf" / "roofline" / "h100.yaml", *points]
         return f"roofline:h100 {sha256(b''.join(file.read_bytes() for file in arithmetic)).hexdigest()[:8]}"
     if name in ("steps", "predicted_steps", "steps_by_method", "step_plans", "mirrored", "errors"):
-        return f"cpu+torchrec {(CostModels.load('cpu').digest or '')[:8]}"
+        return f"cpu {(CostModels.load('cpu').digest or '')[:8]}, framework=torchrec"
     weights = next((ROOT / "neuroshard/bundles/cpu").glob("weights-*"))  # of kernels and exchanges
     return f"cpu {weights.stem.removeprefix('weights-')[:8]}"
 

@@ -18,6 +18,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Means
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.words.model_choice import ModelChoice
 
 CPU = Hardware(DeviceSpec("cpu"))
 _MARKED = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -49,9 +50,9 @@ def with_tables(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
 
 
 @cache
-def simulator_of(models: str) -> ns.Simulator:
-    """Build the simulator of these cost models."""
-    return ns.Simulator(ns.CostModels.load(models))
+def simulator_of(models: ModelChoice | str) -> ns.Simulator:
+    """Build the simulator of these cost models, chosen by their name alone or with settings."""
+    return ns.Simulator(ns.CostModels.of(models if isinstance(models, ModelChoice) else ModelChoice(models)))
 
 
 def papers_tasks(devices: int, batch_size: int, count: int) -> tuple[ns.Task, ...]:

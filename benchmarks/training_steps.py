@@ -33,10 +33,12 @@ from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.torchrec import from_sharding_plan
+from neuroshard.words.model_choice import ModelChoice
 
 DEVICES, BATCH_SIZE, MEMORY = 2, 2048, "6GiB"
 Tables = tuple[ns.Table, ...]
-KERNELS, STEPS = "cpu", "cpu+torchrec"  # costs of kernels and exchanges alone, and of whole steps
+# Costs of kernels and exchanges alone, and of whole steps.
+KERNELS, STEPS = ModelChoice("cpu"), ModelChoice("cpu", framework="torchrec")
 
 
 def _table(name: str, rows: int, dim: int, lookups: float, **fields: object) -> ns.Table:
@@ -94,12 +96,12 @@ MODELS: dict[str, Callable[[], Tables]] = {
 Method = Callable[[ns.Task, Path], Plan]  # Path: a folder of its own, where it measures
 
 
-def _simulator(models: str) -> ns.Simulator:
+def _simulator(models: ModelChoice) -> ns.Simulator:
     """Build a simulator that counts the exchange of indices, which no pipeline hides here; the papers leave it out."""
-    return ns.Simulator(ns.CostModels.load(models), count_input=models == STEPS)
+    return ns.Simulator(ns.CostModels.of(models), count_input=models == STEPS)
 
 
-def _by(models: str, searcher: str = "neuroshard", **settings: object) -> Method:
+def _by(models: ModelChoice, searcher: str = "neuroshard", **settings: object) -> Method:
     return lambda task, _: ns.search(task, _simulator(models), searcher, **settings)
 
 
@@ -107,7 +109,8 @@ def _verified(task: ns.Task, folder: Path) -> Plan:
     """Find the plan that `NeuroShardPlanner(verify="steps", pipeline="none")` takes."""
     verify = Verify(CPU, candidate_plans=4, passes=4, means=InSteps())
     searcher = searcher_of("neuroshard")
-    result = Search(STEPS, (task,), searcher, "verified", str(folder), count_input=True, verify=verify).run()
+    where = "verified", str(folder)
+    result = Search(STEPS.name, (task,), searcher, *where, count_input=True, verify=verify, **STEPS.settings).run()
     assert result is not None
     return result.saved.plans()[0]
 

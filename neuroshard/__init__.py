@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
     from neuroshard.tasks.memory import MemoryUse
     from neuroshard.tasks.task import Task
+    from neuroshard.words.model_choice import ModelChoice
     from neuroshard.words.placement import Home, Placement, Shard, Tier
     from neuroshard.words.topology import Topology
 
@@ -44,6 +45,7 @@ __all__ = [
     "InfeasibleError",
     "MeasuredTables",
     "MemoryUse",
+    "ModelChoice",
     "NeuroShardWarning",
     "PinnedShard",
     "Placement",
@@ -86,6 +88,7 @@ _HOMES = {
     "tasks.constraints": ("Constraints", "PinnedShard", "TableRule"),
     "tasks.memory": ("MemoryUse",),
     "tasks.task": ("Task",),
+    "words.model_choice": ("ModelChoice",),
     "words.placement": ("Home", "Placement", "Shard", "Tier"),
     "words.topology": ("Topology",),
 }

@@ -74,4 +74,4 @@ def test_a_first_search_works_outside_the_checkout_with_the_configs_and_models_i
     assert "size_lookup_greedy" in "\n".join(shown)
     assert any("solved 1 of 1 tasks" in line for line in shown)
     plan = json.loads((tmp_path / "found" / "plans" / "task-0000.json").read_text())
-    assert (plan["format"], plan["prediction"]["models"]) == ("neuroshard-plan-3", "cpu")
+    assert (plan["format"], plan["prediction"]["models"]) == ("neuroshard-plan-3", {"name": "cpu"})

@@ -33,21 +33,19 @@ def show_models(arguments: list[str], console: Console) -> None:
     console.print(_shipped_bundles())
     console.print(_datasheets())
     console.print("use: model=NAME, or CostModels.load(NAME); `neuroshard models NAME` prints a card")
-    console.print("model=cpu+torchrec costs whole training steps: with what TorchRec adds to kernels and exchanges")
-    console.print("model=h100+torchrec+dense8ms: the same on GPUs, beside a dense network that takes 8 ms")
+    console.print("settings beside model=NAME, which are arguments of CostModels.load too:")
+    console.print("  framework=torchrec   count the framework overhead of TorchRec: costs of whole training steps")
+    console.print("  dense_ms=8           the same on GPUs, beside a dense network that takes 8 ms of a step")
+    console.print("  exchange_dtype=fp16  exchange embeddings and gradients as fp16 (fp16/bf16: forward/backward)")
+    console.print(f"  optimizer=adam       of {ROOFLINE}NAME: kernels that read and write the states of Adam")
 
 
 def _card(name: str) -> dict[str, Any]:
     """Collect what there is to know of a model: of a datasheet its figures, of others where they come from."""
-    if name.startswith(ROOFLINE):
-        sheet = name.removeprefix(ROOFLINE).partition("+")[0]
-        figures = described("roofline", sheet)
-        CostModels.load(name)  # which says what is wrong with the words behind the sheet's name
-        errors = {check.group: str(check) for check in checks(CostModels.load(f"{ROOFLINE}{sheet}"))}
-        return {"figures": figures, "beside published points": errors}
-    CostModels.load(name)  # which says what is wrong with the name
-    while shipped_path(name) is None and not Path(name).exists():
-        name = name.rpartition("+")[0]  # words behind it change how it is costed, not what was measured
+    models = CostModels.load(name)  # which says what is wrong with the name
+    if models.sheet is not None:
+        errors = {check.group: str(check) for check in checks(models)}
+        return {"figures": described("roofline", models.sheet), "beside published points": errors}
     return asdict(load_bundle(shipped_path(name) or Path(name))[1])
 
 

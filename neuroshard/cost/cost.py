@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.schema import Name, NonNegative
+from neuroshard.plumbing.schema import Name, NonNegative, as_fields
+from neuroshard.words.model_choice import ModelChoice
 
 COMPUTE, FORWARD, BACKWARD, INPUT = "compute", "forward", "backward", "input"
 FRAMEWORK = "framework"  # begins the names of parts that TorchRec adds to a step
@@ -263,7 +264,7 @@ def described_wait(waited_ms: float) -> str | None:
         return None
     return (
         f"devices wait {waited_ms:.2f} ms until it has launched all their work; dense work hides that "
-        "(NAME+torchrec+dense8ms are models that know of 8 ms)"
+        "(dense_ms=8 predicts beside a dense network of 8 ms)"
     )
 
 
@@ -284,7 +285,8 @@ class Prediction:
     """A plan's predicted cost.
 
     Attributes:
-        models: name or path of the cost models, as `CostModels.load` takes it; None for models made in Python.
+        models: name or path of the cost models, and the settings that they were loaded with; None for models made in
+            Python.
         cost_ms: the plan's cost.
         margin_ms: half the width of its 90% interval; None where the models know none.
         expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin.
@@ -293,7 +295,7 @@ class Prediction:
         scope: what the cost counts, in a few words (`Cost.scope`); None in files from before that was known.
     """
 
-    models: Name | None
+    models: ModelChoice | None
     cost_ms: NonNegative
     margin_ms: NonNegative | None = None
     expected_ms: NonNegative | None = None
@@ -301,11 +303,16 @@ class Prediction:
     counts_input: bool = False
     scope: Name | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """Convert the prediction to JSON-ready fields, without rare ones that are as they are by default."""
+        models = None if self.models is None else self.models.fields
+        return as_fields(self, ("expected_ms", "caveat", "counts_input", "scope")) | {"models": models}
+
     def __str__(self) -> str:
         margin = "" if self.margin_ms is None else f" ± {self.margin_ms:.2f}"
         told = None if self.expected_ms is None else described_expectation(self.cost_ms, self.expected_ms)
         expected = "" if told is None else f"; expected {told}"
         caveat = "" if self.caveat is None else f" ({self.caveat})"
         scope = "" if self.scope is None else f" for {self.scope}"
-        by = self.models or "models without a name"
+        by = "models without a name" if self.models is None else self.models
         return f"{self.cost_ms:.2f}{margin} ms{scope}, predicted by {by}{caveat}{expected}"

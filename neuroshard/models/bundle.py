@@ -137,8 +137,9 @@ class ModelSet:
         """
         if self.framework is None or not isinstance(self.compute, SumModel):
             raise UserError(
-                "these cost models don't know what TorchRec adds to a step; leave +torchrec out, take the installed "
-                "model=cpu+torchrec, or fit models to data that holds it: neuroshard collect num_local_samples=400"
+                "these cost models don't know what TorchRec adds to a step; leave framework=torchrec out, take the "
+                "installed models cpu or h100, or fit models to data that holds it: neuroshard collect "
+                "num_local_samples=400"
             )
         compute = WithParts(self.compute, factor=self.framework.factor)
         return self.wrapped(compute=compute, framework=None, more=(*self.more, *self.framework.parts))

@@ -1,27 +1,20 @@
 """The cost models of one hardware, by name or place."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
 from neuroshard.models.bundle import ModelSet, load_with_digest
 from neuroshard.models.parts import HostWait
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import build
-from neuroshard.words.collective import Precision
 from neuroshard.words.fingerprint import Fingerprint
+from neuroshard.words.model_choice import TORCHREC, ModelChoice, check_plain, told
 
-IN_TORCHREC = "+torchrec"  # behind a name: what TorchRec adds to a step counts
 _MEASURED = "h100"  # the installed models of a GPU, and its datasheet
-_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")  # behind that: beside a dense network that takes so long
-_WHOLE = re.compile(
-    r"(.+?)(\+torchrec(?:\+dense[^+/]*)?)"
-)  # models of whole steps: those of kernels, and what makes them so
 
 
 @dataclass(frozen=True)
@@ -29,23 +22,42 @@ class CostModels(ModelSet):
     """Cost models of computation, forward and backward communication, and where they come from.
 
     Attributes:
-        name: what `load` finds them by: a name, or a bundle's absolute path; None for models made in Python.
+        choice: the name or the bundle's absolute path that `load` finds the models by, and the settings that say what
+            they count; None for models made in Python.
         hardware: what was measured; None for arithmetic, and where nobody wrote it down.
         versions: of the packages that it was measured with.
         digest: of the bundle that they were loaded from; None for others.
         sheet: name of the datasheet whose GPU the models predict for, such as "h100"; None for models of measurements.
     """
 
-    name: str | None = None
+    choice: ModelChoice | None = None
     hardware: Fingerprint | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     digest: str | None = None
     sheet: str | None = None
 
+    @property
+    def name(self) -> str | None:
+        """The name or path that `load` finds the models by; None for models made in Python."""
+        return None if self.choice is None else self.choice.name
+
+    @property
+    def label(self) -> str:
+        """The models' name and settings, for people: "h100, framework=torchrec, dense_ms=8"."""
+        return "models without a name" if self.choice is None else str(self.choice)
+
     def in_torchrec(self) -> "CostModels":
-        """Return the models with what TorchRec adds to a step, as `ModelSet.in_torchrec`; their name says so."""
-        counted = super().in_torchrec()
-        return counted if self.name is None else replace(counted, name=f"{self.name}{IN_TORCHREC}")
+        """Return the models with what TorchRec adds to a step, as `ModelSet.in_torchrec`; their choice says so."""
+        return super().in_torchrec()._chosen(framework=TORCHREC)
+
+    def in_torchrec_if_known(self) -> "CostModels":
+        """Return `in_torchrec` of models that know the framework overhead, unless they were loaded to leave it out."""
+        unset = self.choice is None or self.choice.framework is None
+        return self.in_torchrec() if unset and self.framework is not None else self
+
+    def _chosen(self, **settings: Any) -> "CostModels":
+        """Return the models with other settings in their choice, if they have one."""
+        return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
         """Give a datasheet what TorchRec adds to a step with the installed models of a GPU; other models are as before.
@@ -70,7 +82,7 @@ class CostModels(ModelSet):
     def beside_dense(self, dense_ms: float) -> "CostModels":
         """Return models of steps whose devices also do a dense network's work, and so wait less for their hosts.
 
-        Costs are still what steps take besides that work; the name says so.
+        Costs are still what steps take besides that work; the choice of the models says so.
 
         Raises:
             UserError: what hosts take to launch steps doesn't count in these models, or they have a dense network.
@@ -78,15 +90,15 @@ class CostModels(ModelSet):
         """
         if not 0 <= dense_ms < float("inf"):
             raise ValueError(f"a dense network of {dense_ms} ms")
-        said = f"dense{np.format_float_positional(dense_ms, trim='-')}ms"
         if not self.dense_is_unknown:
+            given = told({"dense_ms": float(dense_ms)})
             raise UserError(
-                f"{said}: these cost models don't count what a host takes to launch a step, which dense work hides, or "
-                "have a dense network already; take models that do count it, with one, such as "
-                f"model=h100+torchrec+{said}"
+                f"{given}: the models {self.label!r} do not count the time in which a host launches a step, which "
+                "dense work hides, or count a dense network already; take models of GPUs that know the framework "
+                f"overhead, such as h100 with framework=torchrec, {given}"
             )
         more = tuple(replace(part, dense_ms=dense_ms) if isinstance(part, HostWait) else part for part in self.more)
-        return self.wrapped(more=more, name=None if self.name is None else f"{self.name}+{said}")
+        return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
 
     def left_out(self, framework: str) -> tuple[str, ...]:
         """List, in a line, what steps in a framework take that these costs leave out; nothing of whole steps."""
@@ -95,51 +107,83 @@ class CostModels(ModelSet):
         return (f"predicted costs are of kernels and exchanges alone: what {framework} adds to a step isn't known",)
 
     @classmethod
-    def load(cls, path: str | Path) -> "CostModels":
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        framework: str | None = None,
+        dense_ms: float | None = None,
+        exchange_dtype: str | None = None,
+        optimizer: str | None = None,
+    ) -> "CostModels":
         """Load models by name or place.
 
-        "roofline:NAME" is arithmetic on a datasheet and published measurements, "roofline:NAME+adam" with the states of
-        an optimizer (sgd, rowwise_adagrad, adam); the name of a shipped bundle, such as "cpu", is that;
-        "NAME+fp16" are the same models where exchanges have fewer bits, "NAME+fp16/bf16" where gradients have others;
-        "NAME+torchrec" where what TorchRec adds to a step counts (of a datasheet as on an H100),
-        "NAME+torchrec+dense8ms" beside a dense network that takes a GPU 8 ms;
-        anything else is a bundle's directory.
+        Args:
+            name: of a shipped bundle, such as "cpu"; "roofline:NAME", which is arithmetic on a datasheet and published
+                measurements; or a bundle's directory.
+            framework: "torchrec" counts the framework overhead that TorchRec adds to a step (of a datasheet as on an
+                H100); "none" leaves it out, as None does, but for `ns.search(target="torchrec")`.
+            dense_ms: ms of the dense network per step on a GPU, with framework="torchrec"; None if that is unknown.
+            exchange_dtype: of embeddings and gradients in exchanges, such as "fp16", or of each: "fp16/bf16"; None for
+                fp32.
+            optimizer: whose states the kernels of "roofline:NAME" read and write: "sgd", "rowwise_adagrad" or "adam";
+                None for "sgd".
 
         Raises:
-            UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
+            UserError: the bundle is missing, truncated, or made for other features; there is no such datasheet; or a
+                setting is unknown, or does not go with the models.
         """
-        base, _, how = str(path).rpartition("+")
-        varied = cls._varied(base, how) if base else None
-        return cls._named(path) if varied is None else varied
+        return cls.of(ModelChoice(str(name), framework, dense_ms, exchange_dtype, optimizer))
 
     @classmethod
-    def _varied(cls, base: str, how: str) -> "CostModels | None":
-        """Load models by name or place, and vary them; None if that isn't a way to."""
-        if f"+{how}" == IN_TORCHREC:
-            return cls.load(base)._in_steps().in_torchrec()
-        if dense := _DENSE.fullmatch(how):
-            return cls.load(base).beside_dense(float(dense[1]))
-        if how.partition("/")[0] not in tuple(Precision):
-            return None
+    def of(cls, choice: ModelChoice, usual_framework: str | None = None) -> "CostModels":
+        """Load chosen models.
+
+        Precisions apply first, since models know in fp32 what conversion takes; the dense network is the last.
+
+        Args:
+            choice: the name of the models, and settings.
+            usual_framework: the framework whose overhead counts if the choice names none and the models know it.
+
+        Raises:
+            UserError: as `load`.
+        """
+        models = cls._named(choice.name, choice.optimizer)._exchanging(choice.exchange_dtype)
+        if choice.framework == TORCHREC:
+            models = models._in_steps().in_torchrec()
+        elif choice.framework is not None:
+            models = models._chosen(framework=choice.framework)
+        elif usual_framework == TORCHREC:
+            models = models.in_torchrec_if_known()
+        return models if choice.dense_ms is None else models.beside_dense(choice.dense_ms)
+
+    def _exchanging(self, dtype: str | None) -> "CostModels":
+        """Return the models whose exchanges have another data type; None leaves it as it is."""
+        if dtype is None:
+            return self
         from neuroshard.models.precision import narrowed  # and datasheets: most models are without
 
-        if whole := _WHOLE.fullmatch(base):  # what that adds is known of models in fp32 first, and counted last
-            return cls.load(f"{whole[1]}+{how}{whole[2]}")
-        narrow = narrowed(cls.load(base), how)
-        return replace(narrow, name=f"{narrow.name}+{how}")
+        return narrowed(self, dtype)._chosen(exchange_dtype=dtype)
 
     @classmethod
-    def _named(cls, path: str | Path) -> "CostModels":
-        if str(path).startswith(ROOFLINE):
-            sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")
-            models: CostModels = build("roofline", sheet, **({"optimizer": optimizer} if optimizer else {}))
-            return replace(models, name=str(path), sheet=sheet)
-        shipped = shipped_path(str(path))
-        if shipped is None and not os.path.lexists(path) and Path(path).name == str(path):
-            if f"{ROOFLINE}{path}" in known_names():
-                raise UserError(f"unknown model {str(path)!r}; did you mean '{ROOFLINE}{path}'?")
-            raise unknown_name("model (and no directory is called so)", str(path), known_names())
-        bundle = shipped or Path(path)
-        name = str(path) if shipped is not None else str(bundle.absolute())
+    def _named(cls, name: str, optimizer: str | None) -> "CostModels":
+        shipped = shipped_path(name)
+        if shipped is None and not os.path.lexists(name):
+            check_plain(name)
+        if name.startswith(ROOFLINE):
+            sheet = name.removeprefix(ROOFLINE)
+            models: CostModels = build("roofline", sheet, **({} if optimizer is None else {"optimizer": optimizer}))
+            return replace(models, choice=ModelChoice(name, optimizer=optimizer), sheet=sheet)
+        if shipped is None and not os.path.lexists(name) and Path(name).name == name:
+            if f"{ROOFLINE}{name}" in known_names():
+                raise UserError(f"unknown model {name!r}; did you mean '{ROOFLINE}{name}'?")
+            raise unknown_name("model (and no directory is called so)", name, known_names())
+        bundle = shipped or Path(name)
         loaded, card, digest = load_with_digest(bundle)
-        return cls(**vars(loaded), name=name, hardware=card.hardware, versions=card.versions, digest=digest)
+        if optimizer is not None:
+            raise UserError(
+                f"optimizer={optimizer} is for analytic models ({ROOFLINE}NAME); the kernels of {name!r} were measured "
+                "with an optimizer of their own: leave optimizer out"
+            )
+        choice = ModelChoice(name if shipped is not None else str(bundle.absolute()))
+        return cls(**vars(loaded), choice=choice, hardware=card.hardware, versions=card.versions, digest=digest)

@@ -129,9 +129,8 @@ def checks(models: CostModels) -> tuple[Check, ...]:
     compute, comm = models.compute, models.forward
     assert isinstance(compute, RooflineCompute)
     assert isinstance(comm, RooflineComm)
-    assert models.name is not None
-    sheet = models.name.partition(":")[2].partition("+")[0]
-    return (*_of_kernels(compute, sheet), *_of_curves(comm.curves))
+    assert models.sheet is not None
+    return (*_of_kernels(compute, models.sheet), *_of_curves(comm.curves))
 
 
 def _of_kernels(model: RooflineCompute, sheet: str) -> list[Check]:

@@ -10,7 +10,7 @@ from neuroshard.models.trust import Margin, Margins, Ranges
 
 MODELS = (COMPUTE, FORWARD, BACKWARD, INPUT, FRAMEWORK, "more")  # fields of a model set
 _MEASURED_WITH: dict[str, Any] = {"hardware": None, "versions": {}}
-_FOUND_BY: dict[str, Any] = {"name": None, "digest": None}
+_FOUND_BY: dict[str, Any] = {"choice": None, "digest": None}
 _FACTS = ("margins", "ranges", *_FOUND_BY, *_MEASURED_WITH)
 _OF_CALLS = ("rows", "dim", "pooling_factor", "bytes_per_element", "batch_size", "tables_on_a_device", "features")
 _OF_ALL_TO_ALLS = ("devices", "columns_on_a_device")
@@ -25,7 +25,7 @@ class Origin:
 
     Attributes:
         models: each model of the set, by the name of its field.
-        facts: the values of margins, ranges, name, digest, hardware and versions.
+        facts: the values of margins, ranges, choice, digest, hardware and versions.
         kept: which of compute, forward and backward are still those that were loaded or fitted together.
     """
 

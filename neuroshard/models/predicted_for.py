@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from neuroshard.models.cost_models import CostModels
 from neuroshard.plumbing.errors import UserError
 from neuroshard.words.fingerprint import Fingerprint
+from neuroshard.words.model_choice import ModelChoice
 
 _GPU = "cuda"
 _KINDS = {"cpu": "a CPU", _GPU: "a GPU"}
@@ -16,24 +17,24 @@ class PredictedFor:
     """The hardware that some cost models predict for.
 
     Attributes:
-        models: name or path of the models.
+        models: the name and the settings of the models.
         kind: "cpu" or "cuda".
         measured: the machine that the models were fitted to; None for a datasheet.
         sheet: the GPU's name in the datasheet, such as "H100"; None for models fitted to measurements.
     """
 
-    models: str
+    models: ModelChoice
     kind: str
     measured: Fingerprint | None = None
     sheet: str | None = None
 
     @classmethod
-    def of(cls, models: str | None) -> "PredictedFor | None":
-        """Look up the hardware of models by name or path; None if the models are gone or their hardware is unknown."""
+    def of(cls, models: ModelChoice | None) -> "PredictedFor | None":
+        """Look up the hardware of chosen models; None if the models are gone or their hardware is unknown."""
         if models is None:
             return None
         try:
-            loaded = CostModels.load(models)
+            loaded = CostModels.of(models)
         except UserError:
             return None
         if loaded.hardware is not None:
@@ -56,7 +57,7 @@ class PredictedFor:
     def told(self, here: Fingerprint) -> str:
         """Name both hardware in words: the models' and the measured one."""
         its = _named(self.measured) if self.measured is not None else f"{_KINDS[self.kind]}: {self.sheet} (datasheet)"
-        return f"predicted for {its} (models {self.models!r}), and measured on {_named(here)}"
+        return f"predicted for {its} (models '{self.models}'), and measured on {_named(here)}"
 
 
 def _named(machine: Fingerprint) -> str:

@@ -213,7 +213,8 @@ class Simulator:
         margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
         counts_input = any(part.name == INPUT for part in cost.counted)
         known = cost.total_ms, margin_ms, expected_ms, cost.caveat, counts_input, cost.scope
-        return replace(plan, prediction=Prediction(self.models.name, *known))
+        models = None if self.models.choice is None else self.models.choice.normalized
+        return replace(plan, prediction=Prediction(models, *known))
 
     def caveat(self, plan: Plan) -> str | None:
         """Say in a few words what must stand wherever the plan's predicted cost is shown; None if nothing must.

@@ -22,7 +22,6 @@ from neuroshard.plumbing.schema import (
     CacheShare,
     Device,
     Name,
-    as_fields,
     of_format,
     parse,
     readable_bytes,
@@ -38,7 +37,6 @@ _FORMAT = "neuroshard-plan-3"
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
 _SHOWN_TABLES = 5  # that a remark names
-_OPTIONAL = ("expected_ms", "caveat", "counts_input", "scope")  # of a prediction in a file
 _IN_HOST_MEMORY = {Tier.CACHED: "behind a cache", Tier.HOST: "in host memory"}
 
 
@@ -301,7 +299,7 @@ class Plan:
         return {
             "format": _FORMAT,
             "placements": [_as_fields(placement) for placement in self.placements],
-            "prediction": self.prediction and as_fields(self.prediction, _OPTIONAL),
+            "prediction": self.prediction and self.prediction.to_json(),
             "task": self.task.to_json(),
         }
 

@@ -92,7 +92,10 @@ def _parameters(module: str, node: ast.AST) -> Iterator[tuple[str, Any]]:
 
 
 def _declared(module: str, node: ast.AST) -> Iterator[tuple[str, tuple[str, ast.AST] | None]]:
-    """Yield (name, default with the module that it stands in) of every parameter; of fields, base classes' first."""
+    """Yield (name, default with the module that it stands in) of every parameter, in the order of Python's signature.
+
+    Fields of base classes are the first, but for keyword-only ones, which are the last.
+    """
     if isinstance(node, ast.FunctionDef):
         taken = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs) if argument.arg != "self"]
         defaults = [*node.args.defaults, *node.args.kw_defaults]
@@ -104,11 +107,14 @@ def _declared(module: str, node: ast.AST) -> Iterator[tuple[str, tuple[str, ast.
         if made_by:
             yield from _declared(module, made_by[0])
             return
-        for where, base in _bases(module, node):
+        bases = list(_bases(module, node))
+        for where, base in (one for one in bases if not _by_keyword(one[1])):
             yield from _declared(where, base)
         for own in node.body:
             if isinstance(own, ast.AnnAssign) and isinstance(own.target, ast.Name) and not _of_class(own.annotation):
                 yield own.target.id, None if own.value is None else (module, own.value)
+        for where, base in (one for one in bases if _by_keyword(one[1])):
+            yield from _declared(where, base)
 
 
 def _takes_any(node: ast.AST) -> bool:
@@ -122,6 +128,12 @@ def _bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in _definitions(module):
             yield _defined(module, base.id)
+
+
+def _by_keyword(node: ast.AST) -> bool:
+    """Return True if a class is a dataclass whose fields are keyword-only."""
+    decorators = (one for one in getattr(node, "decorator_list", ()) if isinstance(one, ast.Call))
+    return any(keyword.arg == "kw_only" for decorator in decorators for keyword in decorator.keywords)
 
 
 def _of_class(annotation: ast.expr) -> bool:

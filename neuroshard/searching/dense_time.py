@@ -62,6 +62,6 @@ def _described(costs_ms: FloatArray, chosen: int) -> str | None:
     where += [f"{_JUDGED_MS[long[0]]:.0f} ms or more"] if len(long) else []
     return (
         f"dense network: its time per step is unknown. The plan suits all times from 0 to {_LONGEST_MS:.0f} ms, but "
-        f"at {', and at '.join(where)}, another plan costs up to {saved_ms.max():.2f} ms less: name the time, such as "
-        "model=h100+torchrec+dense8ms"
+        f"at {', and at '.join(where)}, another plan costs up to {saved_ms.max():.2f} ms less: give the time, such as "
+        "dense_ms=8"
     )

@@ -20,6 +20,7 @@ from neuroshard.plumbing.registry import build, config_of, instantiate_config
 from neuroshard.plumbing.schema import shown
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import Form, Forms
+from neuroshard.words.model_choice import ModelChoice
 
 _Own = TypeVar("_Own", bound="Searcher")
 _Find = Callable[[_Own, Task, Simulator], "Found"]
@@ -190,13 +191,13 @@ class Verifier(Protocol):
 
 
 def verifier_of(
-    name: str, model: str, device: str, candidate_plans: int, passes: int, hides_input: bool
+    name: str, model: ModelChoice, device: str, candidate_plans: int, passes: int, hides_input: bool
 ) -> Verifier | None:
     """Build what `neuroshard search verify=NAME` decides by; None where that is "none".
 
     Args:
         name: of a file of `conf/verify/`.
-        model: name or path of cost models, whose exchanges are added where steps are measured without.
+        model: cost models, whose exchanges are added where steps are measured without.
         device: "cpu" or "cuda": what plans run on.
         candidate_plans: maximum number of plans that are measured.
         passes: over all candidate plans, 2 at least.
@@ -206,8 +207,8 @@ def verifier_of(
         UserError: there is no such way, or a setting is out of range.
     """
     check_name("verify", name, choices("verify"))
-    asked = {"verify": name, "model": model, "hardware": device, "candidate_plans": candidate_plans, "passes": passes}
-    config = config_of("search", asked).verify
+    asked = {"verify": name, "model": model.name, "exchange_dtype": model.exchange_dtype, "hardware": device}
+    config = config_of("search", asked | {"candidate_plans": candidate_plans, "passes": passes}).verify
     if OmegaConf.select(config, "means.protocol") is not None:
         config.means.protocol.pipeline = "sparse_dist" if hides_input else "none"
     verifier: Verifier | None = instantiate_config(config)

@@ -14,7 +14,6 @@ from rich.console import Console
 from neuroshard.layouts import Layout
 from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
 from neuroshard.models import CostModels
-from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
@@ -25,6 +24,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
+from neuroshard.words.model_choice import TORCHREC
 from neuroshard.words.placement import TIERS, Placement, Tier
 
 _TORCHREC, _PLAIN = "torchrec", "json"
@@ -165,18 +165,29 @@ class Target:
         except UserError as error:
             raise UserError(f"target={self.name}: {error}") from None
 
+    def usual_framework(self, measured_in: str | None = None) -> str | None:
+        """Return the framework whose overhead counts if nobody chooses one: None, or "torchrec" where TorchRec trains.
+
+        Args:
+            measured_in: the framework in whose steps plans are measured; None if in none. It counts if the target
+                leaves open what trains.
+        """
+        return {"torchrec": TORCHREC, "other": None, "any": measured_in}[self.steps]
+
     def costed(self, models: CostModels) -> CostModels:
         """Adapt models to the target's steps: what TorchRec adds counts where it trains and they know it.
+
+        Models that were loaded with framework="none" stay as they are.
 
         Raises:
             UserError: it counts, and another framework trains.
         """
         if self.steps == "other" and models.of_whole_steps:
             raise UserError(
-                f"costs by {models.name or 'these models'} count what TorchRec adds to a step, and {self.title} trains "
-                f"without it; leave {IN_TORCHREC} out, or search with target=torchrec"
+                f"costs by {models.label} count what TorchRec adds to a step, and {self.title} trains without it; "
+                "leave framework=torchrec out, or search with target=torchrec"
             )
-        return models.in_torchrec() if self.steps == "torchrec" and models.framework is not None else models
+        return models.in_torchrec_if_known() if self.steps == "torchrec" else models
 
     @property
     def trains(self) -> bool:
@@ -193,8 +204,10 @@ class Target:
         )
 
     def cost_warnings(self, models: CostModels) -> tuple[str, ...]:
-        """Say in a line what the target's steps take that costs by these models leave out."""
-        return () if self.steps == "any" else models.left_out(self.title)
+        """Say in a line what the target's steps take that costs by these models leave out, unless they were told to."""
+        if self.steps == "any" or (self.steps == "torchrec" and models.framework is not None):
+            return ()
+        return models.left_out(self.title)
 
     def _own_memory(self, task: Task) -> Task:
         """Let a task whose tables may lie in host memory count what the target keeps them in; itself if it does."""

@@ -37,7 +37,7 @@ def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulat
     bandwidths of its own machine.
     """
     named, models = named_bandwidths(topology), simulator.models
-    links = _LINKS.get((models.name or "").removeprefix(ROOFLINE).partition("+")[0])
+    links = _LINKS.get((models.name or "").removeprefix(ROOFLINE))
     if links is None and (ignored := named.pop("intra_host_bw", None)):
         _warn("intra_host_bw", ignored, models)
     changes = {}
@@ -78,5 +78,5 @@ def _warn(name: str, value: float, models: CostModels) -> None:
         "that were measured on such links, or the datasheet of the GPU, such as models='roofline:h100'",
         name,
         value,
-        models.name or "these models",
+        models.label,
     )

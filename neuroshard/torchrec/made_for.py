@@ -40,7 +40,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
             "constraints": (task and task.constraints, asked.constraints),
             "search": (finder.searcher, finder.searcher.reads()),
             **({} if finder.verifier is None else {"verify": finder.verifier}),
-            "models": (models.name, models.digest) if models.name else models,
+            "models": (models.choice.normalized, models.digest) if models.choice else models,
             "other parameters": [
                 (its.qualified_name, why, str(its.weights.dtype), list(its.weights.shape), optimizer_of(its))
                 for its, why in others

@@ -53,12 +53,13 @@ from neuroshard.torchrec.planner_report import (
 from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
 from neuroshard.torchrec.unread import no_data_parallel_remark, unread_remarks, unused_arguments
+from neuroshard.words.model_choice import TORCHREC, ModelChoice, told
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
 _CANDIDATE_PLANS = _PASSES = 4
 _RESERVED_SHARE = 0.15  # as TorchRec's default reservation
-_DEFAULT_MODELS = {"cpu": "cpu+torchrec", "cuda": "h100+torchrec"}
+_DEFAULT_MODELS = {"cpu": "cpu", "cuda": "h100"}
 
 _Answer = TypeVar("_Answer")
 
@@ -69,9 +70,7 @@ class NeuroShardPlanner(ShardingPlanner):
     Args:
         topology: TorchRec's; None makes the one of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
-        models: cost models, or their name or path; None takes "cpu+torchrec" for CPUs, "h100+torchrec" for GPUs, where
-            "h100+torchrec+dense8ms" says that the dense network takes 8 ms of a step. If nobody says how long it takes,
-            the plan with the least worst-case regret from 0 to 15 ms is taken.
+        models: cost models, or their name or path; None takes "cpu" for CPUs, "h100" for GPUs.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
             passed on to the kernels. A table may lie in rows where its sharding types name row_wise, or name nothing;
             it does if the search accepts the predicted gain, or nothing else fits.
@@ -110,6 +109,14 @@ class NeuroShardPlanner(ShardingPlanner):
             loop where the job's `pipeline` is "none", else in sparse_dist. A Verifier decides as it likes.
         candidate_plans: maximum number of plans that are measured.
         passes: over all candidate plans, 2 at least: their differences from pass to pass give the error.
+        framework: "torchrec" if costs count the framework overhead that TorchRec adds to a step, "none" if they do not;
+            None counts the overhead if the models know it, and else warns.
+        dense_ms: ms of the dense network per step on a GPU; None takes the plan with the least worst-case regret from 0
+            to 15 ms.
+        exchange_dtype: data type of embeddings and gradients in exchanges, such as "fp16", or "fp16/bf16" for forward
+            and backward; None for fp32. Sharders with other ones are warned of.
+        model_optimizer: the optimizer whose states the kernels of analytic models ("roofline:...") read and write, such
+            as "adam": for costs alone, while `memory` says whose states take memory; None for "sgd".
 
     Attributes:
         last_plan: that was found last, of the tables that are planned here; None before, or where there were none.
@@ -144,6 +151,10 @@ class NeuroShardPlanner(ShardingPlanner):
         verify: Verifier | str | None = None,
         candidate_plans: int = _CANDIDATE_PLANS,
         passes: int = _PASSES,
+        framework: str | None = None,
+        dense_ms: float | None = None,
+        exchange_dtype: str | None = None,
+        model_optimizer: str | None = None,
         **settings: Any,
     ) -> None:
         if keep is not None and plan_loader is not None:
@@ -169,16 +180,16 @@ class NeuroShardPlanner(ShardingPlanner):
         of_verify = {"candidate_plans": (candidate_plans, _CANDIDATE_PLANS), "passes": (passes, _PASSES)}
         for remark in unused_arguments(num_groups, sync_steps, use_inter_host_allreduce, verify, **of_verify):
             _log.warning(remark)
-        models = models or _default_models(topology.compute_device)
+        models = models or _default_models(topology.compute_device, dense_ms)
+        costs, choice = _loaded_models(models, framework, dense_ms, exchange_dtype, model_optimizer)
         pipeline, constraints = pipeline_of(pipeline, memory), _checked_constraints(constraints or {})
         check_prefetching(constraints, pipeline)
         hides_input = pipeline != "none"
-        simulator = _simulator(CostModels.load(models) if isinstance(models, str) else models, hides_input)
-        simulator = with_bandwidths(simulator, topology)
+        simulator = with_bandwidths(_simulator(costs, hides_input), topology)
         if isinstance(verify, str):
-            if not isinstance(models, str):
+            if choice is None:
                 raise UserError(f"verify={verify} takes models by their name or path, not as an object")
-            verify = verifier_of(verify, models, topology.compute_device, candidate_plans, passes, hides_input)
+            verify = verifier_of(verify, choice, topology.compute_device, candidate_plans, passes, hides_input)
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):
@@ -474,7 +485,9 @@ class NeuroShardPlanner(ShardingPlanner):
         simulator, task = found.finder.simulator, plan.task
         cost = simulator.cost(task, plan)
         self.last_plan, self.last_cost = simulator.predicted(plan, cost), cost
-        doubts = *simulator.warnings(plan), *simulator.models.left_out("TorchRec")
+        models = simulator.models
+        left_out = models.left_out("TorchRec") if models.framework is None else ()  # else nobody wants it counted
+        doubts = *simulator.warnings(plan), *left_out
         for warning in doubts:
             _log.warning(warning)
         groups = self.last_groups.num_groups
@@ -559,16 +572,40 @@ def _topology_of_group() -> TorchRecTopology:
     return TorchRecTopology(world, device, created_by_factory=True, **sizes)
 
 
-def _default_models(compute_device: str) -> str:
+def _loaded_models(
+    models: CostModels | str,
+    framework: str | None,
+    dense_ms: float | None,
+    exchange_dtype: str | None,
+    optimizer: str | None,
+) -> tuple[CostModels, ModelChoice | None]:
+    """Load models by their name and settings, or take loaded ones; either count the framework overhead if they know it.
+
+    Returns:
+        The models, and what they were loaded by; None for models that were loaded already.
+
+    Raises:
+        UserError: there are no such models, or settings are given for models that were loaded already.
+    """
+    if isinstance(models, str):
+        choice = ModelChoice(models, framework, dense_ms, exchange_dtype, optimizer)
+        return CostModels.of(choice, usual_framework=TORCHREC), choice
+    given = ModelChoice("models", framework, dense_ms, exchange_dtype, optimizer).settings
+    if given:
+        raise UserError(f"{told(given)}: models={models.label} are loaded already; give CostModels.load that setting")
+    return models.in_torchrec_if_known(), None
+
+
+def _default_models(compute_device: str, dense_ms: float | None) -> str:
     if compute_device not in _DEFAULT_MODELS:
         raise UserError(f"no cost models for compute device {compute_device!r}; give models=...")
     name = _DEFAULT_MODELS[compute_device]
     if compute_device == "cuda":
         _log.warning(
-            "costs are those of one H100, whose exchanges are a datasheet's (%s), beside a dense network of unknown "
-            "time; give the time, such as models='%s+dense8ms', models=... that were measured on your GPUs, or another "
-            "datasheet, such as roofline:b200",
-            name,
+            "costs are those of one H100, whose exchanges are a datasheet's (models='%s'); give models=... that were "
+            "measured on your GPUs, or another datasheet, such as models='roofline:b200'",
             name,
         )
+        if dense_ms is None:
+            _log.warning("the time of the dense network per step is unknown; give it, such as dense_ms=8")
     return name

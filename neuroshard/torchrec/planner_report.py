@@ -68,7 +68,7 @@ def precision_remark(model: Model, models: CostModels) -> str | None:
             told = " or ".join(map(str, sorted(used)))
             return (
                 f"the model exchanges {told} byte(s) of an element {way}, and costs count {counted}; give "
-                "models=NAME+fp16, or the precisions of both ways, such as NAME+fp16/bf16"
+                "exchange_dtype='fp16', or the data types of both ways, such as exchange_dtype='fp16/bf16'"
             )
     return None
 
@@ -276,7 +276,7 @@ def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
 
     Full of tables and of all that is kept free or planned elsewhere.
     """
-    cost, name = simulator.cost(plan.task, plan), simulator.models.name or "models without a name"
+    cost, name = simulator.cost(plan.task, plan), simulator.models.label
     device_ms = cost.device_ms
     imbalance = float(device_ms.max() / device_ms.mean()) if device_ms.any() else 1.0
     each = zip(plan.device_bytes, plan.task.topology.device_memory, capacity, strict=True)

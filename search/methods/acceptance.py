@@ -43,7 +43,7 @@ class Acceptance:
         sharding_type_margin_fraction: margin_fraction for plans with tables in rows or copies, if the models know
             kernels and exchanges only: these types cost more in training than such models show. At 1 the two intervals
             must not overlap, which is right wherever steps were measured (docs/steps.md). Models of whole steps
-            (cpu+torchrec) ignore it.
+            (framework=torchrec) ignore it.
         min_gain: minimum gain that the search accepts, as a fraction of the first plan's cost: on average, smaller
             gains do not come true (docs/results.md).
         assumed_margin_fraction: lower limit of margin_fraction for models that know no margins of kernels or exchanges,

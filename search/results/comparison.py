@@ -16,6 +16,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import FORMS
+from neuroshard.words.model_choice import ModelChoice
 
 _NAN = float("nan")
 _BUSY = f"either this machine is busy, or it isn't like the one that the models were measured on; {ADAPT}"
@@ -185,7 +186,7 @@ def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterato
         )
 
 
-def _models_of(entry: Evaluated) -> str | None:
+def _models_of(entry: Evaluated) -> ModelChoice | None:
     return None if entry.prediction is None else entry.prediction.models
 
 

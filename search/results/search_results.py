@@ -14,6 +14,7 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.parquet import read_rows, write_frame
 from neuroshard.plumbing.schema import Count, Name, NonNegative, parse, shown
 from neuroshard.records.run_directory import RunDirectory
+from neuroshard.words.model_choice import ModelChoice
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class _Facts:
     """What is read again of a search's `run.json`."""
 
     searcher: Name
-    model: str
+    model: ModelChoice
     settings: dict[str, Any]
     count_input: bool = False
 
@@ -85,7 +86,7 @@ class SearchRun:
 
     Attributes:
         searcher: its name.
-        model: the cost models, as `CostModels.load` takes them.
+        model: the cost models, as `CostModels.of` takes them.
         settings: of the searcher.
         count_input: whether predicted costs count the exchange of indices.
     """
@@ -93,7 +94,7 @@ class SearchRun:
     path: Path
     searcher: str
     records: tuple[SearchRecord, ...]
-    model: str
+    model: ModelChoice
     settings: Mapping[str, Any]
     count_input: bool = False
 
@@ -103,7 +104,7 @@ class SearchRun:
         numbers = {"task": "int64"} | {name: "float64" for name in map(str, frame) if name.endswith(("_ms", "seconds"))}
         frame = frame.astype(numbers)
         write_frame(self.path / "results.parquet", frame)
-        facts = {"searcher": self.searcher, "model": self.model, "settings": self.settings}
+        facts = {"searcher": self.searcher, "model": self.model.fields, "settings": self.settings}
         RunDirectory(self.path).finish("search", {**facts, **more})
 
     @classmethod

@@ -11,7 +11,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import UserError, warn_of
 from neuroshard.plumbing.files import by_place, check_directory
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
@@ -19,11 +19,12 @@ from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.in_parts import InParts, Means
+from neuroshard.words.model_choice import ModelSettings, told
 
 
 @dataclass(frozen=True)
 @checked
-class Evaluate:
+class Evaluate(ModelSettings):
     """Everything `neuroshard evaluate` needs.
 
     Attributes:
@@ -72,7 +73,7 @@ class Evaluate:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
         if twice := [" and as ".join(map(str, dict.fromkeys(same))) for same in by_place(paths) if len(same) > 1]:
             raise UserError(f"{twice[0]} is given twice; name it once")
-        simulator = None if self.model is None else Simulator(CostModels.load(self.model), self.count_input)
+        simulator = self._simulator()
         by_path = [(path, self._of_run(path) if path.is_dir() else [self._of_file(path, simulator)]) for path in paths]
         methods = [entries[0].method for _, entries in by_path if entries]
         return [
@@ -81,6 +82,22 @@ class Evaluate:
             for path, entries in by_path
             for entry in entries
         ]
+
+    def _simulator(self) -> Simulator | None:
+        """Build the simulator that predicts plan files; None if what the files say counts.
+
+        Raises:
+            UserError: settings of models are given without a model.
+        """
+        if self.model is None:
+            if given := self.model_settings:
+                raise UserError(f"{told(given)} needs model=NAME; without a model, costs are those in the plan files")
+            return None
+        framework = self.measure.framework
+        models = CostModels.of(self.choice_of(self.model), framework)
+        if framework is not None and models.framework is None:
+            warn_of("neuroshard.evaluate", models.left_out("TorchRec"))
+        return Simulator(models, self.count_input)
 
     def _of_run(self, path: Path) -> list[Evaluated]:
         run, entries = SearchRun.load(path), []

@@ -16,6 +16,7 @@ from neuroshard.plumbing.schema import PathName
 from neuroshard.stages.search.report.explained import all_shards, difference, picture, sections, titled
 from neuroshard.stages.search.report.explanation import Explanation, explain
 from neuroshard.stages.search.report.page import Section, plain, render, save_page, show_sections
+from neuroshard.words.model_choice import ModelChoice, ModelSettings
 
 _PAGES = (".html", ".htm")
 _DEFAULT = "cpu"
@@ -23,12 +24,12 @@ _DEFAULT = "cpu"
 
 @dataclass(frozen=True)
 @checked
-class Explain:
+class Explain(ModelSettings):
     """Everything `neuroshard explain` needs.
 
     Attributes:
         plans: one plan file, or two of the same tables, without a key: explain PLAN.json OTHER.json.
-        model: cost models; None takes those that the plan was found with.
+        model: cost models; None takes those that the plan was found with, with other settings if these are given.
         out: an HTML page; None writes none.
     """
 
@@ -50,9 +51,10 @@ class Explain:
         plans = [Plan.load(path) for path in paths]
         if len({tuple((table.name, table.rows, table.dim) for table in plan.task.tables) for plan in plans}) > 1:
             raise UserError(f"{paths[0]} and {paths[1]} are plans of different tables; only like can be compared")
-        model, note = models_of(plans, self.model)
+        model, note = models_of(plans, None if self.model is None else self.choice_of(self.model))
+        model = replace(model, **self.model_settings)
         counts_input = any(plan.prediction is not None and plan.prediction.counts_input for plan in plans)
-        simulator, (plans, other) = Simulator(CostModels.load(model), counts_input), _on_one_task(plans)
+        simulator, (plans, other) = Simulator(CostModels.of(model), counts_input), _on_one_task(plans)
         notes = note, "they count the exchange of indices, as the plan's did" if counts_input else "", other
         explained = tuple(explain(plan, simulator) for plan in plans)
         result = ExplainResult(tuple(paths), model, "; ".join(filter(None, notes)), explained, page)
@@ -76,11 +78,11 @@ def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
     return [replace(first, task=last.task), last], f"both plans with the {named} of the second one's task"
 
 
-def models_of(plans: Sequence[Plan], asked: str | None) -> tuple[str, str]:
+def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelChoice, str]:
     """Choose the models asked for, or else those that the plans were found with: costs of others don't compare.
 
     Returns:
-        Their name, and what a reader might not expect of the choice, if anything.
+        Their choice, and what a reader might not expect of the choice, if anything.
 
     Raises:
         UserError: the plans' own models are not here, or had no name.
@@ -89,14 +91,13 @@ def models_of(plans: Sequence[Plan], asked: str | None) -> tuple[str, str]:
         return asked, ""
     known = [plan.prediction for plan in plans if plan.prediction is not None]
     if not known:
-        return _DEFAULT, "the plan doesn't say which ones it was found with; model=NAME takes others"
-    name = known[0].models
-    if name is None or (Path(name).is_absolute() and not Path(name).exists()):
-        raise UserError(
-            f"the plan was found with {name or 'models without a name'}, not to be had here; give model=NAME"
-        )
-    others = sorted({str(prediction.models) for prediction in known} - {name})
-    return name, f"the other plan was found with {others[0]}" if others else ""
+        return ModelChoice(_DEFAULT), "the plan doesn't say which ones it was found with; model=NAME takes others"
+    first = known[0].models
+    if first is None or (Path(first.name).is_absolute() and not Path(first.name).exists()):
+        found = "models without a name" if first is None else first.name
+        raise UserError(f"the plan was found with {found}, not to be had here; give model=NAME")
+    others = sorted({str(prediction.models) for prediction in known} - {str(first)})
+    return first, f"the other plan was found with {others[0]}" if others else ""
 
 
 def _page_path(out: str, plans: Sequence[str]) -> Path:
@@ -117,7 +118,7 @@ class ExplainResult:
     """Explanations of plans by models, with a note on the choice of these, and where their page is."""
 
     names: tuple[str, ...]
-    model: str
+    model: ModelChoice
     note: str
     explanations: tuple[Explanation, ...]
     page: Path | None

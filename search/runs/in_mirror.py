@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from rich.progress import Progress
@@ -40,6 +40,7 @@ from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begu
 from neuroshard.stages.search.runs.in_steps import floor_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
+from neuroshard.words.model_choice import TORCHREC
 
 
 @dataclass(frozen=True)
@@ -211,10 +212,14 @@ class InMirror:
         protocol: how steps are timed; each build of a rank is in a fresh process.
         exchanges: cost models whose exchanges are added to the local work, that of indices as far as the protocol's
             pipeline doesn't hide it; None leaves exchanges out.
+        exchange_dtype: of these exchanges, such as fp16, or fp16/bf16 for forward and backward; None for fp32.
     """
+
+    framework: ClassVar[str | None] = TORCHREC
 
     protocol: StepProtocol = field(default_factory=StepProtocol)
     exchanges: PathName | None = None
+    exchange_dtype: str | None = None
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError unless TorchRec is installed, and each task's plans can be measured mirrored here."""
@@ -285,7 +290,7 @@ class InMirror:
         """Predict what the exchanges of each plan take, (K,); not numbers without models."""
         if self.exchanges is None:
             return (ExchangesOfStep(),) * len(plans)
-        models = CostModels.load(self.exchanges)
+        models = CostModels.load(self.exchanges, exchange_dtype=self.exchange_dtype)
         return tuple(ExchangesOfStep.of(models, plan.traffic) for plan in plans)
 
     def _measured(

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pandas as pd
 from rich.console import Console
@@ -50,7 +50,13 @@ _SHOWN_ERRORS = 3
 
 
 class Means(Protocol):
-    """A way to measure plans: the candidate plans of a search in passes, or the plans that `evaluate` names."""
+    """A way to measure plans: the candidate plans of a search in passes, or the plans that `evaluate` names.
+
+    Attributes:
+        framework: in whose training steps plans are measured; None if in none.
+    """
+
+    framework: ClassVar[str | None]
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError unless plans of tasks can be measured so, and these of each task together, if any."""
@@ -154,6 +160,8 @@ class EvaluateResult(Generic[Kept]):
 @dataclass(frozen=True)
 class InParts:
     """Measuring in parts: kernels and exchanges one by one, as cost models predict them."""
+
+    framework: ClassVar[str | None] = None
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError unless exchanges are between hosts here as in the tasks."""

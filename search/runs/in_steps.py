@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from rich.progress import Progress
@@ -33,6 +33,7 @@ from neuroshard.stages.search.results.comparison import (
 )
 from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
 from neuroshard.tasks.task import Task
+from neuroshard.words.model_choice import TORCHREC
 
 LOOKUPS_ALONE = "lookups, one device after another"
 _TRUSTED = 0.03  # equal plans must agree as well as that before differences are worth anything
@@ -167,6 +168,8 @@ class InSteps:
     Attributes:
         protocol: how steps are timed. Each pass over candidate plans is one build.
     """
+
+    framework: ClassVar[str | None] = TORCHREC
 
     protocol: StepProtocol = field(default_factory=StepProtocol)
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from rich.text import Text
 
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
-from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
@@ -35,19 +34,18 @@ from neuroshard.stages.search.runs.verify import Verify, save_candidate_plans
 from neuroshard.targets.target import target_named
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
+from neuroshard.words.model_choice import TORCHREC, ModelChoice, ModelSettings
 
 _SHOWN_TASKS = 20
 
 
 @dataclass(frozen=True)
 @checked
-class Search:
+class Search(ModelSettings):
     """Everything `neuroshard search` needs.
 
     Attributes:
-        model: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote. With target=torchrec,
-            NAME+torchrec where the models know what TorchRec adds to a step; on GPUs NAME+torchrec+dense8ms tells that
-            the dense network takes 8 ms of it.
+        model: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
         tasks: what is searched.
         searcher: how; `method` is its name in results.
         method: its name in results.
@@ -89,7 +87,7 @@ class Search:
     def _run(self) -> "SearchResult":
         if self.out is not None:
             check_directory(Path(self.out))
-        simulator = Simulator(CostModels.load(self._model), self.count_input)
+        simulator = Simulator(self.models, self.count_input)
         for task in self.tasks:
             simulator.models.check(task)
         with self._measuring() as measure:
@@ -99,10 +97,20 @@ class Search:
             return self._searched(simulator, measure)
 
     @cached_property
-    def _model(self) -> str:
-        """The models as the target's steps are costed, by name."""
-        models = CostModels.load(self.model)
-        return self.model if target_named(self.target).costed(models) is models else f"{self.model}{IN_TORCHREC}"
+    def models(self) -> CostModels:
+        """The models as the target's steps are costed, or those that plans are measured in."""
+        return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
+
+    @property
+    def _usual_framework(self) -> str | None:
+        """The framework whose overhead counts if `framework` is not given and the models know it."""
+        return target_named(self.target).usual_framework(None if self.verify is None else self.verify.means.framework)
+
+    @property
+    def _chosen(self) -> ModelChoice:
+        """The models that plans are found with, by the name that was given."""
+        framework = TORCHREC if self.models.of_whole_steps else None
+        return replace(self.choice_of(self.model), framework=framework).normalized
 
     def _whole(self, path: Path) -> SearchRun:
         run = SearchRun.load(path)
@@ -133,7 +141,7 @@ class Search:
                     progress.advance(bar)
                 if self.verify is not None:
                     save_candidate_plans(directory.path, self.tasks, records)
-                run = SearchRun(directory.path, self.method, tuple(records), self._model, depends["settings"])
+                run = SearchRun(directory.path, self.method, tuple(records), self._chosen, depends["settings"])
                 run.save(depends | {"versions": versions()})
             if first is not None and isinstance(first.found, InfeasibleError):
                 raise first.found  # written down before: reports count it
@@ -152,7 +160,7 @@ class Search:
             "settings": settings,
             "class": type(self.searcher).__name__,
             "method": self.method,
-            "model": self._model,
+            "model": self._chosen.fields,
             **({"count_input": True} if self.count_input else {}),
             **({} if self.verify is None else self.verify.settings),
             "reads": [*([simulator.models.digest] if simulator.models.digest else []), *self.searcher.reads()],
@@ -194,7 +202,7 @@ class Search:
         target = target_named(self.target)
         said = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
         remark = "; ".join(filter(None, said)) or None
-        doubts = found.warning, *simulator.warnings(plan), *target.cost_warnings(simulator.models)
+        doubts = found.warning, *simulator.warnings(plan), *self._left_out(simulator.models)
         warnings = "\n".join(filter(None, doubts)) or None
         told = plan.prediction
         assert told is not None
@@ -202,6 +210,13 @@ class Search:
             number, name, None, seconds=answer.seconds, remark=remark, warnings=warnings, caveat=told.caveat,
             measured_ms=answer.measured_ms, **predicted_columns(plan),
         )  # fmt: skip
+
+    def _left_out(self, models: CostModels) -> tuple[str, ...]:
+        """Say in a line what predicted costs leave out of the steps that plans are for, or are measured in."""
+        counts_if_known = self._usual_framework is not None and models.framework is None
+        return target_named(self.target).cost_warnings(models) or (
+            models.left_out("TorchRec") if counts_if_known else ()
+        )
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,12 @@ from neuroshard.stages.search.rl.learner import Learner, Session
 from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
+from neuroshard.words.model_choice import ModelSettings
 
 
 @dataclass(frozen=True)
 @checked
-class TrainPolicy:
+class TrainPolicy(ModelSettings):
     """Everything `neuroshard train-policy` needs.
 
     Attributes:
@@ -64,7 +65,7 @@ class TrainPolicy:
             raise UserError(
                 f"num_valid={self.num_valid} must lie in 1..{len(self.tasks) - 1}, there are {len(self.tasks)} tasks"
             )
-        simulator = Simulator(CostModels.load(self.model))
+        simulator = Simulator(CostModels.of(self.choice_of(self.model)))
         for task in self.tasks:
             simulator.models.check(task)
         directory = RunDirectory(Path(self.out))
@@ -99,7 +100,7 @@ class TrainPolicy:
         """Collect what a policy depends on, besides the tasks."""
         return {
             "method": self.method,
-            "model": self.model,
+            "model": self.choice_of(self.model).normalized.fields,
             "reads": CostModels.load(self.model).digest,
             "num_valid": self.num_valid,
             "seed": self.seed,

@@ -27,6 +27,7 @@ from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.words.fingerprint import fingerprint
+from neuroshard.words.model_choice import ModelChoice
 from tests.golden.golden_tasks import all_tasks, replanned
 from tests.kit.devices import MADE_UP
 from tests.kit.devices.made_up import MadeUpHardware, SlowerBy
@@ -99,6 +100,7 @@ def _line(plan):
     """A plan as its file has it, but for words: its cost, what it is made of, and the digest of it all."""
     content = plan.to_json()
     content["prediction"].pop("scope", None)
+    content["prediction"]["models"] = "+".join(map(str, content["prediction"]["models"].values()))
     return f"{content['prediction']['cost_ms']:.4g} ms, {len(content['placements'])} shards, {_digest(content)}"
 
 
@@ -271,7 +273,7 @@ def _bundle_lines(path):
     weights = content.pop("weights")
     del content["card"]["versions"]
     plan = ns.search(all_tasks()["rules_free"], _simulator(path))
-    plan = replace(plan, prediction=replace(plan.prediction, models=path))  # which is absolute otherwise
+    plan = replace(plan, prediction=replace(plan.prediction, models=ModelChoice(path)))  # which is absolute otherwise
     return {"bundle.json": _digest(content), "weights": weights[:16], "plan": _line(plan)}
 
 

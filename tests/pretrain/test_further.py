@@ -21,6 +21,7 @@ from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import random_models, toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Call, Form
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.made_up import measured
 from tests.kit.random_models import (
     random_by_widest,
@@ -37,7 +38,9 @@ MARGINS = Margins(Margin(0.1, 2.0), Margin(0.2, 2.0), Margin(0.3, 2.0))
 
 
 def _start():
-    return CostModels(random_ensemble(), random_set_comm(0), random_set_comm(1), None, margins=MARGINS, name="toys")
+    return CostModels(
+        random_ensemble(), random_set_comm(0), random_set_comm(1), None, margins=MARGINS, choice=ModelChoice("toys")
+    )
 
 
 def _calls(model, count, bend=lambda ms: ms, form=Form.COLUMN_WISE):
@@ -247,7 +250,7 @@ HALF_PAPER = replace(random_models(), compute=random_ensemble())
         ),
         (
             _fit(),
-            replace(random_models(), name="paper"),
+            replace(random_models(), choice=ModelChoice("paper")),
             "the compute model of paper can't .*: this compute_model makes none of its kind; choose",
         ),
         (_fit(), HALF_PAPER, "the forward model of the start can't .*: this comm_model makes none of its kind; choose"),

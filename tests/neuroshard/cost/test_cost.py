@@ -13,8 +13,11 @@ from neuroshard.models.interface import PartModel
 from neuroshard.models.trust import Margin, Margins, hardware_warning
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.costs import cost_of
 from tests.kit.plans import whole
+
+CPU = ModelChoice("cpu")
 
 
 def _plan(prediction=None):
@@ -23,7 +26,13 @@ def _plan(prediction=None):
 
 @pytest.mark.parametrize(
     "known",
-    [None, Prediction("roofline:h100", 6.72, 0.5), Prediction("cpu", 7.1, 0.2), Prediction("cpu", 7.1, 0.2, 7.3)],
+    [
+        None,
+        Prediction(ModelChoice("roofline:h100"), 6.72, 0.5),
+        Prediction(CPU, 7.1, 0.2),
+        Prediction(CPU, 7.1, 0.2, 7.3),
+        Prediction(ModelChoice("roofline:h100", "torchrec", 8.5, "fp16/bf16", "adam"), 7.1),
+    ],
 )
 def test_the_prediction_is_saved_with_the_plan(tmp_path, known):
     _plan(known).save(tmp_path / "plan.json")
@@ -37,11 +46,15 @@ def test_the_prediction_is_saved_with_the_plan(tmp_path, known):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"models": "cpu", "cost_ms": -1.0}, "prediction"),
+        ({"models": {"name": "cpu"}, "cost_ms": -1.0}, "prediction"),
         ({"models": 3, "cost_ms": 1.0}, "prediction"),
-        ({"models": "cpu"}, "prediction"),
+        ({"models": {"name": "cpu", "framework": "tensorflow"}, "cost_ms": 1.0}, "tensorflow"),
+        ({"models": {"name": "cpu"}}, "prediction"),
         ([1], "prediction"),
-        (_plan(Prediction("cpu", 7.1, 0.2)).to_json()["prediction"] | {"expected_ms": -1.0}, "expected_ms=-1"),
+        (
+            _plan(Prediction(CPU, 7.1, 0.2)).to_json()["prediction"] | {"expected_ms": -1.0},
+            "expected_ms=-1",
+        ),
     ],
 )
 def test_a_wrong_prediction_is_refused(wrong, message):
@@ -51,9 +64,11 @@ def test_a_wrong_prediction_is_refused(wrong, message):
 
 def test_searches_from_python_know_their_models():
     task = toy_task(4)
-    simulator = ns.Simulator(replace(linear_models(), name="mine"))
+    simulator = ns.Simulator(replace(linear_models(), choice=ModelChoice("mine")))
     plan = ns.search(task, simulator, searcher="dim_greedy")
-    assert plan.prediction == Prediction("mine", simulator.cost(task, plan).total_ms, scope="kernels and exchanges")
+    assert plan.prediction == Prediction(
+        ModelChoice("mine"), simulator.cost(task, plan).total_ms, scope="kernels and exchanges"
+    )
 
 
 @pytest.mark.parametrize("name", ["cpu", "roofline:h200"])
@@ -62,13 +77,13 @@ def test_models_are_named_as_they_were_asked_for(name):
 
 
 def test_plans_read_well():
-    text = str(_plan(Prediction("cpu", 7.1, 0.2)))
+    text = str(_plan(Prediction(CPU, 7.1, 0.2)))
     assert text.splitlines()[0].endswith("7.10 ± 0.20 ms, predicted by cpu")
     assert "device 3: 0 shards, 0 columns, 0 bytes: nothing" in text
     assert len(str(_plan()).splitlines()) == 1 + 4
-    first, *_ = str(_plan(Prediction("cpu", 7.1, 0.2, 7.3))).splitlines()
+    first, *_ = str(_plan(Prediction(CPU, 7.1, 0.2, 7.3))).splitlines()
     assert "expected 7.30 ms, for a step waits for whichever device" in first
-    assert "expected" not in str(_plan(Prediction("cpu", 7.1, 0.2, 7.1001)))  # as good as the same
+    assert "expected" not in str(_plan(Prediction(CPU, 7.1, 0.2, 7.1001)))  # as good as the same
 
 
 HERE = Fingerprint("cpu", "EPYC", 2, 1 << 30, "25/17/1")

@@ -13,6 +13,7 @@ from neuroshard.models.parts import CONVERTED, COUNTS, TERMS, Framework, counts_
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.targets.target import target_named
 from neuroshard.testing import linear_models, toy_task
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.random_models import random_form_models
 
@@ -25,7 +26,7 @@ FRAMEWORK = Framework(
 TASK = toy_task(4, num_devices=2)
 CRITEO = Task(load_tables("criteo", batch_size=65536), Topology(8, "80GB"), 65536)
 SEQUENCE = replace(TASK, tables=(replace(TASK.tables[0], pooled=False), *TASK.tables[1:]))
-PLAIN = replace(random_form_models(), framework=FRAMEWORK, name="toy")
+PLAIN = replace(random_form_models(), framework=FRAMEWORK, choice=ModelChoice("toy"))
 COUNTED = PLAIN.in_torchrec()
 
 
@@ -195,7 +196,7 @@ def test_datasheets_have_what_an_h100s_steps_add_by_their_memory():
     cut = {4: dict.fromkeys(range(8), 16)}
     plan = laid_out(CRITEO, *(cut.get(table, table % 8) for table in range(26)))
     names = ("h100", "roofline:h100", "roofline:h200")
-    loaded = [CostModels.load(f"{name}+torchrec+dense0ms") for name in names]
+    loaded = [CostModels.load(name, framework="torchrec", dense_ms=0) for name in names]
     measured, sheet, other = (Simulator(models).cost(CRITEO, plan) for models in loaded)
     np.testing.assert_allclose(sheet.ms("framework.outputs"), measured.ms("framework.outputs"))
     np.testing.assert_allclose(other.ms("framework.outputs"), measured.ms("framework.outputs") * 3.35 / 4.8)
@@ -203,41 +204,40 @@ def test_datasheets_have_what_an_h100s_steps_add_by_their_memory():
     assert min(ms.min() for ms in waits) > 0
     hosts = [cost.device_ms - ms + ms / 0.9 for cost, ms in zip((measured, sheet, other), waits, strict=True)]
     np.testing.assert_allclose(hosts, np.broadcast_to(hosts[0], (3, 8)))  # as fast
-    assert CostModels.load("roofline:b200+torchrec+dense4ms").name == "roofline:b200+torchrec+dense4ms"
     assert CostModels.load("roofline:h100").framework is None
 
 
-def test_their_name_says_what_counts(tmp_path):
-    assert COUNTED.name == "toy+torchrec"
-    save_bundle(tmp_path, replace(PLAIN, name=None), Card())
-    loaded = CostModels.load(f"{tmp_path}+torchrec")
-    assert loaded.name == f"{tmp_path}+torchrec"
+def test_their_choice_says_what_counts(tmp_path):
+    assert COUNTED.choice == ModelChoice("toy", framework="torchrec")
+    save_bundle(tmp_path, replace(PLAIN, choice=None), Card())
+    loaded = CostModels.load(tmp_path, framework="torchrec")
+    assert loaded.choice == ModelChoice(str(tmp_path), framework="torchrec")
     plan = _mixed()
     assert Simulator(loaded).cost(TASK, plan).total_ms == Simulator(COUNTED).cost(TASK, plan).total_ms
+    without = CostModels.load(tmp_path, framework="none")
+    assert (without.choice, without.of_whole_steps) == (ModelChoice(str(tmp_path), framework="none"), False)
 
 
-def test_a_name_tells_of_the_dense_network(tmp_path):
-    save_bundle(tmp_path, replace(PLAIN, framework=replace(FRAMEWORK, host=HOST), name=None), Card())
-    loaded, plan = CostModels.load(f"{tmp_path}+torchrec+dense2.5ms"), _mixed()
-    assert loaded.name == f"{tmp_path}+torchrec+dense2.5ms"
+def test_a_setting_tells_of_the_dense_network(tmp_path):
+    save_bundle(tmp_path, replace(PLAIN, framework=replace(FRAMEWORK, host=HOST), choice=None), Card())
+    in_steps = {"framework": "torchrec", "dense_ms": 2.5}
+    loaded, plan = CostModels.load(tmp_path, **in_steps), _mixed()
+    assert loaded.choice == ModelChoice(str(tmp_path), **in_steps)
     assert (
         Simulator(loaded).cost(TASK, plan).total_ms == Simulator(ON_HOSTS.beside_dense(2.5)).cost(TASK, plan).total_ms
     )
-    for name in ("cpu+torchrec", "roofline:h100", "cpu", f"{tmp_path}+torchrec+dense2ms"):
-        with pytest.raises(UserError, match="dense8ms: these cost models don't count what a host takes"):
-            CostModels.load(f"{name}+dense8ms")
+    for name, framework in (("cpu", "torchrec"), ("roofline:h100", None), ("cpu", None), ("h100", "none")):
+        with pytest.raises(UserError, match=r"dense_ms=8: the models .* do not count"):
+            CostModels.load(name, framework=framework, dense_ms=8)
+    with pytest.raises(UserError, match="count a dense network already"):
+        loaded.beside_dense(8.0)
     for nonsense in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="a dense network of"):
             loaded.beside_dense(nonsense)
-    narrow = CostModels.load(f"{tmp_path}+torchrec+dense2.5ms+fp16")
-    assert narrow.name == f"{tmp_path}+fp16+torchrec+dense2.5ms"
-
-
-def test_directories_may_be_called_as_ways_to_vary_models_are(tmp_path):
-    save_bundle(tmp_path / "a+torchrec_b" / "c", replace(PLAIN, name=None), Card())
-    narrow = CostModels.load(f"{tmp_path / 'a+torchrec_b' / 'c'}+torchrec+fp16")
-    assert narrow.name == f"{tmp_path / 'a+torchrec_b' / 'c'}+fp16+torchrec"
-    assert CostModels.load(f"{tmp_path / 'a+torchrec_b' / 'c'}+fp16").name.endswith("c+fp16")
+        with pytest.raises(UserError, match="dense_ms="):
+            CostModels.load(tmp_path, framework="torchrec", dense_ms=nonsense)
+    narrow = CostModels.load(tmp_path, exchange_dtype="fp16", **in_steps)
+    assert narrow.choice == ModelChoice(str(tmp_path), exchange_dtype="fp16", **in_steps)
 
 
 def test_the_margin_of_a_wait_is_the_hosts_and_hides_the_devices():
@@ -280,12 +280,18 @@ def test_it_counts_for_torchrec_alone(target, counts):
     assert target_named(target).costed(random_form_models()).framework is None
 
 
+def test_models_loaded_to_leave_it_out_stay_so_for_torchrec():
+    torchrec, without = target_named("torchrec"), replace(PLAIN, choice=ModelChoice("toy", framework="none"))
+    assert torchrec.costed(without) is without
+    assert torchrec.cost_warnings(without) == ()
+
+
 @pytest.mark.parametrize("name", ["sok", "hugectr"])
 def test_what_other_systems_add_to_a_step_is_said_to_be_unknown(name):
     target = target_named(name)
     alone = f"predicted costs are of kernels and exchanges alone: what {target.title} adds to a step isn't known"
     assert target.cost_warnings(PLAIN) == (alone,)
-    with pytest.raises(UserError, match=rf"and {target.title} trains without it; leave \+torchrec out"):
+    with pytest.raises(UserError, match=rf"and {target.title} trains without it; leave framework=torchrec out"):
         target.costed(COUNTED)
 
 

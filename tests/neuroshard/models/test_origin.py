@@ -12,6 +12,7 @@ from neuroshard.models.parts import EXCHANGES
 from neuroshard.models.trust import Margin
 from neuroshard.testing import LinearComm, LinearCompute, toy_task
 from neuroshard.torchrec.made_for import digests
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import whole
 from tests.kit.random_models import random_regression
 
@@ -68,7 +69,7 @@ def test_the_cost_of_a_replaced_model_has_no_margin_and_a_warning_that_names_it(
 
 def test_facts_that_are_given_with_a_new_model_are_taken():
     margins, ranges = replace(CPU.margins, compute=MARGIN), replace(CPU.ranges, devices=None)
-    models = replace(CPU, compute=OWN[COMPUTE], margins=margins, ranges=ranges, name="mine")
+    models = replace(CPU, compute=OWN[COMPUTE], margins=margins, ranges=ranges, choice=ModelChoice("mine"))
     assert (models.margins, models.ranges, models.name, models.digest) == (margins, ranges, "mine", None)
 
 
@@ -79,12 +80,12 @@ def test_hardware_is_known_as_long_as_one_of_the_models_was_measured_there():
     assert (models.hardware, models.versions, models.margins) == (None, {}, None)
 
 
-@pytest.mark.parametrize("how", ["torchrec", "fp16"])
-def test_models_that_are_only_wrapped_keep_what_is_known_of_them(how):
-    models = CostModels.load(f"cpu+{how}")
+@pytest.mark.parametrize("settings", [{"framework": "torchrec"}, {"exchange_dtype": "fp16"}])
+def test_models_that_are_only_wrapped_keep_what_is_known_of_them(settings):
+    models = CostModels.load("cpu", **settings)
     assert models.compute is not CPU.compute or models.forward is not CPU.forward
     assert (models.margins, models.ranges, models.hardware) == (CPU.margins, CPU.ranges, CPU.hardware)
-    assert (models.name, models.digest) == (f"cpu+{how}", CPU.digest)
+    assert (models.choice, models.digest) == (ModelChoice("cpu", **settings), CPU.digest)
 
 
 def test_a_bundle_keeps_which_margins_are_unknown(tmp_path):

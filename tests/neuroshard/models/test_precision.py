@@ -17,6 +17,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import toy_task
 from neuroshard.words.collective import Collective, Precision
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
@@ -26,7 +27,7 @@ TASK = Task(criteo(4096, dim=32), Topology(4, 16 << 30), 4096)
 
 
 def test_exchanges_cost_what_fewer_bytes_cost():
-    full, half = CostModels.load("roofline:h100"), CostModels.load("roofline:h100+fp16/fp8")
+    full, half = CostModels.load("roofline:h100"), CostModels.load("roofline:h100", exchange_dtype="fp16/fp8")
     dims, start = np.array([[64, 128, 256, 512]]), np.zeros((1, 4))
     columns, less, least = (Traffic.of_columns(dims // share, 65536) for share in (1, 2, 4))
     assert (half.forward.predict(columns, start) == full.forward.predict(less, start)).all()
@@ -37,7 +38,7 @@ def test_exchanges_cost_what_fewer_bytes_cost():
 
 
 def test_copies_and_the_input_stay_as_they_are():
-    full, half = (CostModels.load(name) for name in ("roofline:h100", "roofline:h100+bf16"))
+    full, half = (CostModels.load("roofline:h100", exchange_dtype=dtype) for dtype in (None, "bf16"))
     given = np.zeros((1, 4, len(Collective)))
     given[..., Collective.ALL_REDUCE] = 1 << 28
     traffic = Traffic(given, np.array([4096]))
@@ -46,7 +47,7 @@ def test_copies_and_the_input_stay_as_they_are():
 
 
 def test_conversion_is_a_part_of_datasheets_steps():
-    simulator = Simulator(CostModels.load("roofline:h100+fp16"))
+    simulator = Simulator(CostModels.load("roofline:h100", exchange_dtype="fp16"))
     plan = Greedy("size").find(TASK, simulator).plan
     cost, before = simulator.cost(TASK, plan), H100.cost(TASK, plan)
     (part,) = (part for part in cost.parts if part.name == "conversion")
@@ -57,14 +58,13 @@ def test_conversion_is_a_part_of_datasheets_steps():
 
 
 @pytest.mark.parametrize(("name", "directions"), [("fp16", 2), ("fp32/bf16", 1), ("fp16/fp32", 1), ("fp32", 0)])
-@pytest.mark.parametrize("order", ["{0}+torchrec+{1}", "{0}+{1}+torchrec"])
-def test_conversion_counts_in_steps_of_models_that_learned_it(tmp_path, name, directions, order):
+def test_conversion_counts_in_steps_of_models_that_learned_it(tmp_path, name, directions):
     framework = Framework(0.5, {}, {"calls": 0.1}, {"mean MB of column-wise outputs": 0.2, CONVERTED: 0.25})
     save_bundle(tmp_path, replace(random_form_models(), framework=framework), Card())
     plan = mixed_plan(4, devices_per_host=2)
     less, full = (
-        Simulator(CostModels.load(its)).cost(plan.task, plan)
-        for its in (order.format(tmp_path, name), f"{tmp_path}+torchrec")
+        Simulator(CostModels.load(tmp_path, framework="torchrec", exchange_dtype=dtype)).cost(plan.task, plan)
+        for dtype in (name, None)
     )
     taken_ms = 0.25 * directions * converted_mb(plan.traffic)[0]
     assert sum(its.ms for its in less.parts if its.name == "conversion") == pytest.approx(taken_ms)
@@ -96,37 +96,48 @@ def test_searches_move_shards_by_what_is_converted():
 
 
 def test_models_that_did_not_learn_it_count_nothing_and_full_precision_changes_nothing():
-    assert not CostModels.load("cpu+fp16").more
-    assert "conversion" not in {part.name for part in CostModels.load("cpu+torchrec+fp16").more}
-    models = CostModels.load("cpu+fp32")
+    assert not CostModels.load("cpu", exchange_dtype="fp16").more
+    assert "conversion" not in {
+        part.name for part in CostModels.load("cpu", framework="torchrec", exchange_dtype="fp16").more
+    }
+    models = CostModels.load("cpu", exchange_dtype="fp32")
     assert type(models.forward) is type(CostModels.load("cpu").forward)
     assert not models.more
 
 
-@pytest.mark.parametrize("name", ["cpu+fp16", "roofline:h100+adam+bf16/fp8"])
-def test_searches_take_them_and_plans_say_so(name):
-    models = CostModels.load(name)
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ModelChoice("cpu", exchange_dtype="fp16"),
+        ModelChoice("roofline:h100", exchange_dtype="bf16/fp8", optimizer="adam"),
+    ],
+)
+def test_searches_take_them_and_plans_say_so(choice):
+    models = CostModels.of(choice)
     simulator = Simulator(models)
     plan = simulator.predicted(NeuroShard().find(TASK, simulator).plan)
     heuristic = Greedy("size").find(TASK, simulator).plan
-    assert plan.prediction.models == models.name == name
+    assert plan.prediction.models == models.choice == choice
     assert simulator.cost(TASK, plan).total_ms <= simulator.cost(TASK, heuristic).total_ms
 
 
 @pytest.mark.parametrize(
-    ("name", "error"),
+    ("name", "settings", "error"),
     [
-        ("cpu+fp16/x", "'x'"),
-        ("cpu+fp16/", "unknown precision ''; valid: bf16"),
-        ("nobody+fp16", "nobody"),
-        ("cpu+fp17", "cpu"),
-        ("roofline:h10", "did you mean 'h100'"),
-        ("roofline:h100+adams", "unknown optimizer 'adams'; did you mean 'adam'"),
+        ("cpu", {"exchange_dtype": "fp16/x"}, "'x'"),
+        ("cpu", {"exchange_dtype": "fp16/"}, "''; valid: bf16"),
+        ("cpu", {"exchange_dtype": "fp16/bf16/fp8"}, "fp16/bf16/fp8"),
+        ("cpu", {"exchange_dtype": "fp17"}, "did you mean 'fp16'"),
+        ("cpu", {"framework": "torchrecs"}, "did you mean 'torchrec'"),
+        ("cpu", {"optimizer": "adam"}, "optimizer=adam is for analytic models"),
+        ("nobody", {"exchange_dtype": "fp16"}, "nobody"),
+        ("roofline:h10", {}, "did you mean 'h100'"),
+        ("roofline:h100", {"optimizer": "adams"}, "did you mean 'adam'"),
     ],
 )
-def test_other_words_are_said(name, error):
+def test_other_words_are_said(name, settings, error):
     with pytest.raises(UserError, match=error):
-        CostModels.load(name)
+        CostModels.load(name, **settings)
 
 
 def test_bytes_of_an_element():
@@ -136,5 +147,5 @@ def test_bytes_of_an_element():
 
 
 def test_cards_are_of_the_sheet(capsys):
-    show_models(["roofline:h100+fp16"], Console(width=200))
+    show_models(["roofline:h100"], Console(width=200))
     assert "beside published points" in capsys.readouterr().out

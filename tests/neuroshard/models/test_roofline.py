@@ -13,6 +13,7 @@ from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import PhysicalCommConformance
 from neuroshard.words.collective import Collective
+from neuroshard.words.model_choice import OPTIMIZERS
 from tests.kit.plans import COPIES, laid_out, table
 
 CALL_MS = 0.109
@@ -189,8 +190,9 @@ def test_sums_of_rows_come_back_in_an_all_gather():
     assert backward == pytest.approx(points["all_gather"][8][at] * 1.0, rel=0.06)
 
 
-def test_an_optimizer_is_named_behind_a_datasheet():
-    assert CostModels.load("roofline:h100+adam").compute.optimizer == "adam"
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_kernels_of_a_datasheet_have_the_states_of_an_optimizer(optimizer):
+    assert CostModels.load("roofline:h100", optimizer=optimizer).compute.optimizer == optimizer
 
 
 def _greedy_cost(sheet, tables, batch_size, *topology, **hosts):

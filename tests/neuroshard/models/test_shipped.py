@@ -66,7 +66,7 @@ def test_they_know_every_form_and_whole_steps(name):
     assert models.forms == set(Form)
     assert models.input is not None
     assert models.in_torchrec().of_whole_steps
-    assert CostModels.load(f"{name}+torchrec").of_whole_steps
+    assert CostModels.load(name, framework="torchrec").of_whole_steps
 
 
 def test_gpu_models_know_host_memory_and_sequences_too():

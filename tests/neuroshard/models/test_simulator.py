@@ -10,6 +10,7 @@ from neuroshard.models.trust import DATASHEET, ELSEWHERE
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.form import Form
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.searches import H100
 
@@ -31,7 +32,7 @@ def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
     plan = whole(task)
     fitted = linear_models()
     here = fingerprint("cpu")
-    there = Simulator(replace(fitted, name="mine", hardware=replace(here, device=f"not {here.device}")))
+    there = Simulator(replace(fitted, choice=ModelChoice("mine"), hardware=replace(here, device=f"not {here.device}")))
     same = Simulator(replace(fitted, hardware=replace(here, revision="1/2/3")))
     monkeypatch.setattr("neuroshard.models.trust.fingerprint", lambda kind: replace(here, revision="1/2/3"))
     for simulator, caveat in (

@@ -9,36 +9,45 @@ from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import toy_task
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out, whole
 
 TASK = toy_task(6, num_devices=4, seed=4)
 DIM = TASK.tables[1].dim
 MIXED = laid_out(TASK, 0, {0: DIM - 4, 3: 4}, range(4), COPIES, COPIES, 2)
-NAMES = ("roofline:h100", "roofline:h100+torchrec", "h100+torchrec+dense8ms", "cpu", "cpu+torchrec")
+IN_STEPS = {"framework": "torchrec"}
+CHOICES = (
+    ModelChoice("roofline:h100"),
+    ModelChoice("roofline:h100", **IN_STEPS),
+    ModelChoice("h100", dense_ms=8, **IN_STEPS),
+    ModelChoice("cpu"),
+    ModelChoice("cpu", **IN_STEPS),
+)
 
 
-def _told(name, count_input=False):
-    simulator = Simulator(CostModels.load(name), count_input)
+def _told(choice, count_input=False):
+    simulator = Simulator(CostModels.of(choice), count_input)
     return str(simulator.predicted(whole(TASK)).prediction), str(simulator.cost(TASK, whole(TASK)))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_printed_cost_says_what_it_counts(name):
-    for text in _told(name):
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_every_printed_cost_says_what_it_counts(choice):
+    in_steps = choice.framework == "torchrec"
+    for text in _told(choice):
         assert "kernels and exchanges" in text
-        assert ("framework overhead" in text) is ("torchrec" in name)
-        assert ("host time" in text) is ("h100+torchrec" in name)
-        assert ("8 ms of dense compute" in text) is ("dense8ms" in name)
+        assert ("framework overhead" in text) is in_steps
+        assert ("host time" in text) is (in_steps and "h100" in choice.name)
+        assert ("8 ms of dense compute" in text) is (choice.dense_ms is not None)
         assert "input dist" not in text.rpartition("total_ms")[2]
 
 
 def test_a_cost_says_that_it_assumes_the_dense_time_or_counts_the_input():
-    assert all("an assumed 7.5 ms of dense compute" in text for text in _told("h100+torchrec"))
-    assert all("input dist" in text for text in _told("cpu", count_input=True))
+    assert all("an assumed 7.5 ms of dense compute" in text for text in _told(ModelChoice("h100", **IN_STEPS)))
+    assert all("input dist" in text for text in _told(ModelChoice("cpu"), count_input=True))
 
 
 def test_what_a_cost_counts_outlives_a_file(tmp_path):
-    plan = Simulator(CostModels.load("h100+torchrec")).predicted(MIXED)
+    plan = Simulator(CostModels.load("h100", **IN_STEPS)).predicted(MIXED)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").prediction.scope == plan.prediction.scope
 

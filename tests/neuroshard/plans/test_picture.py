@@ -129,18 +129,19 @@ def test_plans_that_cost_nothing_are_drawn(figures):
     assert isinstance(figures[0].axes[0], Axes)
 
 
-WORDS = "", "+torchrec", "+torchrec+dense8ms", "+fp16/bf16+torchrec"
-NAMES = [f"{name}{words}" for name in known_names() for words in WORDS]
+IN_STEPS = {"framework": "torchrec"}
+SETTINGS = {}, IN_STEPS, IN_STEPS | {"dense_ms": 8}, IN_STEPS | {"exchange_dtype": "fp16/bf16"}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_plans_are_drawn_by_every_installed_model(name, figures):
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("name", known_names())
+def test_plans_are_drawn_by_every_installed_model(name, settings, figures):
     """Every part that counts has a colour of its own."""
     try:
-        simulator = Simulator(CostModels.load(name))
+        simulator = Simulator(CostModels.load(name, **settings))
     except UserError as error:
-        assert "dense8ms" in name
-        assert "dense8ms" in str(error)  # of models that don't count what hosts take
+        assert "dense_ms" in settings
+        assert "dense_ms=8" in str(error)  # of models that don't count what hosts take
         return
     task = Task(tables(["a", "b"], 1000, 16), Topology(2, 1 << 30), 65536 if name.startswith("h100") else 4096)
     plan = whole(task)

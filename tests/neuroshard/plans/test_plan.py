@@ -15,6 +15,7 @@ from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.testing import toy_task
 from neuroshard.words.form import FORMS, Form
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out, read_back, table, tables, whole
 from tests.kit.tasks import plain_task
 
@@ -197,7 +198,7 @@ def test_files_are_read_and_written():
         Placement(Shard(0, 16, 8, 0, rows[0]), 2),
         Placement(Shard(1, 0, 8, 0, rows[1]), 1),
     )
-    assert plan.prediction == Prediction("cpu", 7.25, 0.5)
+    assert plan.prediction == Prediction(ModelChoice("cpu"), 7.25, 0.5)
     assert plan.violations == ()
     assert _without_task(plan.to_json()) == _without_task(_content())
     assert _content()["format"] == "neuroshard-plan-3"

@@ -48,7 +48,7 @@ def _regret_ms(plan, others, models):
 
 
 def test_costs_at_an_unknown_dense_time_are_those_in_the_middle_of_its_range():
-    models = CostModels.load("h100+torchrec")
+    models = CostModels.load("h100", framework="torchrec")
     costs = [Simulator(its).cost(TASK, MANY_CALLS).total_ms for its in (models, models.beside_dense(UNKNOWN_DENSE_MS))]
     extremes = [Simulator(models.beside_dense(ms)).cost(TASK, MANY_CALLS).total_ms for ms in (0.0, 15.0)]
     assert costs[0] == costs[1]
@@ -67,7 +67,11 @@ def test_the_plan_with_the_least_worst_case_regret_is_taken(ms_per_call):
 
 
 def test_a_method_is_asked_once_if_the_dense_time_is_known_or_does_not_count():
-    for models in (SHEET, CostModels.load("h100+torchrec+dense8ms"), _launched_in(1.0).beside_dense(0.0)):
+    for models in (
+        SHEET,
+        CostModels.load("h100", framework="torchrec", dense_ms=8),
+        _launched_in(1.0).beside_dense(0.0),
+    ):
         asked = []
         assert find_plan(_ByDenseTime(asked), TASK, Simulator(models)).warning is None
         assert len(asked) == 1
@@ -75,7 +79,7 @@ def test_a_method_is_asked_once_if_the_dense_time_is_known_or_does_not_count():
 
 def test_no_table_is_copied_everywhere_to_save_a_launch_that_dense_work_may_hide():
     """Copies of 1.3 GB were predicted 10% cheaper beside no dense work, and to cost 9 ms more beside 14 ms of it."""
-    models = CostModels.load("h100+torchrec")
+    models = CostModels.load("h100", framework="torchrec")
     plan = find_plan(searcher_of("neuroshard"), EIGHT, Simulator(models)).plan
     at_ends = [
         searcher_of("neuroshard").find(EIGHT, Simulator(models.beside_dense(dense_ms))).plan for dense_ms in (0.0, 15.0)
@@ -86,7 +90,7 @@ def test_no_table_is_copied_everywhere_to_save_a_launch_that_dense_work_may_hide
 
 
 def test_a_warning_says_at_which_dense_times_another_plan_is_cheaper():
-    models = CostModels.load("h100+torchrec")
+    models = CostModels.load("h100", framework="torchrec")
     simulator = Simulator(models)
     found = find_plan(searcher_of("neuroshard"), EIGHT, simulator)
     assert "8 ms or more" in found.warning

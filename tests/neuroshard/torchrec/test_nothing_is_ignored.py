@@ -274,6 +274,10 @@ OF_PLANNER: dict[str, tuple[dict[str, Any], ...]] = {
     "verify": ({"verify": Chosen()},),
     "candidate_plans": ({"candidate_plans": 3},),
     "passes": ({"passes": 3},),
+    "framework": ({"framework": "torchrec"},),
+    "dense_ms": ({"framework": "torchrec", "dense_ms": 2.0}, {"framework": "torchrec"}),
+    "exchange_dtype": ({"exchange_dtype": "fp16"},),
+    "model_optimizer": ({"model_optimizer": "adam"},),
     "settings": ({"max_splits": -1},),
 }
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from torchrec.distributed.types import BoundsCheckMode, CacheParams, ShardingPla
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.types import DataType
 
-from neuroshard import Constraints, InfeasibleError, MemoryUse, TableRule, UserError
+from neuroshard import Constraints, CostModels, InfeasibleError, MemoryUse, Simulator, TableRule, UserError
 from neuroshard.plumbing.errors import MissingPackageError
-from neuroshard.testing import linear_models
+from neuroshard.testing import linear_models, toy_task
 from neuroshard.torchrec import NeuroShardPlanner, load_sharding_plan, save_sharding_plan
 from neuroshard.torchrec.kernels import IN_ROWS
+from tests.kit.plans import whole
 from tests.kit.processes import on_gloo
 from tests.kit.torchrec_models import AllOnLast, bags, places, planner, shaped_bags, topology
 
@@ -65,25 +67,27 @@ def test_pods_are_domains_of_fast_links():
 
 
 @pytest.mark.parametrize(
-    ("models", "coded", "warned"),
-    [("roofline:h100", True, 1), ("roofline:h100+fp16/bf16", True, 0), ("roofline:h100", False, 0)],
+    ("dtype", "coded", "warned"),
+    [(None, True, 1), ("fp16/bf16", True, 0), (None, False, 0)],
 )
-def test_other_precisions_of_exchanges_than_the_models_count_are_said_once(models, coded, warned, caplog):
+def test_other_precisions_of_exchanges_than_the_models_count_are_said_once(dtype, coded, warned, caplog):
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
     registry = get_qcomm_codecs_registry(config) if coded else None
     sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)
-    planner(device="cuda", models=models).plan(bags("a"), [sharder])
-    assert caplog.text.count("byte(s) of an element forward, and costs count 4; give models=NAME+fp16") == warned
+    planner(device="cuda", models="roofline:h100", exchange_dtype=dtype).plan(bags("a"), [sharder])
+    assert caplog.text.count("byte(s) of an element forward, and costs count 4; give exchange_dtype='fp16'") == warned
     assert "full precision" not in caplog.text
 
 
 @pytest.mark.parametrize("asked", ["of a table", "of a sharder"])
-@pytest.mark.parametrize(("models", "warned"), [("roofline:h100", 1), ("roofline:h100+fp16", 0)])
-def test_outputs_of_fewer_bits_are_exchanged_as_they_are(models, warned, asked, caplog):
+@pytest.mark.parametrize(("dtype", "warned"), [(None, 1), ("fp16", 0)])
+def test_outputs_of_fewer_bits_are_exchanged_as_they_are(dtype, warned, asked, caplog):
     of_table = {"a": ParameterConstraints(output_dtype=DataType.FP16)} if asked == "of a table" else None
     fused = {"output_dtype": SparseType.FP16} if asked == "of a sharder" else None
     sharder = EmbeddingBagCollectionSharder(fused_params=fused)
-    planner(device="cuda", models=models, constraints=of_table).plan(bags("a"), [sharder])
+    planner(device="cuda", models="roofline:h100", exchange_dtype=dtype, constraints=of_table).plan(
+        bags("a"), [sharder]
+    )
     assert caplog.text.count("exchanges 2 byte(s) of an element forward, and costs count 4") == warned
 
 
@@ -168,7 +172,7 @@ def test_the_process_group_gives_the_topology(group):
     assert ours.collective_plan(bags("a")).plan[""]["a"].ranks == [0]
     assert ours.last_plan.task.topology.num_devices == 1
     added = {"framework.input", "framework.kernels", "framework.outputs"}
-    assert added <= {part.name for part in ours.last_cost.parts}  # of cpu+torchrec
+    assert added <= {part.name for part in ours.last_cost.parts}  # of the models "cpu" for steps of TorchRec
     with pytest.raises(UserError, match="need one number for each"):
         NeuroShardPlanner(**_of_t(pooling_factors=[1.0, 2.0])).collective_plan(SMALL)
 
@@ -196,7 +200,54 @@ def test_a_group_within_the_job_plans_and_fails_together():
 
 def test_gpus_without_models_of_their_own_are_warned_about(caplog):
     NeuroShardPlanner(topology(device="cuda"))
-    assert "those of one H100, whose exchanges are a datasheet's (h100+torchrec), beside" in caplog.text
+    assert "those of one H100, whose exchanges are a datasheet's (models='h100')" in caplog.text
+    assert "give it, such as dense_ms=8" in caplog.text
+    caplog.clear()
+    NeuroShardPlanner(topology(device="cuda"), dense_ms=8)
+    assert "those of one H100" in caplog.text
+    assert "dense_ms" not in caplog.text
+
+
+def _models_of(**given):
+    return planner(device="cuda", **given)._finder.simulator.models
+
+
+def _choice_and_cost(models):
+    plan = whole(replace(toy_task(2), batch_size=65536))
+    return models.choice, Simulator(models).cost(plan.task, plan).total_ms
+
+
+@pytest.mark.parametrize(
+    ("given", "loaded"),
+    [
+        ({}, {"framework": "torchrec"}),
+        ({"framework": "none"}, {"framework": "none"}),
+        ({"dense_ms": 8}, {"framework": "torchrec", "dense_ms": 8}),
+        ({"exchange_dtype": "fp16/bf16"}, {"framework": "torchrec", "exchange_dtype": "fp16/bf16"}),
+    ],
+)
+def test_settings_of_models_are_applied(given, loaded):
+    assert _choice_and_cost(_models_of(models="h100", **given)) == _choice_and_cost(CostModels.load("h100", **loaded))
+
+
+def test_the_overhead_of_torchrec_counts_if_models_know_it():
+    assert _models_of(models=CostModels.load("h100")).of_whole_steps
+    assert not _models_of(models=CostModels.load("h100", framework="none")).of_whole_steps
+    assert not _models_of(models="roofline:h100").of_whole_steps
+    assert _models_of(models="roofline:h100", framework="torchrec").of_whole_steps
+
+
+def test_kernels_have_the_states_of_an_optimizer():
+    assert _models_of(models="roofline:h100", model_optimizer="adam").compute.optimizer == "adam"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"framework": "torchrec"}, {"dense_ms": 8.0}, {"exchange_dtype": "fp16"}, {"model_optimizer": "adam"}],
+)
+def test_settings_of_models_that_are_loaded_already_are_refused(given):
+    with pytest.raises(UserError, match=r"give CostModels\.load that setting"):
+        planner(models=CostModels.load("roofline:h100"), **given)
 
 
 ROWS, DIM, LOOKUPS, BATCH_SIZE = 1000, 64, 50.0, 128

@@ -103,7 +103,7 @@ def test_torchrecs_own_report_prints_our_plans_and_profiled_lookups(caplog, type
 
 def test_what_devices_wait_for_their_hosts_is_told(caplog):
     caplog.set_level(logging.INFO)
-    _planned(models="h100+torchrec", data_parallel=True)
+    _planned(models="h100", data_parallel=True)
     assert re.search(r"as TorchRec does\); host: devices wait \d\.\d\d ms until it has launched", caplog.text)
 
 

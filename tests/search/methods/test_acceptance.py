@@ -119,7 +119,7 @@ def _on_one_device(compute=1e-6, forward=0.0, backward=0.0, margin=None):
     [
         (NO_MARGINS, "compute", 0.15), (NO_MARGINS, "forward", 0.25), (NO_MARGINS, "backward", 0.25),
         (OF_DATASHEET, "compute", 0.12), (OF_DATASHEET, "forward", 0.10), (OF_DATASHEET, "backward", 0.10),
-        (CostModels.load("roofline:h100+fp16"), "backward", 0.10),
+        (CostModels.load("roofline:h100", exchange_dtype="fp16"), "backward", 0.10),
     ],
 )  # fmt: skip
 def test_without_margins_a_gain_is_taken_above_the_margin_of_that_kind_of_model_and_not_below(models, part, share):

@@ -12,6 +12,7 @@ import pytest
 import neuroshard as ns
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out
 
 TASKS = Path(__file__).parent / "tasks"
@@ -23,14 +24,14 @@ class _Case:
     """A task, the models that cost it, and what a better plan costs."""
 
     task: ns.Task
-    models: str
+    models: ModelChoice
     better_ms: float
     plan: Plan | None = None
     sharding: tuple[str, ...] = ()
 
     @property
     def simulator(self):
-        return ns.Simulator(ns.CostModels.load(self.models))
+        return ns.Simulator(ns.CostModels.of(self.models))
 
 
 def _pooled_and_sequence():
@@ -38,14 +39,14 @@ def _pooled_and_sequence():
     tables = ns.load_tables(str(TASKS / "pooled_and_sequence.csv"), batch_size=65536)
     task = ns.Task(tables, ns.Topology(8, "80GB"), 65536)
     known = laid_out(task, *[COPIES if table.pooled else range(8) for table in tables])
-    return _Case(task, "h100+torchrec+dense8ms", 4.24, known)
+    return _Case(task, ModelChoice("h100", framework="torchrec", dense_ms=8), 4.24, known)
 
 
 def _many_hosts():
     """Fewer sharding types find a cheaper plan."""
     tables = ns.load_tables(str(TASKS / "tables_300.csv"), batch_size=65536)
     task = ns.Task(tables, ns.Topology(32, "80GiB", devices_per_host=4), 65536)
-    return _Case(task, "roofline:h100", 13.14, sharding=("column_wise", "row_wise"))
+    return _Case(task, ModelChoice("roofline:h100"), 13.14, sharding=("column_wise", "row_wise"))
 
 
 def _in_host_memory():
@@ -57,7 +58,7 @@ def _in_host_memory():
     task = ns.Task(tables, topology, 65536, constraints=rules)
     shards = [dict.fromkeys(devices, 16) for devices in ((0, 1, 4, 5), (2, 3, 6, 7))]
     known = rehomed(laid_out(task, *shards), task, (ns.Home(ns.Tier.HOST),) * 2)
-    return _Case(task, "roofline:h100", 1.58, known)
+    return _Case(task, ModelChoice("roofline:h100"), 1.58, known)
 
 
 CASES = {case.__name__.strip("_"): case for case in (_pooled_and_sequence, _many_hosts, _in_host_memory)}

@@ -10,9 +10,15 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.kinds import KINDS, task_of
 
 DEFAULT = NeuroShard()
+IN_STEPS = [
+    ModelChoice("h100", framework="torchrec"),
+    ModelChoice("h100", framework="torchrec", dense_ms=8),
+    ModelChoice("roofline:h200", framework="torchrec", dense_ms=2),
+]
 ASSUMED = 0.28  # a datasheet's gain that is left is 21% at most (both plans' 12%), so the plan kept costs so much more
 OTHERS = {
     "published": BeamSearch(),
@@ -33,9 +39,13 @@ def _bold(searcher, simulator):
     return replace(searcher, acceptance=None)
 
 
+def _simulator(model):
+    return ns.Simulator(ns.CostModels.of(ModelChoice(model) if isinstance(model, str) else model))
+
+
 def _check(number, model):
     """No other plan is both predicted and expected to cost less, but for what fewer shards may cost."""
-    task, simulator = task_of(number), ns.Simulator(ns.CostModels.load(model))
+    task, simulator = task_of(number), _simulator(model)
     ours = simulator.cost(task, _bold(DEFAULT, simulator).find(task, simulator).plan)
     least = 1 - DEFAULT.tolerance * 1.001
     for name, searcher in OTHERS.items():
@@ -63,9 +73,9 @@ def test_no_other_plan_is_cheaper(number, model):
 @pytest.mark.parametrize(
     ("number", "model"),
     [
-        pytest.param(number, model, marks=[] if (number, model) == (1, "h100+torchrec+dense8ms") else pytest.mark.slow)
+        pytest.param(number, model, marks=[] if (number, model) == (1, IN_STEPS[1]) else pytest.mark.slow)
         for number in range(len(KINDS))
-        for model in ("h100+torchrec", "h100+torchrec+dense8ms", "roofline:h200+torchrec+dense2ms")
+        for model in IN_STEPS
     ],
 )
 def test_no_other_plan_is_cheaper_where_devices_wait_for_their_hosts(number, model):
@@ -77,7 +87,7 @@ ENDS = 0.02  # relative difference of costs at which local searches end: five ti
 
 def _check_easier(number, model, searcher=None, most=1 + ENDS):
     """A table less, or twice the memory, makes no plan that is both predicted and expected to cost more."""
-    task, simulator = task_of(number), ns.Simulator(ns.CostModels.load(model))
+    task, simulator = task_of(number), _simulator(model)
     searcher = searcher or _bold(DEFAULT, simulator)
     ours, gone = simulator.cost(task, searcher.find(task, simulator).plan), number % len(task.tables)
     roomier = replace(task.topology, memory_bytes=2 * task.topology.memory_bytes)
@@ -116,7 +126,7 @@ FEWER_SHARDS = DEFAULT.tolerance * 1.001  # what they may cost
 
 def _check_target(task, target, model="roofline:h100", more=FEWER_SHARDS):
     """No plan that is restricted to a target is predicted to cost less, but for what fewer shards may cost."""
-    simulator = ns.Simulator(ns.CostModels.load(model))
+    simulator = _simulator(model)
     searcher = _bold(DEFAULT, simulator)
     restricted = ns.search(task, simulator, searcher, target=target)
     ours_ms = simulator.cost(task, searcher.find(task, simulator).plan).total_ms

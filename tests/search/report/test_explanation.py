@@ -20,6 +20,7 @@ from neuroshard.stages.search.report.page import show_sections
 from neuroshard.stages.search.runs.explain import Explain, models_of
 from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_models, toy_task
 from neuroshard.words.form import Form
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
@@ -245,13 +246,13 @@ def test_mistakes_are_named(files):
 
 def _found_with(models):
     plan = whole(toy_task(3))
-    return plan if models == "unknown" else replace(plan, prediction=Prediction(models, 1.0))
+    return plan if models == "unknown" else replace(plan, prediction=Prediction(models and ModelChoice(models), 1.0))
 
 
 def test_plans_are_explained_by_the_models_that_found_them(tmp_path):
     plans = [_found_with("roofline:h100"), _found_with("cpu")]
-    assert models_of(plans[:1], None) == ("roofline:h100", "")
-    assert models_of(plans[:1], "cpu") == ("cpu", "")
+    assert models_of(plans[:1], None) == (ModelChoice("roofline:h100"), "")
+    assert models_of(plans[:1], ModelChoice("cpu")) == (ModelChoice("cpu"), "")
     assert "found with cpu" in models_of(plans, None)[1]
     assert "doesn't say" in models_of([_found_with("unknown")], None)[1]
     for gone in (str(tmp_path / "gone"), None):

@@ -137,7 +137,7 @@ def test_damaged_files_are_one_line(tmp_path, models):
 def test_installed_policies_say_where_they_come_from():
     for name in ("dreamshard", "autoshard"):
         card = json.loads((POLICIES / name / "policy.json").read_text())["card"]
-        assert card["settings"]["model"] == "cpu"
+        assert card["settings"]["model"] == {"name": "cpu"}
         assert card["valid_ms"] < min(card["references_ms"].values())
 
 

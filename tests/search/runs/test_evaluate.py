@@ -23,6 +23,7 @@ from neuroshard.stages.search.runs.in_mirror import TaskInMirror
 from neuroshard.stages.search.runs.in_parts import InParts
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.commands import shown
 from tests.kit.costs import cost_of
 from tests.kit.devices.made_up import MadeUpHardware
@@ -185,7 +186,7 @@ def fixed(monkeypatch):
 @pytest.fixture
 def unbalanced(fixed, tmp_path):
     path = tmp_path / "unbalanced.json"
-    replace(whole(toy_task(3, num_devices=2), 0), prediction=Prediction("cpu", 5.5, 0.25)).save(path)
+    replace(whole(toy_task(3, num_devices=2), 0), prediction=Prediction(ModelChoice("cpu"), 5.5, 0.25)).save(path)
     return path
 
 
@@ -254,6 +255,7 @@ def test_what_was_measured_is_saved_before_anything_is_drawn(unbalanced, tmp_pat
 
 def _trusted(predicted, measured, margin, models=None, method="m"):
     cost = cost_of(np.array([measured]), np.zeros(1), np.zeros(1))
+    models = ModelChoice(models) if isinstance(models, str) else models
     plan = Greedy("dim").find(toy_task(3), Simulator(random_models())).plan
     return Evaluated(method, 0, None, replace(plan, prediction=Prediction(models, predicted, margin)), 0.0, None, cost)
 
@@ -270,6 +272,7 @@ def test_coverage_is_said_as_what_it_is():
 
 
 BUSY = "machine is busy"
+IN_STEPS = ModelChoice("h100", framework="torchrec")
 OTHER_CPU = replace(EPYC, device="Intel Xeon", revision="6/143/8")
 
 
@@ -277,9 +280,9 @@ OTHER_CPU = replace(EPYC, device="Intel Xeon", revision="6/143/8")
     ("models", "here", "named"),
     [
         ("h100", EPYC, ["NVIDIA H100 80GB HBM3", "'h100'", "a CPU: AMD EPYC"]),
-        ("h100+torchrec", EPYC, ["NVIDIA H100 80GB HBM3", "'h100+torchrec'", "a CPU: AMD EPYC"]),
+        (IN_STEPS, EPYC, ["NVIDIA H100 80GB HBM3", "'h100, framework=torchrec'", "a CPU: AMD EPYC"]),
         ("roofline:h100", EPYC, ["a GPU: H100 (datasheet)", "'roofline:h100'", "a CPU: AMD EPYC"]),
-        ("roofline:b200+torchrec", EPYC, ["a GPU: B200 (datasheet)", "a CPU: AMD EPYC"]),
+        (replace(IN_STEPS, name="roofline:b200"), EPYC, ["a GPU: B200 (datasheet)", "a CPU: AMD EPYC"]),
         ("roofline:h100_meta", replace(H100_GPU, device="NVIDIA GH200 480GB"), ["H100 (datasheet)", "NVIDIA GH200"]),
         ("roofline:h200", H100_GPU, ["H200 (datasheet)", "a GPU: NVIDIA H100 80GB HBM3"]),
         ("cpu", H100_GPU, ["a CPU: AMD EPYC", "'cpu'", "a GPU: NVIDIA H100 80GB HBM3"]),
@@ -291,7 +294,8 @@ def test_costs_predicted_for_other_hardware_name_both(models, here, named):
     (told,) = (line for line in lines if "predicted for" in line)
     assert all(one in told for one in named)
     assert BUSY not in " ".join(lines)
-    of_one_kind = PredictedFor.of(models).kind == here.kind
+    choice = ModelChoice(models) if isinstance(models, str) else models
+    of_one_kind = PredictedFor.of(choice).kind == here.kind
     assert any(line.startswith("0 of 4") for line in lines) is of_one_kind
 
 
@@ -306,14 +310,15 @@ def test_costs_predicted_for_this_hardware_may_be_off_as_the_machine_is_busy(mod
 
 
 def test_models_that_are_gone_are_for_unknown_hardware(tmp_path):
-    assert PredictedFor.of(str(tmp_path / "gone")) is None
+    assert PredictedFor.of(ModelChoice(str(tmp_path / "gone"))) is None
 
 
 def test_predictions_by_different_models_are_told_of():
-    ours, theirs = (_trusted(10.0, 10.0, 1.0, name, method) for name, method in (("cpu", "a"), ("cpu+torchrec", "b")))
+    choices = ModelChoice("cpu"), ModelChoice("cpu", framework="torchrec")
+    ours, theirs = (_trusted(10.0, 10.0, 1.0, *its) for its in zip(choices, "ab", strict=True))
     assert list(provenance_lines([ours, ours], EPYC)) == []
     (told,) = provenance_lines([ours, theirs], EPYC)
-    assert "2 different models (cpu: a; cpu+torchrec: b)" in told
+    assert "2 different models (cpu: a; cpu, framework=torchrec: b)" in told
 
 
 def test_costs_predicted_for_this_hardware_are_judged_without_those_for_another():
@@ -327,7 +332,7 @@ def test_costs_predicted_for_this_hardware_are_judged_without_those_for_another(
 @pytest.mark.parametrize("measure", ["kernels", "steps", "mirrored"])
 def test_every_way_of_measuring_names_other_hardware(measure, unbalanced, tmp_path, monkeypatch):
     plan = Plan.load(unbalanced)
-    replace(plan, prediction=Prediction("roofline:h100", 5.5)).save(unbalanced)
+    replace(plan, prediction=Prediction(ModelChoice("roofline:h100"), 5.5)).save(unbalanced)
     few = StepProtocol(builds=1, turns=1, steps=1)
     took = BuildTimes((3.0,), (1.0,) * len(PHASES), 1.0)
     monkeypatch.setattr(in_steps, "step_builds", lambda *_: nullcontext(lambda plans, _: (took,) * len(plans)))
@@ -367,7 +372,9 @@ def test_only_plans_of_like_tasks_are_compared(tmp_path):
     ("predicted", "measured", "do"), [(True, False, "give count_input=true"), (False, True, "leave count_input out")]
 )
 def test_costs_that_count_something_else_are_not_compared(tmp_path, predicted, measured, do):
-    plan = replace(whole(toy_task(3, num_devices=2)), prediction=Prediction("cpu", 5.5, counts_input=predicted))
+    plan = replace(
+        whole(toy_task(3, num_devices=2)), prediction=Prediction(ModelChoice("cpu"), 5.5, counts_input=predicted)
+    )
     plan.save(tmp_path / "plan.json")
     with pytest.raises(UserError, match=f"exchange of indices, and measured ones would .*; {do}"):
         _evaluate(tmp_path / "plan.json", tmp_path / "out", count_input=measured).run()

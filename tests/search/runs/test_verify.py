@@ -82,7 +82,7 @@ def test_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkey
 
 def _beside_the_predicted_best(count, tmp_path, monkeypatch):
     """What verified plans of so many tasks truly cost, over what the predicted best ones do."""
-    monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
+    monkeypatch.setattr(CostModels, "of", staticmethod(lambda *_: HOME.truth))
     truth, verify = Simulator(AWAY.truth), Verify(replace(NOISY, noise=0.01), candidate_plans=6, passes=6)
     verified = _search("home", tmp_path / "verified", verify, _dlrm_tasks(count)).run().saved.plans()
     best = _predicted_best(count)
@@ -104,7 +104,7 @@ def test_what_is_decided_at_once_is_what_a_run_takes(bundle, tmp_path):
 
 
 def test_noise_alone_keeps_what_is_predicted(tmp_path, monkeypatch):
-    monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
+    monkeypatch.setattr(CostModels, "of", staticmethod(lambda *_: HOME.truth))
     verify = Verify(MadeUpHardware(made_up=HOME, noise=0.3), candidate_plans=6, passes=3)
     run = _search("home", tmp_path / "verified", verify, _dlrm_tasks(3)).run().saved
     assert run.plans() == _predicted_best(3)
@@ -255,7 +255,7 @@ def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
 
 def test_plans_that_have_rules_for_a_target_besides_are_verified(tmp_path, monkeypatch):
     """A table in four equal parts, which the task itself doesn't ask for."""
-    monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: linear_models(4)))
+    monkeypatch.setattr(CostModels, "of", staticmethod(lambda *_: linear_models(4)))
     hot, *rest = toy_task(5).tables
     tables = (replace(hot, dim=64, pooling_factor=30.0), *(replace(table, dim=4) for table in rest))
     tasks = constrained([replace(toy_task(5), tables=tables)], "hugectr")

@@ -133,7 +133,7 @@ def test_many_choices_are_estimated_as_one_by_one():
     assert together[:, [0, 300, 599]] == pytest.approx(alone)
 
 
-@pytest.mark.parametrize("simulator", [H100, Simulator(CostModels.load("cpu+torchrec"))])
+@pytest.mark.parametrize("simulator", [H100, Simulator(CostModels.load("cpu", framework="torchrec"))])
 def test_changes_of_one_choice_are_estimated_as_choices(simulator):
     task = _task()
     estimates, rng = _estimates(task, simulator), np.random.default_rng(4)

@@ -1,0 +1,157 @@
+"""Which cost models predict: their name, and the settings that say what they count."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError, check_name
+from neuroshard.plumbing.schema import NonNegative, PathName
+from neuroshard.words.collective import Precision
+
+TORCHREC, NO_FRAMEWORK = "torchrec", "none"
+FRAMEWORKS = (TORCHREC, NO_FRAMEWORK)
+OPTIMIZERS = ("rowwise_adagrad", "adam", "sgd")  # whose states analytic models know
+_FULL = Precision.FP32.value
+_OLD_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")
+
+
+@dataclass(frozen=True)
+@checked
+class ModelChoice:
+    """Cost models by their name, and the settings that say what they count.
+
+    Attributes:
+        name: of installed models or of a datasheet, or the path of a bundle's directory.
+        framework: "torchrec" if costs count the framework overhead of TorchRec, "none" if they do not; None if nobody
+            chose.
+        dense_ms: ms of the dense network per step on a device; None if that time is unknown.
+        exchange_dtype: of embeddings and gradients in exchanges, such as "fp16", or of each: "fp16/bf16"; None for
+            fp32.
+        optimizer: whose states the kernels of analytic models read and write; None for the usual one of the models.
+
+    Raises:
+        UserError: a value is unknown.
+    """
+
+    name: PathName
+    framework: str | None = None
+    dense_ms: NonNegative | None = None
+    exchange_dtype: str | None = None
+    optimizer: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.framework, self.exchange_dtype, self.optimizer)
+
+    @property
+    def normalized(self) -> "ModelChoice":
+        """Return the choice in which values that change no cost, such as exchanges in fp32, are None."""
+        framework = None if self.framework == NO_FRAMEWORK else self.framework
+        dtypes = dict.fromkeys((self.exchange_dtype or _FULL).split("/"))
+        exchange_dtype = "/".join(dtypes)
+        return replace(self, framework=framework, exchange_dtype=None if exchange_dtype == _FULL else exchange_dtype)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that are given, by their names."""
+        return _given({name: value for name, value in vars(self).items() if name != "name"})
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The name and the settings that are given, as files hold them."""
+        return {"name": self.name, **self.settings}
+
+    def __str__(self) -> str:
+        """Write the choice for people: "h100, framework=torchrec, dense_ms=8"."""
+        return ", ".join([self.name, *_written(self.normalized.settings)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """The settings of a command beside `model`: they say what its cost models count.
+
+    Attributes:
+        framework: torchrec | none: framework whose overhead in a step counts; null counts TorchRec's, if the models
+            know it, for target=torchrec and for plans that are measured in training steps, and none else.
+        dense_ms: ms of the dense network per step on a GPU, with framework=torchrec; null: unknown.
+        exchange_dtype: data type of embeddings and gradients in exchanges, such as fp16, or fp16/bf16 for forward and
+            backward; null for fp32.
+        optimizer: rowwise_adagrad | adam | sgd: optimizer whose states the kernels of analytic models (roofline:...)
+            read and write, for costs alone (memory.optimizer says whose states take memory); null for sgd.
+    """
+
+    framework: str | None = None
+    dense_ms: NonNegative | None = None
+    exchange_dtype: str | None = None
+    optimizer: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.framework, self.exchange_dtype, self.optimizer)
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """The settings that are given, by their names."""
+        return _given({one.name: getattr(self, one.name) for one in fields(ModelSettings)})
+
+    def choice_of(self, model: str) -> ModelChoice:
+        """Return the choice of models of a name with these settings."""
+        return ModelChoice(model, **self.model_settings)
+
+
+def check_plain(name: str) -> None:
+    """Raise UserError if a name has settings behind it, each after a plus sign, as names once had."""
+    base, settings = name, dict[str, Any]()
+    while True:
+        before, plus, last = base.rpartition("+")
+        meant = _meant(last) if plus and before else {}
+        if not meant:
+            break
+        base, settings = before, meant | settings
+    if settings:
+        raise UserError(f"unknown model {name!r}: settings are not part of a name; give {base!r}, and {told(settings)}")
+
+
+def told(settings: Mapping[str, Any]) -> str:
+    """Write settings as people give them: "framework=torchrec, dense_ms=8"."""
+    return ", ".join(_written(settings))
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _meant(suffix: str) -> dict[str, Any]:
+    """Return the setting that a suffix of a name stood for; nothing if it stood for none."""
+    if suffix == TORCHREC:
+        return {"framework": suffix}
+    if dense := _OLD_DENSE.fullmatch(suffix):
+        return {"dense_ms": float(dense[1])}
+    if suffix.partition("/")[0] in tuple(Precision):
+        return {"exchange_dtype": suffix}
+    return {"optimizer": suffix} if suffix in OPTIMIZERS else {}
+
+
+def _written(settings: Mapping[str, Any]) -> list[str]:
+    """Write each setting as NAME=VALUE."""
+    return [
+        f"{name}={np.format_float_positional(value, trim='-') if isinstance(value, float) else value}"
+        for name, value in settings.items()
+    ]
+
+
+def _check(framework: str | None, exchange_dtype: str | None, optimizer: str | None) -> None:
+    """Raise UserError if a setting has an unknown value."""
+    if framework is not None:
+        check_name("framework", framework, FRAMEWORKS)
+    if optimizer is not None:
+        check_name("optimizer", optimizer, OPTIMIZERS)
+    if exchange_dtype is not None:
+        dtypes = exchange_dtype.split("/")
+        if len(dtypes) > 2:
+            raise UserError(f"exchange_dtype={exchange_dtype!r} names more than two: one forward and one backward")
+        for one in dtypes:
+            check_name("exchange_dtype", one, tuple(map(str, Precision)))

@@ -1,0 +1,176 @@
+"""Settings beside a name of models: what they may be, how files and people have them, which count if nobody chooses."""
+
+import json
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+
+from neuroshard import CostModels, Plan, Simulator, UserError
+from neuroshard.models import Card, save_bundle
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.explain import Explain
+from neuroshard.stages.search.runs.in_mirror import InMirror
+from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.stages.search.runs.in_steps import InSteps
+from neuroshard.stages.search.runs.search import Search
+from neuroshard.stages.search.runs.verify import Verify
+from neuroshard.testing import toy_task
+from neuroshard.words.model_choice import ModelChoice, ModelSettings
+from tests.kit.devices.made_up import MadeUpHardware
+from tests.kit.plans import whole
+from tests.kit.random_models import random_form_models
+
+TASK = toy_task(4, num_devices=2)
+FULL = ModelChoice("roofline:h200", "torchrec", 8.0, "fp16/bf16", "adam")
+STEPS = {"framework": "torchrec"}
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (("h100", "torchrec"), "'h100', and framework=torchrec"),
+        (("h100", "torchrec", "dense8ms"), "'h100', and framework=torchrec, dense_ms=8"),
+        (("cpu", "fp16/bf16", "torchrec"), "'cpu', and exchange_dtype=fp16/bf16, framework=torchrec"),
+        (("roofline:h100", "adam", "dense2.5ms"), "'roofline:h100', and optimizer=adam, dense_ms=2.5"),
+        (("models/mine", "rowwise_adagrad"), "'models/mine', and optimizer=rowwise_adagrad"),
+    ],
+)
+def test_settings_behind_a_name_are_refused_with_the_settings_that_they_were(words, settings):
+    with pytest.raises(UserError) as raised:
+        CostModels.load("+".join(words))
+    assert settings in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["+".join(words) for words in (("a", "torchrec"), "ab", ("c", "fp16/d"))])
+def test_a_plus_in_a_directory_means_nothing(tmp_path, name):
+    save_bundle(tmp_path / name, random_form_models(), Card())
+    assert CostModels.load(tmp_path / name).choice == ModelChoice(str(tmp_path / name))
+
+
+def test_other_words_behind_a_plus_are_part_of_an_unknown_name():
+    with pytest.raises(UserError, match="no directory is called so"):
+        CostModels.load("cpu+moon")
+
+
+@pytest.mark.parametrize("choice", [FULL, ModelChoice("cpu"), replace(FULL, dense_ms=None, exchange_dtype="fp8")])
+def test_plan_files_hold_the_settings_and_load_the_same_models(tmp_path, choice):
+    plan = whole(TASK)
+    predicted = Simulator(CostModels.of(choice)).predicted(plan)
+    predicted.save(tmp_path / "plan.json")
+    held = json.loads((tmp_path / "plan.json").read_text())["prediction"]["models"]
+    assert held == {name: value for name, value in asdict(choice).items() if value is not None}
+    loaded = Plan.load(tmp_path / "plan.json").prediction
+    again = Simulator(CostModels.of(loaded.models)).cost(TASK, plan)
+    assert again.total_ms == loaded.cost_ms
+
+
+def test_people_read_the_name_and_then_the_settings():
+    assert str(ModelChoice("h100", framework="torchrec", dense_ms=8)) == "h100, framework=torchrec, dense_ms=8"
+    assert str(FULL) == "roofline:h200, framework=torchrec, dense_ms=8, exchange_dtype=fp16/bf16, optimizer=adam"
+    assert str(ModelChoice("cpu", framework="none", exchange_dtype="fp32")) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        ({"framework": "none"}, {}),
+        ({"exchange_dtype": "fp32/fp32"}, {}),
+        ({"exchange_dtype": "fp16/fp16"}, {"exchange_dtype": "fp16"}),
+        ({"exchange_dtype": "fp32/fp16"}, {"exchange_dtype": "fp32/fp16"}),
+    ],
+)
+def test_choices_that_cost_the_same_are_held_as_one(given, held):
+    models = CostModels.load("cpu", **given)
+    assert Simulator(models).predicted(whole(TASK)).prediction.models == ModelChoice("cpu", **held)
+
+
+def test_commands_have_every_setting_of_models():
+    settings = [one.name for one in fields(ModelSettings)]
+    assert settings == [one.name for one in fields(ModelChoice) if one.name != "name"]
+    for command in (Search, Evaluate, Explain):
+        assert {*settings} < {one.name for one in fields(command)}
+
+
+def _verified(means):
+    return Verify(MadeUpHardware(), candidate_plans=2, passes=2, means=means)
+
+
+@pytest.mark.parametrize(
+    ("settings", "counts"),
+    [
+        ({}, False),
+        (STEPS, True),
+        ({"target": "torchrec"}, True),
+        ({"target": "torchrec", "framework": "none"}, False),
+        ({"target": "sok"}, False),
+        ({"verify": _verified(InParts())}, False),
+        ({"verify": _verified(InSteps())}, True),
+        ({"verify": _verified(InMirror())}, True),
+        ({"verify": _verified(InMirror()), "framework": "none"}, False),
+        ({"verify": _verified(InSteps()), "target": "sok"}, False),
+    ],
+)
+def test_a_search_counts_the_overhead_for_torchrec_and_in_steps(settings, counts):
+    search = Search("cpu", (TASK,), Greedy("dim"), "dim", **settings)
+    assert search.models.of_whole_steps is counts
+
+
+@pytest.mark.parametrize("settings", [{"target": "torchrec"}, {"verify": _verified(InSteps())}])
+def test_models_that_do_not_know_the_overhead_are_an_error_only_if_it_is_asked_for(tmp_path, settings):
+    save_bundle(tmp_path / "models", random_form_models(), Card())
+    search = Search(str(tmp_path / "models"), (TASK,), Greedy("dim"), "dim", **settings)
+    assert not search.models.of_whole_steps
+    with pytest.raises(UserError, match="don't know what TorchRec adds"):
+        assert replace(search, framework="torchrec").models
+
+
+@pytest.mark.parametrize(("target", "warned"), [("torchrec", True), (None, False)])
+def test_a_search_warns_of_an_overhead_that_its_models_do_not_know(tmp_path, target, warned):
+    save_bundle(tmp_path / "models", random_form_models(), Card())
+    search = Search(str(tmp_path / "models"), (TASK,), Greedy("dim"), "dim", str(tmp_path / "run"), target=target)
+    (record,) = search.run().saved.records
+    assert ("what TorchRec adds to a step isn't known" in (record.warnings or "")) is warned
+
+
+def test_a_run_holds_the_models_and_their_settings(tmp_path):
+    given = {"exchange_dtype": "fp16", "optimizer": "adam"}
+    saved = (
+        Search(
+            "roofline:h100", (TASK,), Greedy("dim"), "dim", str(tmp_path / "run"), target="torchrec", **STEPS, **given
+        )
+        .run()
+        .saved
+    )
+    assert saved.model == ModelChoice("roofline:h100", **STEPS, **given)
+    assert json.loads((Path(saved.path) / "run.json").read_text())["model"] == saved.model.fields
+    assert saved.plans()[0].prediction.models == saved.model
+
+
+@pytest.mark.parametrize(("through", "counts"), [(InParts(), False), (InSteps(), True), (InMirror(), True)])
+def test_plans_in_steps_are_predicted_with_the_overhead(tmp_path, through, counts):
+    whole(TASK).save(tmp_path / "plan.json")
+    evaluate = Evaluate(str(tmp_path / "plan.json"), "cpu", MadeUpHardware(), measure=measure)
+    (entry,) = evaluate._entries()
+    assert entry.prediction.models == (ModelChoice("cpu", **STEPS) if counts else ModelChoice("cpu"))
+    (entry,) = replace(evaluate, framework="none")._entries()
+    assert entry.prediction.models == ModelChoice("cpu")
+
+
+@pytest.mark.parametrize("given", [STEPS, {"dense_ms": 8}, {"exchange_dtype": "fp16"}, {"optimizer": "adam"}])
+def test_evaluate_takes_settings_of_a_model_that_is_given(tmp_path, given):
+    whole(TASK).save(tmp_path / "plan.json")
+    with pytest.raises(UserError, match=f"{next(iter(given))}=.* needs model=NAME"):
+        Evaluate(str(tmp_path / "plan.json"), None, MadeUpHardware(), **given).run()
+
+
+def test_a_plan_is_explained_by_its_own_models_with_settings_changed(tmp_path):
+    found_with = ModelChoice("h100", exchange_dtype="fp16", **STEPS)
+    Simulator(CostModels.of(found_with)).predicted(whole(TASK)).save(tmp_path / "plan.json")
+    assert Explain(str(tmp_path / "plan.json")).run().model == found_with
+    changed = Explain(str(tmp_path / "plan.json"), dense_ms=4, exchange_dtype="bf16").run()
+    assert changed.model == replace(found_with, dense_ms=4.0, exchange_dtype="bf16")
+    other = Explain(str(tmp_path / "plan.json"), "roofline:h100", optimizer="adam").run()
+    assert other.model == ModelChoice("roofline:h100", optimizer="adam")
