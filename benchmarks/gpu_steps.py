@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
-from shared import markdown, simulator_of, total_ms
+from shared import ALL_TYPES, COLUMN_WISE, markdown, simulator_of, total_ms
 
 import neuroshard as ns
 from neuroshard.cost.cost import BACKWARD, FORWARD
@@ -63,7 +63,7 @@ METHODS = {
     "kernels_alone": f"default by `{KERNELS}`",
     "published": f"published, by `{KERNELS}`",
     "size_lookup_greedy": "size-lookup greedy",
-    "torchrec_all_forms": "TorchRec's planner, all its forms",
+    "torchrec_all_forms": ALL_TYPES,
 }
 _TOLD = 4  # plans of a task whose order says something
 
@@ -77,7 +77,7 @@ class Trained(NamedTuple):
 
 
 def by_task() -> str:
-    """Compare the step on the default's plan with that on the plan of TorchRec's planner, task by task."""
+    """Compare the step on the default's plan with the step on the baseline's, task by task."""
     rows = [
         (
             said,
@@ -90,9 +90,9 @@ def by_task() -> str:
     ]
     each = (
         "default: columns, rows, copies",
-        "step on TorchRec's plan, ms",
-        "of the host, ms: on it, on the default's",
-        "default's step / TorchRec's, foreseen",
+        f"step of {COLUMN_WISE}, ms",
+        "host time, ms: baseline, default",
+        "default / baseline, predicted",
         "measured",
     )
     little = (f"beside little dense work: {name}" for name in each)
@@ -100,7 +100,7 @@ def by_task() -> str:
 
 
 def _compared(way: str, task: str) -> Sequence[str]:
-    """Say what a task's step takes on TorchRec's plan, what hosts do, and how the default's step compares."""
+    """List the step and the host time of a task on the baseline's plan, and the default's step relative to it."""
     steps, its = _steps().get((way, task)), WAYS[way]
     if steps is None:
         return [""] * 5
@@ -113,7 +113,7 @@ def _compared(way: str, task: str) -> Sequence[str]:
 
 
 def by_method() -> str:
-    """Compare steps on each method's plans with those on TorchRec's and with predictions, beside each dense network."""
+    """Compare each method's steps with the baseline's and with predictions, for each dense network."""
     rows = []
     for way, its in WAYS.items():
         tasks = {task: steps for (one, task), steps in _steps().items() if one == way}
@@ -130,7 +130,7 @@ def by_method() -> str:
 
 
 def _mean_ratio(tasks: dict[str, dict[str, Trained]], name: str) -> str:
-    """Say what steps on a method's plans take beside those on TorchRec's: the mean, the least and the most."""
+    """Return the mean, minimum and maximum ratio of a method's steps to the baseline's, as text."""
     ratios = [its[name].step_ms / its["torchrec"].step_ms for its in tasks.values() if name in its]
     return f"{np.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 

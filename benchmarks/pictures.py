@@ -9,6 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
+from shared import COLUMN_WISE_CACHED, DEFAULT_PLANNER
+
 from neuroshard.plans.picture import canvas
 from neuroshard.plumbing.files import write_atomically
 
@@ -32,9 +34,9 @@ def draw(tables: Path, out: Path) -> None:
 
 
 def _steps(frame: pd.DataFrame, figure: Figure) -> None:
-    """Draw predicted against trained steps of many plans, both over TorchRec's plan's; the default's stand out."""
+    """Draw predicted against trained steps of many plans, relative to the default planner's; NeuroShard's stand out."""
     axes = figure.add_subplot()
-    predicted, trained = (frame[f"{which} step / TorchRec's"] for which in ("predicted", "trained"))
+    predicted, trained = (frame[f"{which} step / {DEFAULT_PLANNER}"] for which in ("predicted", "trained"))
     default, torchrec = frame["plan"] == "default", frame["plan"] == "torchrec_planner"
     for its, color, size, name in (
         (~default & ~torchrec, OTHERS, 18, "other plans of six models"),
@@ -43,13 +45,13 @@ def _steps(frame: pd.DataFrame, figure: Figure) -> None:
         axes.scatter(predicted[its], trained[its], size, color, label=name, alpha=0.8, linewidths=0)
     limits = [0.95 * min(predicted.min(), trained.min()), 1.05 * max(predicted.max(), trained.max())]
     axes.plot(limits, limits, color="black", linewidth=1, label="as predicted")
-    axes.axhline(1, color="black", linewidth=1, linestyle=":", label="TorchRec's plan")
+    axes.axhline(1, color="black", linewidth=1, linestyle=":", label=DEFAULT_PLANNER)
     axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(FixedLocator([0.6, 0.8, 1, 1.5, 2, 3]))
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_locator(NullLocator())
-    axes.set(xlabel="predicted step / TorchRec's", ylabel="trained step / TorchRec's")
+    axes.set(xlabel="predicted step / the default planner's", ylabel="trained step / the default planner's")
     axes.legend(frameon=False, fontsize=10)
 
 
@@ -95,7 +97,7 @@ def _tiers(frame: pd.DataFrame, figure: Figure) -> None:
     memory, alone = 100 * frame["memory"], pd.to_numeric(frame["device memory alone, ms"], errors="coerce")
     hollow = {"color": "black", "markerfacecolor": "none", "markersize": 11, "label": "NeuroShard, device memory alone"}
     for cost, name, color in (
-        ("TorchRec's planner, ms", "TorchRec's planner", OTHERS),
+        (f"{COLUMN_WISE_CACHED}, ms", "TorchRec, column-wise only", OTHERS),
         ("all memories, ms", "NeuroShard, host memory too", OURS),
     ):
         axes.plot(memory, frame[cost].astype(float), "o-", color=color, label=name)

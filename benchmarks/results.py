@@ -21,7 +21,7 @@ from choices import gains_by_size, judged_rules
 from h100 import memory_shares
 from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
-from shared import Made, evaluated, markdown, papers_tasks, with_tables
+from shared import COLUMN_WISE, Made, evaluated, markdown, papers_tasks, with_tables
 from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
 from unmeasured import judged_without_margins
 
@@ -106,7 +106,7 @@ def as_markdown(path: Path) -> str:
 
 _ON_HARDWARE = {
     "size_lookup_greedy": "size-lookup greedy, the best of the heuristics",
-    "torchrec": "TorchRec's planner, the best of eight settings",
+    "torchrec": COLUMN_WISE,
     "neuroshard": "**default**",
 }
 
