@@ -76,6 +76,28 @@ class Trained(NamedTuple):
     host_ms: float
 
 
+class Ratio(NamedTuple):
+    """Steps of a model relative to the baseline's: on the default's plan, and on the default's column-wise plan.
+
+    `columns` is NaN if that plan was not measured; `noise` is the difference of two builds of one plan.
+    """
+
+    model: str
+    default: float
+    columns: float
+    noise: float
+
+
+def ratios(way: str) -> Iterator[Ratio]:
+    """Yield the ratios of every task that was measured beside this dense network."""
+    noise = {(one, task): abs(again / first - 1) for (one, task), again, first in _built_twice()}
+    for task, model in TABLES.items():
+        if steps := _steps().get((way, task)):
+            of = {name: one.step_ms / steps["torchrec"].step_ms for name, one in steps.items()}
+            gpus = _plans()[task, "torchrec"].task.topology.num_devices
+            yield Ratio(f"{model}, {gpus} GPUs", of[WAYS[way].default], of.get("columns", np.nan), noise[way, task])
+
+
 def by_task() -> str:
     """Compare the step on the default's plan with the step on the baseline's, task by task."""
     rows = [
@@ -122,7 +144,7 @@ def by_method() -> str:
         rows.append((its.dense, f"{len(tasks)}", *methods, f"{np.mean(ours):.1%}", *_predicted(way, tasks)))
     columns = "dense network", "tasks", "default", *METHODS.values(), "default above the best plan"
     more = f"`{WHOLE}` off by", "Kendall's tau", "its choice above the best plan"
-    again = [abs(one / other - 1) for one, other in _built_twice()]
+    again = [abs(one / other - 1) for _, one, other in _built_twice()]
     return (
         markdown((*columns, *more), rows)
         + f"\nEqual plans differ by {np.mean(again):.1%} in the mean, {np.max(again):.1%} at most.\n"
@@ -179,12 +201,12 @@ def _steps() -> dict[tuple[str, str], dict[str, Trained]]:
     return found
 
 
-def _built_twice() -> Iterator[tuple[float, float]]:
-    """Yield the mean local work of ranks of every plan that was built twice, of both builds."""
+def _built_twice() -> Iterator[tuple[tuple[str, str], float, float]]:
+    """Yield way and task of every plan that was built twice, and the mean local work of its ranks in both builds."""
     total_ms = {key: np.mean([np.sum(ms) for ms in ranks["ms"]]) for key, ranks in _ranks()}
     for (way, task, name), ms in total_ms.items():
         if name.startswith(AGAIN):
-            yield ms, total_ms[way, task, name.removeprefix(AGAIN)]
+            yield (way, task), ms, total_ms[way, task, name.removeprefix(AGAIN)]
 
 
 def _ranks() -> Iterator[tuple[tuple[str, str, str], pd.DataFrame]]:

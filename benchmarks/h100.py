@@ -21,7 +21,19 @@ import numpy as np
 import pandas as pd
 from kernel_errors import errors as errors_of
 from scipy.stats import kendalltau
-from shared import ALL_TYPES, COLUMN_WISE, COLUMN_WISE_CACHED, Made, found, markdown, of_drawn_dims, papers_tasks, simulator_of, total_ms, with_tables
+from shared import (
+    ALL_TYPES,
+    COLUMN_WISE,
+    COLUMN_WISE_CACHED,
+    Made,
+    found,
+    markdown,
+    of_drawn_dims,
+    papers_tasks,
+    simulator_of,
+    total_ms,
+    with_tables,
+)
 
 import neuroshard as ns
 from neuroshard.bundles import shipped_path
@@ -145,6 +157,13 @@ def another() -> str:
         + f"\nThe order of a task's plans, as Kendall's tau, mean of {len(tasks)} tasks: {tau:.2f}.\n"
         f"{sum(its.calls for _, its in of_calls):,} random calls were off, {told}.\n"
     )
+
+
+def kernel_ratios() -> pd.Series:
+    """Measure kernels of the default's plans relative to the baseline's, on the H200: a ratio for each task."""
+    measured = _slowest_devices("h200_plans")["measured"]
+    ratios = measured / measured.groupby("task").transform(_of_torchrec)
+    return ratios.xs("neuroshard", level="search")
 
 
 def _of_torchrec(ms: pd.Series) -> float:

@@ -19,6 +19,7 @@ import pandas as pd
 import pictures
 from choices import gains_by_size, judged_rules
 from h100 import memory_shares
+from headline import headline, summary
 from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
 from shared import COLUMN_WISE, Made, evaluated, markdown, papers_tasks, with_tables
@@ -81,6 +82,8 @@ def models_of(name: str) -> str:
     """Name what a table is made with, and the first digits of its digest."""
     if name in ("choices", "gains", "unmeasured"):
         return "fitted to made-up devices"
+    if name in ("headline", "summary"):
+        return f"{models_of('steps')}, h100 {(CostModels.load('h100').digest or '')[:8]}"
     if name in ("scaling", "tiers"):
         points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
         arithmetic = [ROOT / "conf" / "roofline" / "h100.yaml", *points]
@@ -200,6 +203,8 @@ MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "unmeasured": judged_without_margins,
     "mirrored": beside_mirrors,
     "steps": beside_torchrec,
+    "headline": headline,
+    "summary": summary,
 }
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 
 CPU = Hardware(DeviceSpec("cpu"))
-# The three baselines: one name for each, in every table and picture. The first is EmbeddingShardingPlanner as a job
-# uses it; the others are the searchers `torchrec` and `torchrec_all_forms`, where the simulator takes the cheapest plan.
+# The three baselines, with one name in every table and picture. The first is EmbeddingShardingPlanner as a job uses
+# it; the others are the searchers `torchrec` and `torchrec_all_forms`, whose plans the simulator chooses from.
 DEFAULT_PLANNER = "TorchRec's default planner"
 COLUMN_WISE = "TorchRec, column-wise only, best of eight settings"
 COLUMN_WISE_CACHED = "TorchRec, column-wise only, best of 24 settings"  # three cache sizes for each of the eight

@@ -193,7 +193,7 @@ def predicted_steps(work: Path, small: bool) -> Made:
 
 
 def steps_by_method(work: Path, small: bool) -> Made:
-    """Compare each method's steps with those of TorchRec's default planner, of the same runs: a table of `results.py`."""
+    """Compare each method's steps with the default planner's of TorchRec, in the same runs: a table of `results.py`."""
     ratios = pd.DataFrame({model: its.set_index("plan")["beside_first"] for model, its in _on_many_plans(work, small)})
     ratios = ratios.loc[[name for name in SAID if name in ratios.index]].assign(mean=lambda its: its.mean(axis=1))
     cells = ratios.map(lambda ratio: f"{ratio:.2f}").rename(index=SAID, columns={"mean": "**mean**"})

@@ -61,7 +61,7 @@ def test_pages_count_faster_models_as_the_table_of_steps_does():
 
 
 def test_a_baseline_has_one_name():
-    """"TorchRec's plan" could be any of three: pages and tables name the planner and its settings."""
+    """The words "TorchRec's plan" could be any of three: pages and tables name the planner and its settings."""
     for page in (*PAGES, ROOT / "docs" / "h100.md"):
         if page.name != "README.md":
             text = " ".join(page.read_text().split())
@@ -72,9 +72,16 @@ def test_a_baseline_has_one_name():
 def test_the_page_holds_the_tables_as_they_were_made():
     text = results.PAGE.read_text()
     assert results.page() == text, "python benchmarks/results.py"
-    drawn = {"plan", "step_plans", "tiers"}
+    drawn = {"plan", "step_plans", "tiers", "headline"}
     assert {*re.findall(r"<!-- table (\w+) -->", text), *drawn} == set(results.MAKERS)
     assert {path.stem for path in TABLES} == set(results.MAKERS)
+
+
+@pytest.mark.parametrize("name", ["headline", "summary"])
+def test_ratios_are_those_of_the_tables_and_data_that_they_sum_up(name, tmp_path):
+    made = results.MAKERS[name](tmp_path, False)
+    text = "".join(line for line in (results.TABLES / f"{name}.csv").open() if not line.startswith("# "))
+    assert made.frame.to_csv(index=False) == text, f"remove docs/results/{name}.csv, and run make results"
 
 
 def test_the_page_on_an_h100_holds_what_was_measured():
