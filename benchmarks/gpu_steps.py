@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
-from shared import markdown, simulator_of, total_ms
+from shared import ALL_TYPES, COLUMN_WISE, markdown, simulator_of, total_ms
 
 import neuroshard as ns
 from neuroshard.cost.cost import BACKWARD, FORWARD
@@ -65,7 +65,7 @@ METHODS = {
     "kernels_alone": f"default by `{KERNELS}`",
     "published": f"published, by `{KERNELS}`",
     "size_lookup_greedy": "size-lookup greedy",
-    "torchrec_all_types": "TorchRec's planner, all its forms",
+    "torchrec_all_types": ALL_TYPES,
 }
 _TOLD = 4  # plans of a task whose order says something
 
@@ -78,8 +78,30 @@ class Trained(NamedTuple):
     host_ms: float
 
 
+class Ratio(NamedTuple):
+    """Steps of a model relative to the baseline's: on the default's plan, and on the default's column-wise plan.
+
+    `columns` is NaN if that plan was not measured; `noise` is the difference of two builds of one plan.
+    """
+
+    model: str
+    default: float
+    columns: float
+    noise: float
+
+
+def ratios(way: str) -> Iterator[Ratio]:
+    """Yield the ratios of every task that was measured beside this dense network."""
+    noise = {(one, task): abs(again / first - 1) for (one, task), again, first in _built_twice()}
+    for task, model in TABLES.items():
+        if steps := _steps().get((way, task)):
+            of = {name: one.step_ms / steps["torchrec"].step_ms for name, one in steps.items()}
+            gpus = _plans()[task, "torchrec"].task.topology.num_devices
+            yield Ratio(f"{model}, {gpus} GPUs", of[WAYS[way].default], of.get("columns", np.nan), noise[way, task])
+
+
 def by_task() -> str:
-    """Compare the step on the default's plan with that on the plan of TorchRec's planner, task by task."""
+    """Compare the step on the default's plan with the step on the baseline's, task by task."""
     rows = [
         (
             said,
@@ -92,9 +114,9 @@ def by_task() -> str:
     ]
     each = (
         "default: columns, rows, copies",
-        "step on TorchRec's plan, ms",
-        "of the host, ms: on it, on the default's",
-        "default's step / TorchRec's, foreseen",
+        f"step of {COLUMN_WISE}, ms",
+        "host time, ms: baseline, default",
+        "default / baseline, predicted",
         "measured",
     )
     little = (f"beside little dense work: {name}" for name in each)
@@ -102,7 +124,7 @@ def by_task() -> str:
 
 
 def _compared(way: str, task: str) -> Sequence[str]:
-    """Say what a task's step takes on TorchRec's plan, what hosts do, and how the default's step compares."""
+    """List the step and the host time of a task on the baseline's plan, and the default's step relative to it."""
     steps, its = _steps().get((way, task)), WAYS[way]
     if steps is None:
         return [""] * 5
@@ -115,7 +137,7 @@ def _compared(way: str, task: str) -> Sequence[str]:
 
 
 def by_method() -> str:
-    """Compare steps on each method's plans with those on TorchRec's and with predictions, beside each dense network."""
+    """Compare each method's steps with the baseline's and with predictions, for each dense network."""
     rows = []
     for way, its in WAYS.items():
         tasks = {task: steps for (one, task), steps in _steps().items() if one == way}
@@ -124,7 +146,7 @@ def by_method() -> str:
         rows.append((its.dense, f"{len(tasks)}", *methods, f"{np.mean(ours):.1%}", *_predicted(way, tasks)))
     columns = "dense network", "tasks", "default", *METHODS.values(), "default above the best plan"
     more = f"`{WHOLE}` off by", "Kendall's tau", "its choice above the best plan"
-    again = [abs(one / other - 1) for one, other in _built_twice()]
+    again = [abs(one / other - 1) for _, one, other in _built_twice()]
     return (
         markdown((*columns, *more), rows)
         + f"\nEqual plans differ by {np.mean(again):.1%} on average, {np.max(again):.1%} at most.\n"
@@ -132,7 +154,7 @@ def by_method() -> str:
 
 
 def _mean_ratio(tasks: dict[str, dict[str, Trained]], name: str) -> str:
-    """Say what steps on a method's plans take beside those on TorchRec's: the mean, the least and the most."""
+    """Return the mean, minimum and maximum ratio of a method's steps to the baseline's, as text."""
     ratios = [its[name].step_ms / its["torchrec"].step_ms for its in tasks.values() if name in its]
     return f"{np.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
@@ -181,12 +203,12 @@ def _steps() -> dict[tuple[str, str], dict[str, Trained]]:
     return found
 
 
-def _built_twice() -> Iterator[tuple[float, float]]:
-    """Yield the mean local work of ranks of every plan that was built twice, of both builds."""
+def _built_twice() -> Iterator[tuple[tuple[str, str], float, float]]:
+    """Yield way and task of every plan that was built twice, and the mean local work of its ranks in both builds."""
     total_ms = {key: np.mean([np.sum(ms) for ms in ranks["ms"]]) for key, ranks in _ranks()}
     for (way, task, name), ms in total_ms.items():
         if name.startswith(AGAIN):
-            yield ms, total_ms[way, task, name.removeprefix(AGAIN)]
+            yield (way, task), ms, total_ms[way, task, name.removeprefix(AGAIN)]
 
 
 def _ranks() -> Iterator[tuple[tuple[str, str, str], pd.DataFrame]]:

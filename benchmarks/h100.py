@@ -21,7 +21,19 @@ import numpy as np
 import pandas as pd
 from kernel_errors import errors as errors_of
 from scipy.stats import kendalltau
-from shared import Made, found, markdown, of_drawn_dims, papers_tasks, simulator_of, total_ms, with_tables
+from shared import (
+    ALL_TYPES,
+    COLUMN_WISE,
+    COLUMN_WISE_CACHED,
+    Made,
+    found,
+    markdown,
+    of_drawn_dims,
+    papers_tasks,
+    simulator_of,
+    total_ms,
+    with_tables,
+)
 
 import neuroshard as ns
 from neuroshard.bundles import shipped_path
@@ -140,12 +152,19 @@ def another() -> str:
         rows.append((str(search), f"{len(its)}", f"{its['measured'].mean():.3f}", off, *ratios))
     of_calls = errors_of(ns.CostModels.load(ANOTHER).compute, {"": ("h200",)}, ("train", "valid", "test")).items()
     told = ", ".join(f"{call} by {its.error:.1%}" for call, its in of_calls)
-    columns = f"`{ANOTHER}`: mean error", "beside TorchRec's plan, predicted", "measured"
+    columns = f"`{ANOTHER}`: mean error", f"predicted / {COLUMN_WISE}", f"measured / {COLUMN_WISE}"
     return (
         markdown(("search", "plans", "measured, mean ms", *columns), rows)
         + f"\nThe order of a task's plans, as Kendall's tau, mean of {len(tasks)} tasks: {tau:.2f}.\n"
         f"{sum(its.calls for _, its in of_calls):,} random calls were off, {told}.\n"
     )
+
+
+def kernel_ratios() -> pd.Series:
+    """Measure kernels of the default's plans relative to the baseline's, on the H200: a ratio for each task."""
+    measured = _slowest_devices("h200_plans")["measured"]
+    ratios = measured / measured.groupby("task").transform(_of_torchrec)
+    return ratios.xs("neuroshard", level="search")
 
 
 def _of_torchrec(ms: pd.Series) -> float:
@@ -192,7 +211,7 @@ def dcn() -> str:
     columns = "GPUs", "optimizer", "columns alone, ms", "all forms, ms", IN_FORMS, "copied"
     optimizers = "sgd", "rowwise_adagrad", "adam"
     rows = [_dcn(devices, optimizer) for devices in (8, 64, 128) for optimizer in optimizers]
-    return markdown((*columns, "TorchRec's planner, ms", "all its forms, ms"), rows)
+    return markdown((*columns, f"{COLUMN_WISE}, ms", f"{ALL_TYPES}, ms"), rows)
 
 
 def _dcn(devices: int, optimizer: str) -> list[str]:
@@ -254,7 +273,7 @@ def memory_shares(_work: Path, small: bool) -> Made:
         ms = [_ms(simulator, plan) for plan in plans]
         rows.append((f"{share:.2f}", *ms[:2], homes, ms[2]))
     columns = ("memory", "device memory alone, ms", "all memories, ms", "tables on device, cached, on host")
-    return Made(pd.DataFrame(rows, columns=[*columns, "TorchRec's planner, ms"]), "Arithmetic: the same everywhere.")
+    return Made(pd.DataFrame(rows, columns=[*columns, f"{COLUMN_WISE_CACHED}, ms"]), "Arithmetic: the same everywhere.")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -6,13 +6,17 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from headline import ANY_TYPE, BASELINES, COLUMNS, LEAST, MOST, NOISE
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+from shared import COLUMN_WISE_CACHED, DEFAULT_PLANNER
 
 from neuroshard.plans.picture import canvas
 from neuroshard.plumbing.files import write_atomically
 
 SIZE = (5.2, 4.2)  # inches; shown 390 pixels wide, text is as high as the page's
+WIDE = (10.6, 5.0)  # of the picture that README shows 800 pixels wide
 OURS, OTHERS = "#1f6fb4", "#8a8a8a"
 PARTS = {  # what the pictures call a part, and its color
     "backward": ("backward communication", "#c44e52"),
@@ -26,15 +30,15 @@ def draw(tables: Path, out: Path) -> None:
     with mpl.rc_context({"font.size": 12}):
         for name, (table, of) in PICTURES.items():
             frame = pd.read_csv(tables / f"{table}.csv", comment="#")
-            with canvas(*SIZE) as (figure, picture):
+            with canvas(*(WIDE if name == "headline" else SIZE)) as (figure, picture):
                 of(frame, figure)
             write_atomically(out / f"{name}.png", picture.getvalue())
 
 
 def _steps(frame: pd.DataFrame, figure: Figure) -> None:
-    """Draw predicted against trained steps of many plans, both over TorchRec's plan's; the default's stand out."""
+    """Draw predicted against trained steps of many plans, relative to the default planner's; NeuroShard's stand out."""
     axes = figure.add_subplot()
-    predicted, trained = (frame[f"{which} step / TorchRec's"] for which in ("predicted", "trained"))
+    predicted, trained = (frame[f"{which} step / {DEFAULT_PLANNER}"] for which in ("predicted", "trained"))
     default, torchrec = frame["plan"] == "default", frame["plan"] == "torchrec_planner"
     for its, color, size, name in (
         (~default & ~torchrec, OTHERS, 18, "other plans of six models"),
@@ -43,13 +47,13 @@ def _steps(frame: pd.DataFrame, figure: Figure) -> None:
         axes.scatter(predicted[its], trained[its], size, color, label=name, alpha=0.8, linewidths=0)
     limits = [0.95 * min(predicted.min(), trained.min()), 1.05 * max(predicted.max(), trained.max())]
     axes.plot(limits, limits, color="black", linewidth=1, label="as predicted")
-    axes.axhline(1, color="black", linewidth=1, linestyle=":", label="TorchRec's plan")
+    axes.axhline(1, color="black", linewidth=1, linestyle=":", label=DEFAULT_PLANNER)
     axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(FixedLocator([0.6, 0.8, 1, 1.5, 2, 3]))
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_locator(NullLocator())
-    axes.set(xlabel="predicted step / TorchRec's", ylabel="trained step / TorchRec's")
+    axes.set(xlabel="predicted step / the default planner's", ylabel="trained step / the default planner's")
     axes.legend(frameon=False, fontsize=10)
 
 
@@ -95,7 +99,7 @@ def _tiers(frame: pd.DataFrame, figure: Figure) -> None:
     memory, alone = 100 * frame["memory"], pd.to_numeric(frame["device memory alone, ms"], errors="coerce")
     hollow = {"color": "black", "markerfacecolor": "none", "markersize": 11, "label": "NeuroShard, device memory alone"}
     for cost, name, color in (
-        ("TorchRec's planner, ms", "TorchRec's planner", OTHERS),
+        (f"{COLUMN_WISE_CACHED}, ms", "TorchRec, column-wise only", OTHERS),
         ("all memories, ms", "NeuroShard, host memory too", OURS),
     ):
         axes.plot(memory, frame[cost].astype(float), "o-", color=color, label=name)
@@ -121,6 +125,39 @@ def _plan(frame: pd.DataFrame, figure: Figure) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
 
 
+def _headline(frame: pd.DataFrame, figure: Figure) -> None:
+    """Draw the ratio of every model, a panel for each baseline and machine, from the lowest ratio to the highest."""
+    counts = frame["panel"].value_counts(sort=False)
+    panels = figure.subplots(1, len(counts), sharey=True, width_ratios=[max(count, 11) for count in counts])
+    for axes, (panel, its) in zip(panels, frame.groupby("panel", sort=False), strict=True):
+        _ratios(axes, its.sort_values(ANY_TYPE, ignore_index=True))
+        where, _, with_what = str(panel).partition(", ")
+        baseline = BASELINES[panel].replace(", ", ",\n")
+        axes.set_title(f"{where}, {with_what},\nrelative to {baseline}", fontsize=10.5, loc="left", linespacing=1.3)
+        axes.set_xlabel(f"{len(its)} models, mean {its[ANY_TYPE].mean():.2f}")
+    panels[0].set(ylabel="step time, NeuroShard / TorchRec", ylim=(0.5, 1.12))
+    panels[0].set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1])
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=10.5)
+
+
+def _ratios(axes: Axes, its: pd.DataFrame) -> None:
+    noise, places = its[NOISE].mean(), np.arange(len(its))
+    name = "noise: two builds of one plan"
+    axes.axhspan(1 - noise, 1 + noise, color="black", alpha=0.13, linewidth=0, label=name)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.vlines(places, its[LEAST], its[MOST], color=OURS, linewidth=2, alpha=0.5, label="range of 6 builds")
+    hollow = {"color": OURS, "markerfacecolor": "white", "markersize": 6, "label": "column-wise only, if different"}
+    other = its[COLUMNS].where((its[COLUMNS] - its[ANY_TYPE]).abs() > _SAME)
+    axes.plot(places, other, "o", **hollow)
+    axes.plot(places, its[ANY_TYPE], "o", color=OURS, markersize=8, label="any sharding type")
+    axes.set_xticks([])
+    axes.set_xlim(-0.7, len(its) - 0.3)
+
+
+_SAME = 0.001  # ratios that differ by less are of one plan
+
+
 # By the picture's name: the table that it is drawn from, and what draws it.
 PICTURES: dict[str, tuple[str, Callable[[pd.DataFrame, Figure], None]]] = {
     "plan": ("plan", _plan),
@@ -128,4 +165,5 @@ PICTURES: dict[str, tuple[str, Callable[[pd.DataFrame, Figure], None]]] = {
     "mirrored": ("mirrored", _mirrored),
     "methods": ("methods", _methods),
     "tiers": ("tiers", _tiers),
+    "headline": ("headline", _headline),
 }

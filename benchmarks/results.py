@@ -19,9 +19,10 @@ import pandas as pd
 import pictures
 from choices import gains_by_size, judged_rules
 from h100 import memory_shares
+from headline import headline, summary
 from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
-from shared import Made, evaluated, markdown, papers_tasks, with_tables
+from shared import COLUMN_WISE, Made, evaluated, markdown, papers_tasks, with_tables
 from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
 from unmeasured import judged_without_margins
 
@@ -81,6 +82,8 @@ def models_of(name: str) -> str:
     """Name what a table is made with, and the first digits of its digest."""
     if name in ("choices", "gains", "unmeasured"):
         return "fitted to made-up devices"
+    if name in ("headline", "summary"):
+        return f"{models_of('steps')}, h100 {(CostModels.load('h100').digest or '')[:8]}"
     if name in ("scaling", "tiers"):
         points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
         arithmetic = [ROOT / "conf" / "roofline" / "h100.yaml", *points]
@@ -106,7 +109,7 @@ def as_markdown(path: Path) -> str:
 
 _ON_HARDWARE = {
     "size_lookup_greedy": "size-lookup greedy, the best of the heuristics",
-    "torchrec": "TorchRec's planner, the best of eight settings",
+    "torchrec": COLUMN_WISE,
     "neuroshard": "**default**",
 }
 
@@ -200,6 +203,8 @@ MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "unmeasured": judged_without_margins,
     "mirrored": beside_mirrors,
     "steps": beside_torchrec,
+    "headline": headline,
+    "summary": summary,
 }
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 usage: python benchmarks/training_steps.py OUT [MODEL ...]
 
-Two processes; `neuroshard evaluate measure=steps` with its protocol, beside the plan of TorchRec's own planner as a
-job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
+Two processes; `neuroshard evaluate measure=steps` with its protocol, beside the plan of TorchRec's default planner
+as a job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
 """
 
 import sys
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
-from shared import CPU, Made, evaluated
+from shared import CPU, DEFAULT_PLANNER, Made, evaluated
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def beside_torchrec(work: Path, small: bool) -> Made:
-    """Train steps on the default's plans beside those of TorchRec's planner: a table of `results.py`."""
+    """Train steps on NeuroShard's plans and on the default planner's of TorchRec: a table of `results.py`."""
     protocol = _BRIEF if small else StepProtocol()
     rows, ratios, foreseen = [], [], []
     for model in ["few_small"] if small else QUOTED:
@@ -174,17 +174,17 @@ def beside_torchrec(work: Path, small: bool) -> Made:
         rows.append(
             {
                 "tables of the model": QUOTED[model],
-                "step on TorchRec's plan, ms": f"{torchrec.step_ms:.1f}",
+                f"{DEFAULT_PLANNER}: step, ms": f"{torchrec.step_ms:.1f}",
                 "of it dense": f"{torchrec.dense_share:.0%}",
-                "predicted step / TorchRec's": f"{row.steps_beside_first:.2f}",
-                "trained step / TorchRec's": f"{row.beside_first:.2f}",
+                f"predicted step / {DEFAULT_PLANNER}": f"{row.steps_beside_first:.2f}",
+                f"trained step / {DEFAULT_PLANNER}": f"{row.beside_first:.2f}",
                 f"lowest to highest of {protocol.builds} builds": span,
                 "the default's in columns alone": f"{frame.loc['columns'].beside_first:.2f}",
                 "verified": f"{frame.loc['verified'].beside_first:.2f}",
                 "two equal plans differ by": f"{row.floor:.1%}",
             }
         )
-    mean = {"tables of the model": "**mean**", "trained step / TorchRec's": f"**{np.mean(ratios):.3f}**"}
+    mean = {"tables of the model": "**mean**", f"trained step / {DEFAULT_PLANNER}": f"**{np.mean(ratios):.3f}**"}
     off = np.abs(np.array(foreseen) / np.array(ratios) - 1).mean()
     return Made(pd.DataFrame([*rows, mean]).fillna(""), f"Predicted ratios are off by {off:.1%} on average.")
 
@@ -196,23 +196,26 @@ def predicted_steps(work: Path, small: bool) -> Made:
 
 
 def steps_by_method(work: Path, small: bool) -> Made:
-    """Compare steps on each method's plans with those on TorchRec's, of the same runs: a table of `results.py`."""
+    """Compare each method's steps with the default planner's of TorchRec, in the same runs: a table of `results.py`."""
     ratios = pd.DataFrame({model: its.set_index("plan")["beside_first"] for model, its in _on_many_plans(work, small)})
     ratios = ratios.loc[[name for name in SAID if name in ratios.index]].assign(mean=lambda its: its.mean(axis=1))
     cells = ratios.map(lambda ratio: f"{ratio:.2f}").rename(index=SAID, columns={"mean": "**mean**"})
-    return Made(cells.rename_axis("plan by").reset_index(), "Trained step over that on TorchRec's plan.")
+    return Made(cells.rename_axis("plan by").reset_index(), f"Trained step / that of {DEFAULT_PLANNER}.")
 
 
 def step_plans(work: Path, small: bool) -> Made:
     """List predicted and trained steps of every plan of these runs, which is drawn: a table of `results.py`."""
     frame = pd.concat([its.assign(model=model) for model, its in _on_many_plans(work, small)])
     drawn = frame[["model", "plan", "steps_beside_first", "beside_first"]]
-    named = {"steps_beside_first": "predicted step / TorchRec's", "beside_first": "trained step / TorchRec's"}
+    named = {
+        "steps_beside_first": f"predicted step / {DEFAULT_PLANNER}",
+        "beside_first": f"trained step / {DEFAULT_PLANNER}",
+    }
     return Made(drawn.rename(columns=named).round(4), _AS_MEASURED)
 
 
 _BRIEF = StepProtocol(builds=2, turns=2)
-_AS_MEASURED = "Every plan is compared with TorchRec's; the dense part of a step is as measured."
+_AS_MEASURED = f"Every plan is compared with that of {DEFAULT_PLANNER}; the dense part of a step is as measured."
 
 
 def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -235,7 +238,10 @@ def judged(frame: pd.DataFrame) -> dict[str, str]:
         cells[f"`{models}`: tau"] = f"{kendalltau(frame[f'{name}_ms'], trained).statistic:.2f}"
         cells[f"`{models}`: tau beyond noise"] = f"{_tau_beyond(frame, name):.2f}"
     default = every.set_index("plan").loc["default", "beside_first"]
-    return cells | {"default / TorchRec's": f"{default:.2f}", "best plan / TorchRec's": f"{trained.min():.2f}"}
+    return cells | {
+        f"NeuroShard / {DEFAULT_PLANNER}": f"{default:.2f}",
+        f"best plan / {DEFAULT_PLANNER}": f"{trained.min():.2f}",
+    }
 
 
 def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
@@ -252,7 +258,7 @@ def _trained(
 ) -> pd.DataFrame:
     """Train the model's plans by `evaluate`: a row for each, TorchRec's first; `method` names equal ones alike.
 
-    A step has a dense part, which no cost knows: predicted ratios count it as measured on TorchRec's plan.
+    A step has a dense part, which no cost knows: predicted ratios count it as measured on the first plan.
     """
     task = ns.Task(MODELS[model](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
     planned = _planned(out / model, task, searches, random)
@@ -287,7 +293,7 @@ def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Method], random
 
 
 def _torchrec(task: ns.Task) -> Plan:
-    """Find the plan of TorchRec's planner, told of pooling factors."""
+    """Find the plan of TorchRec's default planner, whose constraints hold the pooling factors."""
     plain = renamed(Plan(task, ns.search(task, ns.Simulator(ns.CostModels.load("cpu")), "random").placements)).task
     topology = TorchRecTopology(DEVICES, "cpu", ddr_cap=6 << 30, created_by_factory=True)
     constraints = {

@@ -1,4 +1,4 @@
-"""Trains a small DLRM with TorchRec, its tables sharded by NeuroShard:
+"""Trains a small DLRM on CPUs with TorchRec, its tables sharded by NeuroShard:
 
 torchrun --nproc-per-node=2 examples/torchrec_dlrm.py
 """
@@ -23,11 +23,11 @@ from neuroshard.torchrec import NeuroShardPlanner, data_parallel_optimizer, dens
 
 NUM_DENSE, DIM, BATCH_SIZE = 13, 64, 256  # samples of one process per step
 ROWS = (200_000, 50_000, 20_000, 5_000, 1_000, 100)
-LOOKUPS = (3, 1, 20, 5, 1, 1)  # for every sample
+LOOKUPS = (3, 1, 20, 5, 1, 1)  # per sample
 
 
 def make_model() -> DLRMTrain:
-    """Build the model with nothing of the tables in memory yet: they are made where the plan puts them."""
+    """Build the model; its tables are on the meta device, so they take no memory before they are sharded."""
     tables = [
         EmbeddingBagConfig(name=f"table{i}", num_embeddings=rows, embedding_dim=DIM, feature_names=[f"feature{i}"])
         for i, rows in enumerate(ROWS)
@@ -37,7 +37,7 @@ def make_model() -> DLRMTrain:
 
 
 class Clicks:
-    """Made-up clicks: they depend on one dense feature and on the first table's rows."""
+    """Generates clicks that can be learned: they depend on a dense feature and on rows of the first table."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -64,12 +64,13 @@ def main() -> None:
     logging.getLogger("neuroshard").setLevel(logging.INFO)
     dist.init_process_group("gloo")
     train(steps)
-    gc.collect()  # of the model, which holds on to the group's threads: they must end before Python does
+    gc.collect()  # the model holds the process group's threads, which must end before Python does
     dist.destroy_process_group()
 
 
 def train(steps: int) -> DistributedModelParallel:
-    torch.manual_seed(0)
+    """Shard the model, train it for some steps, and return it."""
+    torch.manual_seed(0)  # dense parameters must begin alike on every rank
     model = make_model()
     sharders = [EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1.0})]
     topology = Topology(dist.get_world_size(), "cpu", ddr_cap=2 << 30, created_by_factory=True)
@@ -82,8 +83,8 @@ def train(steps: int) -> DistributedModelParallel:
     sharded = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
     optimizer = CombinedOptimizer(
         [
-            sharded.fused_optimizer,  # runs inside the tables' kernels
-            data_parallel_optimizer(sharded),  # the same for data-parallel tables, which have no such kernel
+            sharded.fused_optimizer,  # tables with fused kernels
+            data_parallel_optimizer(sharded),  # data-parallel tables: the same optimizer, outside the kernels
             KeyedOptimizerWrapper(dense_parameters(sharded), partial(torch.optim.SGD, lr=0.1)),
         ]
     )

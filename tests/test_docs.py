@@ -16,7 +16,12 @@ from neuroshard.app.overrides import check_overrides
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ROOT / "docs", ROOT / "benchmarks" / "archive"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page for one in FOLDERS for page in sorted(one.glob("*.md")))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *(page for one in FOLDERS for page in sorted(one.glob("*.md"))),
+]
 OWN = ("models", "completion", "COMMAND")
 
 

@@ -5,10 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+import neuroshard
 
 ROOT = Path(__file__).resolve().parents[1]
 INSIDE = {
@@ -20,20 +24,30 @@ INSIDE = {
 }
 
 
+ALONE = ("README.md", "CHANGELOG.md", "CITATION.cff", "SECURITY.md")  # in the source distribution only
+LICENSES = ("LICENSE", "NOTICE", "neuroshard/models/points/LICENSE")
+
+
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    """The wheel, built from the source distribution and unpacked."""
+def built(tmp_path_factory):
+    """The directory of the source distribution and of the wheel that is built from it."""
     base = tmp_path_factory.mktemp("wheel")
     for name in INSIDE:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, base / "source" / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", *ALONE, "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, base / "source")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", base / "dist", base / "source"]
     subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = (base / "dist").glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(base / "site")
-    return base / "site"
+    return base / "dist"
+
+
+@pytest.fixture(scope="module")
+def unpacked(built, tmp_path_factory):
+    (wheel,) = built.glob("*.whl")
+    site = tmp_path_factory.mktemp("site")
+    zipfile.ZipFile(wheel).extractall(site)
+    return site
 
 
 def _run(unpacked, tmp_path, *command):
@@ -50,6 +64,28 @@ def test_every_module_and_config_is_in_it(unpacked):
                 parent.is_symlink() for parent in path.parents
             ):
                 assert (unpacked / inside / path.relative_to(ROOT / name)).is_file(), path
+
+
+def test_licences_are_in_both_distributions_and_the_citation_is_in_the_source(built, unpacked):
+    (information,) = unpacked.glob("*.dist-info")
+    (source,) = built.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names >= {*ALONE, *LICENSES}
+    for name in LICENSES:
+        assert (information / "licenses" / name).read_text() == (ROOT / name).read_text()
+    assert "Author: The NeuroShard developers" in (information / "METADATA").read_text()
+
+
+def test_the_citation_is_of_this_version_and_of_the_three_papers():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == neuroshard.__version__
+    assert [paper["doi"].removeprefix("10.48550/arXiv.") for paper in cited["references"]] == [
+        "2305.01868",
+        "2208.06399",
+        "2210.02023",
+    ]
+    assert all(paper["authors"][0]["family-names"] == "Zha" for paper in cited["references"])
 
 
 def test_only_the_package_is_at_its_top(unpacked):

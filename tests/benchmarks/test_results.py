@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import h100
 import pictures
 import results
-from shared import Made, with_tables
+from shared import DEFAULT_PLANNER, Made, with_tables
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"api", "cli", "h100", "datasheets"}  # the last beside its points, by a test of its own
@@ -47,22 +47,41 @@ def test_every_quoted_figure_stands_in_a_table_or_on_the_page_that_is_linked(pag
     assert any(re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", text) for text in sources), paragraph
 
 
-def test_the_headline_counts_models_as_the_table_of_steps_does():
+def test_pages_count_faster_models_as_the_table_of_steps_does():
+    """A model counts as faster if its ratio is below 1 by more than two standard errors."""
     steps = pd.read_csv(results.TABLES / "steps.csv", comment="#").iloc[:-1]  # but the mean
-    beside = steps["trained step / TorchRec's"].astype(float) - 1
+    ratio = steps[f"trained step / {DEFAULT_PLANNER}"].astype(float)
     noise = steps["two equal plans differ by"].str.rstrip("%").astype(float) / 100
     words = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"]
-    faster, equally, slower = (words[its.sum()] for its in (beside < -noise, beside.abs() <= noise, beside > noise))
-    text = " ".join((ROOT / "README.md").read_text().split())
-    assert f"{faster} train faster, {equally} equally fast, {slower} slower" in text
+    faster, slower = words[(ratio < 1 - 2 * noise).sum()], words[(ratio > 1 + 2 * noise).sum()]
+    counted = {page.name: re.findall(rf"({'|'.join(words)}) train faster", page.read_text()) for page in PAGES}
+    assert counted["results.md"] == [faster]
+    assert {word for found in counted.values() for word in found} == {faster}
+    assert slower == "none"
+
+
+def test_a_baseline_has_one_name():
+    """The words "TorchRec's plan" could be any of three: pages and tables name the planner and its settings."""
+    for page in (*PAGES, ROOT / "docs" / "h100.md"):
+        if page.name != "README.md":
+            text = " ".join(page.read_text().split())
+            assert not re.search(r"TorchRec's (?:own )?plan\b", text), page.name
+            assert not re.search(r"\| [^|]*TorchRec's planner[^|]*, ms \|", text), page.name
 
 
 def test_the_page_holds_the_tables_as_they_were_made():
     text = results.PAGE.read_text()
     assert results.page() == text, "python benchmarks/results.py"
-    drawn = {"plan", "step_plans", "tiers"}
+    drawn = {"plan", "step_plans", "tiers", "headline"}
     assert {*re.findall(r"<!-- table (\w+) -->", text), *drawn} == set(results.MAKERS)
     assert {path.stem for path in TABLES} == set(results.MAKERS)
+
+
+@pytest.mark.parametrize("name", ["headline", "summary"])
+def test_ratios_are_those_of_the_tables_and_data_that_they_sum_up(name, tmp_path):
+    made = results.MAKERS[name](tmp_path, False)
+    text = "".join(line for line in (results.TABLES / f"{name}.csv").open() if not line.startswith("# "))
+    assert made.frame.to_csv(index=False) == text, f"remove docs/results/{name}.csv, and run make results"
 
 
 def test_the_page_on_an_h100_holds_what_was_measured():

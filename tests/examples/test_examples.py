@@ -7,12 +7,24 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.planner.types import TopologyFactory, TrainerConfig
 
 from tests.kit.processes import PATIENCE_S, of_all, on_gloo
+from tests.kit.torchrec_models import CPU, topology
 from tests.kit.training import held
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def _example(name, **constants):
+    """Import an example anew, with other constants."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    vars(example).update(constants)
+    return example
 
 
 def _run(*arguments):
@@ -33,13 +45,25 @@ def test_torchrec_dlrm_learns_on_two_processes():
 
 def _trains_every_table(rank, world_size, dim, types):
     """Train twice from the same weights, for no step and for three."""
-    spec = importlib.util.spec_from_file_location("torchrec_dlrm", ROOT / "examples" / "torchrec_dlrm.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    example.DIM = dim
-    example.ParameterConstraints = lambda **fields: ParameterConstraints(sharding_types=types, **fields)
-    names = [f"table{number}" for number in range(len(example.ROWS))]
-    before, after = (list(held(example.train(steps), names)) for steps in (0, 3))
+    example = _example("torchrec_dlrm", DIM=dim, ParameterConstraints=_of_types(types))
+    _assert_trained(len(example.ROWS), example.train)
+
+
+def _trains_every_table_in_the_pipeline(rank, world_size, types):
+    """Train the GPUs' example on CPUs, with smaller tables."""
+    rows = (2000, 700, 300, 50, 10)
+    small = {"ROWS": rows, "LOOKUPS": (3, 20, 1, 1, 1), "BATCH_SIZE": 64, "MODELS": "cpu", "DENSE_MS": None}
+    example = _example("torchrec_dlrm_cuda", **small, ParameterConstraints=_of_types(types))
+    _assert_trained(len(rows), lambda steps: example.train(topology(world_size, cap=1 << 30), CPU, steps))
+
+
+def _of_types(types):
+    return lambda **fields: ParameterConstraints(sharding_types=types, **fields)
+
+
+def _assert_trained(tables, train):
+    names = [f"table{number}" for number in range(tables)]
+    before, after = (list(held(train(steps), names)) for steps in (0, 3))
     assert before
     for (name, _, untrained), (_, _, trained) in zip(before, after, strict=True):
         assert not untrained.equal(trained), name
@@ -55,3 +79,37 @@ def test_torchrec_dlrm_trains_every_table_whatever_the_plan():
         "in column shards": (2, 64, ["table_wise", "column_wise"]),
     }
     on_gloo(2, of_all, _trains_every_table, cases)
+
+
+@pytest.mark.xdist_group("measures")
+def test_torchrec_dlrm_cuda_trains_every_table_whatever_the_plan():
+    """On CPUs, in the pipeline: tables by TorchRec's fused optimizer, by ours, and by both."""
+    cases = {
+        "as it stands": (2, None),
+        "data-parallel": (2, ["data_parallel"]),
+        "in column shards": (2, ["table_wise", "column_wise"]),
+    }
+    on_gloo(2, of_all, _trains_every_table_in_the_pipeline, cases)
+
+
+def test_torchrec_dlrm_cuda_plans_every_table_for_eight_gpus():
+    """The plan covers each element of each table once, within 80 GB of each GPU; the planner needs no GPU."""
+    example = _example("torchrec_dlrm_cuda")
+    gpus = TopologyFactory.create_topology(TrainerConfig(8, local_world_size=8, hbm_cap_bytes=80 << 30))
+    assert gpus.compute_device == "cuda"
+    plan = example.make_planner(gpus).plan(example.make_model(), example.make_sharders())
+    (tables,) = plan.plan.values()
+    assert set(tables) == {f"table{number}" for number in range(len(example.ROWS))}
+    taken = [0] * 8
+    for number, rows in enumerate(example.ROWS):
+        table = tables[f"table{number}"]
+        if table.sharding_spec is None:
+            assert table.sharding_type == "data_parallel"
+            continue
+        covered = torch.zeros(example.DIM, dtype=torch.int64)  # rows, by column
+        for shard in table.sharding_spec.shards:
+            first = shard.shard_offsets[1]
+            covered[first : first + shard.shard_sizes[1]] += shard.shard_sizes[0]
+            taken[shard.placement.rank()] += 4 * shard.shard_sizes[0] * shard.shard_sizes[1]
+        assert covered.eq(rows).all(), number
+    assert 0 < min(taken) <= max(taken) < 80 << 30

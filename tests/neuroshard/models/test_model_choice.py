@@ -149,8 +149,8 @@ def test_a_run_holds_the_models_and_their_settings(tmp_path):
     assert saved.plans()[0].prediction.models == saved.model
 
 
-@pytest.mark.parametrize(("through", "counts"), [(InParts(), False), (InSteps(), True), (InMirror(), True)])
-def test_plans_in_steps_are_predicted_with_the_overhead(tmp_path, through, counts):
+@pytest.mark.parametrize(("measure", "counts"), [(InParts(), False), (InSteps(), True), (InMirror(), True)])
+def test_plans_in_steps_are_predicted_with_the_overhead(tmp_path, measure, counts):
     whole(TASK).save(tmp_path / "plan.json")
     evaluate = Evaluate(str(tmp_path / "plan.json"), "cpu", MadeUpHardware(), measure=measure)
     (entry,) = evaluate._entries()
