@@ -30,7 +30,7 @@ from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.words.collective import ELEMENT_BYTES
 from neuroshard.words.form import CUT_FORMS, forms_named
-from neuroshard.words.placement import Home, Tier, block_rows
+from neuroshard.words.placement import Tier, TierAssignment, block_rows
 
 T = TypeVar("T")
 
@@ -64,10 +64,10 @@ class ComputeAugmentation:
             Every one in columns or rows is one of these. Sequence tables of a combination have one width.
         max_output_bytes: of what comes of a batch's lookups in a combination of sequence tables. A table alone may have
             more.
-        tiers: memory that holds a combination: device, cached (host memory behind a cache) or host; GPUs only. Every
+        tiers: memory that holds a combination: device, uvm_caching (host memory behind a cache) or uvm; GPUs only. Every
             combination in columns or rows lies in one of these memories, all of it; one listed twice comes twice as
             often. In host memory hot rows lie anywhere.
-        cached: share of the rows that a combination in tier cached has room for; one of these. The cache takes at most
+        cache_load_factor: share of the rows that a combination in tier uvm_caching has room for; one of these. The cache takes at most
             max_bytes, with rows as wide as the widest table.
     """
 
@@ -84,7 +84,7 @@ class ComputeAugmentation:
     pooled: Annotated[tuple[bool, ...], Meta(min_length=1)] = (True,)
     max_output_bytes: ByteSize = 32 << 20
     tiers: Annotated[tuple[str, ...], Meta(min_length=1)] = (Tier.DEVICE,)
-    cached: Annotated[tuple[CacheShare, ...], Meta(min_length=1)] = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+    cache_load_factor: Annotated[tuple[CacheShare, ...], Meta(min_length=1)] = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
@@ -151,13 +151,13 @@ class ComputeAugmentation:
         tier = Tier(one_of(self.tiers, rng))
         if tier is Tier.DEVICE:
             return sample
-        home = Home(tier, one_of(self.cached, rng) if tier is Tier.CACHED else None)
-        return self._within_cache(replace(sample, home=home, hot_first=0.0))
+        home = TierAssignment(tier, one_of(self.cache_load_factor, rng) if tier is Tier.UVM_CACHING else None)
+        return self._within_cache(replace(sample, tier_assignment=home, hot_first=0.0))
 
     def _within_cache(self, sample: ComputeSample) -> ComputeSample:
         """Cut wide tables until a cache with rows as wide as the widest of them takes at most `max_bytes`."""
         held, element_bytes = sample.held, sample.tables[0].bytes_per_element
-        rows = sum(ceil(table.rows * sample.home.cached_share) for table in held)
+        rows = sum(ceil(table.rows * sample.tier_assignment.cached_share) for table in held)
         most = max(self.max_bytes // max(rows * element_bytes, 1) // DIM_MULTIPLE, 1) * DIM_MULTIPLE
         if max(table.dim for table in held) <= most:
             return sample

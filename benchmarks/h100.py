@@ -268,7 +268,11 @@ def memory_shares(_work: Path, small: bool) -> Made:
         each = int(share * size / 8) + (1 << 30)
         alone, room = (replace(task, topology=ns.Topology(8, each, host_memory_bytes=its)) for its in (0, 2 * size))
         best = found(room, simulator)
-        homes = "" if best is None else ", ".join(str(sum(home.tier is tier for home in best.homes)) for tier in TIERS)
+        homes = (
+            ""
+            if best is None
+            else ", ".join(str(sum(home.tier is tier for home in best.tier_assignments)) for tier in TIERS)
+        )
         plans = found(alone, simulator), best, found(room, simulator, "torchrec")
         ms = [_ms(simulator, plan) for plan in plans]
         rows.append((f"{share:.2f}", *ms[:2], homes, ms[2]))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from neuroshard.tasks.memory import MemoryUse
     from neuroshard.tasks.task import Task
     from neuroshard.words.model_choice import ModelChoice
-    from neuroshard.words.placement import Home, Placement, Shard, Tier
+    from neuroshard.words.placement import Placement, Shard, Tier, TierAssignment
     from neuroshard.words.topology import Topology
 
 __version__ = "0.1.0"
@@ -41,7 +41,6 @@ __all__ = [
     "Counted",
     "Exported",
     "Found",
-    "Home",
     "InfeasibleError",
     "MeasuredTables",
     "MemoryUse",
@@ -59,6 +58,7 @@ __all__ = [
     "TableShape",
     "Task",
     "Tier",
+    "TierAssignment",
     "Topology",
     "UserError",
     "export_plan",
@@ -89,7 +89,7 @@ _HOMES = {
     "tasks.memory": ("MemoryUse",),
     "tasks.task": ("Task",),
     "words.model_choice": ("ModelChoice",),
-    "words.placement": ("Home", "Placement", "Shard", "Tier"),
+    "words.placement": ("TierAssignment", "Placement", "Shard", "Tier"),
     "words.topology": ("Topology",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -10,7 +10,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.table import NUM_REUSE_BINS
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
-from neuroshard.words.placement import ON_DEVICE, TIERS, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, TIERS, Tier, TierAssignment
 
 _NUMBER = {call: number for number, call in enumerate(CALLS)}
 
@@ -115,7 +115,7 @@ class Loads:
         """Pick the loads at `indices` (m,)."""
         return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
 
-    def at(self, homes: Sequence[Home]) -> "Loads":
+    def at(self, homes: Sequence[TierAssignment]) -> "Loads":
         """Put the tables of the loads in these memories (n,)."""
         tier = np.array([TIERS.index(home.tier) for home in homes], dtype=np.int64)
         return replace(self, tier=tier, cached=np.array([home.cached_share for home in homes], dtype=np.float64))

@@ -45,8 +45,8 @@ from neuroshard.words.placement import ON_DEVICE, Tier
 
 _ON_CUDA = {
     Tier.DEVICE: EmbeddingLocation.DEVICE,
-    Tier.CACHED: EmbeddingLocation.MANAGED_CACHING,
-    Tier.HOST: EmbeddingLocation.MANAGED,
+    Tier.UVM_CACHING: EmbeddingLocation.MANAGED_CACHING,
+    Tier.UVM: EmbeddingLocation.MANAGED,
 }
 _EPSILON = 1e-8
 _SPREAD = 0.1  # of weights around 0
@@ -75,7 +75,7 @@ def fused_run(
     """
     operator = build_operator(sample, settings, device, arenas, rng)
     train = partial(_forward_backward, operator)
-    if sample.home != ON_DEVICE:
+    if sample.tier_assignment != ON_DEVICE:
         return host_run(train, operator, sample, device, rng)
     inputs = draw_inputs(sample, device, rng)
     return Prepared(partial(train, inputs), inputs.seen)
@@ -96,18 +96,22 @@ def build_operator(
 
     Rows are fetched into a cache when the operator is called, not before: its cost is that of the call.
     """
-    check_tiers(device.type, [sample.home.tier])
+    check_tiers(device.type, [sample.tier_assignment.tier])
     on_cpu = device.type == "cpu"
     bytes_per_element = common_precision(sample)
-    place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else (_ON_CUDA[sample.home.tier], ComputeDevice.CUDA)
+    place = (
+        (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        if on_cpu
+        else (_ON_CUDA[sample.tier_assignment.tier], ComputeDevice.CUDA)
+    )
     elements = sample.size_bytes // bytes_per_element
     # Releases of FBGEMM before 1.8 don't know the argument; on CUDA, where they are used, there is no arena.
     weights = (
         {"preallocated_host_buffers": {"weights": arenas[bytes_per_element].view(elements, rng)}} if on_cpu else {}
     )
     cache: dict[str, Any] = {}
-    if sample.home.tier is Tier.CACHED:  # of all tables: for so large a share of all their rows
-        cache = {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": sample.home.cached_share}
+    if sample.tier_assignment.tier is Tier.UVM_CACHING:  # of all tables: for so large a share of all their rows
+        cache = {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": sample.tier_assignment.cached_share}
     operator = SplitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=[(table.rows, table.dim, *place) for table in sample.held],
         feature_table_map=table_of_feature(sample),
@@ -119,7 +123,7 @@ def build_operator(
         **weights,
         **cache,
     )
-    if not on_cpu and sample.home.tier is Tier.DEVICE:
+    if not on_cpu and sample.tier_assignment.tier is Tier.DEVICE:
         operator.init_embedding_weights_uniform(-_SPREAD, _SPREAD)
     return operator
 

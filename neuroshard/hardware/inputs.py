@@ -114,7 +114,7 @@ def host_run(
     """
     popular = [PopularRows.of(table, sample.batch_size, device) for table in sample.tables]
     generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
-    if sample.home.tier is Tier.CACHED:
+    if sample.tier_assignment.tier is Tier.UVM_CACHING:
         _fill(look_up, sample, popular)
 
     def drawn() -> Inputs:
@@ -127,7 +127,7 @@ def host_run(
 
 def _fill(look_up: LookUp, sample: ComputeSample, popular: Sequence[PopularRows]) -> None:
     """Look up as many rows of each table as its share of the cache holds, the most popular last, some at a time."""
-    hottest = [its.hottest(sample.home.cached_share) for its in popular]
+    hottest = [its.hottest(sample.tier_assignment.cached_share) for its in popular]
     rows = [its for its, _ in held(sample, [(its, torch.ones_like(its)) for its in hottest])]
     turns = max(ceil(len(its) / many.lookups) for its, many in zip(rows, popular, strict=True))
     for turn in range(turns):

@@ -17,7 +17,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, Call
-from neuroshard.words.placement import Home, Placement, Tier
+from neuroshard.words.placement import Placement, Tier, TierAssignment
 
 
 def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
@@ -30,7 +30,7 @@ def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, 
     def kernel(placed: Placement) -> tuple[int, int, int]:
         """Tell which call it is, how its weights are stored, and how wide shards are where all must be as wide."""
         number, table = placed.shard.table, plan.task.tables[placed.shard.table]
-        call = CALLS.index(Call(plan.forms[number], table.pooled, placed.home.tier))
+        call = CALLS.index(Call(plan.forms[number], table.pooled, placed.tier_assignment.tier))
         return call, table.bytes_per_element, 0 if table.pooled else placed.shard.dim
 
     by_kernel = sorted(grouped(placements, kernel).items())
@@ -43,16 +43,18 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
     if shares > 1:
         tables, samples = tuple(_of_share(table, shares) for table in tables), max(1, samples // shares)
     blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements) if layout.blocks else ()
-    return ComputeSample(tables, samples, layout.form, blocks, home=_common_home(placements))
+    return ComputeSample(tables, samples, layout.form, blocks, tier_assignment=_common_home(placements))
 
 
-def _common_home(placements: Sequence[Placement]) -> Home:
+def _common_home(placements: Sequence[Placement]) -> TierAssignment:
     """Find the memory of a call's tables: one cache for all, which has room for as many rows as theirs together."""
-    first = placements[0].home
-    if first.tier is not Tier.CACHED:
+    first = placements[0].tier_assignment
+    if first.tier is not Tier.UVM_CACHING:
         return first
     rows = sum(p.shard.rows for p in placements)
-    return Home(first.tier, min(sum(p.shard.rows * p.home.cached_share for p in placements) / rows, 1.0))
+    return TierAssignment(
+        first.tier, min(sum(p.shard.rows * p.tier_assignment.cached_share for p in placements) / rows, 1.0)
+    )
 
 
 def _of_share(table: Table, shares: int) -> Table:

@@ -80,7 +80,7 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
 
 def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
     """Raise UserError unless this machine has the tiers of these plans, and room for what is live of them together."""
-    hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
+    hardware.check_tiers({home.tier for plan in plans for home in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
         raise UserError(
             f"{len(plans)} plans {where} need {readable_bytes(needed_bytes)}, this machine has "

@@ -124,7 +124,7 @@ def measure_plans(
     Raises:
         UserError: a plan puts tables into memory that the hardware doesn't have.
     """
-    meters.hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
+    meters.hardware.check_tiers({home.tier for plan in plans for home in plan.tier_assignments})
     meters.join(plan.task.topology for plan in plans)
     records = records or PlanRecords()
     compute, errors = _measure_compute(plans, meters, records.calls, seed, advance)

@@ -55,7 +55,7 @@ def placed_loads(
     table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
     dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
     numbers = np.array([FORMS.index(layout.form) for layout in layouts], dtype=np.int64)
-    homes = {placement.shard.table: placement.home for placement in placements}
+    homes = {placement.shard.table: placement.tier_assignment for placement in placements}
     whole = Loads.of(tables, batch_size).at([homes.get(index, ON_DEVICE) for index in range(len(tables))])
     loads = replace(whole, form=numbers).take(table).columns(dim)
     for number, layout in enumerate(LAYOUTS.values()):

@@ -89,7 +89,7 @@ def in_columns(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Plac
         whole, column = table_of(task, table), 0 if table != previous else column
         for width in shard_widths(whole, dim):
             shard = Shard(table, column, width, 0, whole.rows)
-            placements.append(Placement(shard, device, task.homes[table]))
+            placements.append(Placement(shard, device, task.tier_assignments[table]))
             column += width
         previous = table
     return placements

@@ -41,7 +41,7 @@ class Copies(Layout):
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Check that every device has a copy in its own memory, and that there is nothing else of the table."""
-        if (home := placements[0].home) != ON_DEVICE:
+        if (home := placements[0].tier_assignment) != ON_DEVICE:
             raise UserError(
                 f"plan: table {table.name!r} is data_parallel in {home}; put data-parallel tables in tier device"
             )

@@ -12,7 +12,7 @@ from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tables import Table
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Home, Placement, Shard
+from neuroshard.words.placement import Placement, Shard, TierAssignment
 from neuroshard.words.topology import Topology
 
 
@@ -24,7 +24,7 @@ class Whole(Protocol):
         """The T tables, each before it is cut."""
 
     @property
-    def homes(self) -> tuple[Home, ...]:
+    def tier_assignments(self) -> tuple[TierAssignment, ...]:
         """(T,) the memory that each table lies in."""
 
     @property

@@ -129,7 +129,7 @@ def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int,
     first, end = columns or (0, whole.dim)
     ranks = sorted(devices)
     return [
-        Placement(Shard(table, first, end - first, row, rows), device, task.homes[table])
+        Placement(Shard(table, first, end - first, row, rows), device, task.tier_assignments[table])
         for device, (row, rows) in zip(ranks, row_blocks(whole, len(ranks)), strict=True)
     ]
 

@@ -198,7 +198,7 @@ class ModelSet:
                 f"{task.topology.num_devices}; collect and pretrain with comm.num_devices=[{task.topology.num_devices}]"
             )
         first_tables: dict[tuple[bool, Tier], str] = {}  # of each call: tasks are checked with every plan
-        for table, home in zip(task.tables, task.homes, strict=True):
+        for table, home in zip(task.tables, task.tier_assignments, strict=True):
             first_tables.setdefault((table.pooled, home.tier), table.name)
         for (pooled, tier), name in first_tables.items():
             self._check_call(replace(IN_COLUMNS, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")

@@ -135,7 +135,9 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 def _of_kernels(model: RooflineCompute, sheet: str) -> list[Check]:
     its = (point for point in kernel_points() if point.sheet == sheet)
-    groups = grouped(its, lambda point: f"{'backward' if point.backward else 'forward'}, {point.home.tier.value}")
+    groups = grouped(
+        its, lambda point: f"{'backward' if point.backward else 'forward'}, {point.tier_assignment.tier.value}"
+    )
     checks = []
     for group, points in groups.items():
         times = [(point.ms, model.point_ms(point), _left_out_ms(model, point)) for point in points]

@@ -38,7 +38,7 @@ def memory_bytes(loads: Loads) -> FloatArray:
 def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
     """Split `memory_bytes`, (n,) each: looked up; outputs; gradients read; rows updated one by one; dense updates."""
     unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
-    row_bytes = np.where(loads.tier == TIERS.index(Tier.HOST), 0, moved_row_bytes(loads))
+    row_bytes = np.where(loads.tier == TIERS.index(Tier.UVM), 0, moved_row_bytes(loads))
     gradient_bytes = in_sectors(loads.dim * ELEMENT_BYTES)
     copied = are(loads, lambda layout: layout.dense)
     dense = unique * gradient_bytes + 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES)
@@ -58,13 +58,13 @@ def link_bytes(loads: Loads) -> FloatArray:
     lookup's row is read going forward, and every unique row again to be updated, while others are written.
     """
     unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
-    rows = np.where(loads.tier == TIERS.index(Tier.HOST), loads.lookups + unique, 0.0)
+    rows = np.where(loads.tier == TIERS.index(Tier.UVM), loads.lookups + unique, 0.0)
     return rows * moved_row_bytes(loads) + cached_miss_bytes(loads)
 
 
 def cached_miss_bytes(loads: Loads) -> FloatArray:
     """Count the bytes of the rows that caches miss, (n,)."""
-    missed, behind_cache = np.zeros(len(loads)), np.flatnonzero(loads.tier == TIERS.index(Tier.CACHED))
+    missed, behind_cache = np.zeros(len(loads)), np.flatnonzero(loads.tier == TIERS.index(Tier.UVM_CACHING))
     if len(behind_cache):
         its = loads.take(behind_cache)
         missed[behind_cache] = cache_misses(its.rows, its.lookups, its.reuse, its.cached)
@@ -73,7 +73,7 @@ def cached_miss_bytes(loads: Loads) -> FloatArray:
 
 def managed_lookups(loads: Loads) -> FloatArray:
     """Count the lookups that a cache is asked for, (n,): all of those that it stands before."""
-    return np.where(loads.tier == TIERS.index(Tier.CACHED), loads.lookups, 0.0)
+    return np.where(loads.tier == TIERS.index(Tier.UVM_CACHING), loads.lookups, 0.0)
 
 
 def moved_row_bytes(loads: Loads) -> FloatArray:
@@ -102,7 +102,7 @@ class HostLink:
 
     def call_ms(self, tier: Tier) -> float:
         """Return the ms of a call of tables in that tier, besides its launch."""
-        return self.cache_call_ms if tier is Tier.CACHED else 0.0
+        return self.cache_call_ms if tier is Tier.UVM_CACHING else 0.0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from neuroshard.plumbing.schema import Dim, Name, Positive, Rows, TableCount
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
-from neuroshard.words.placement import Home, Tier
+from neuroshard.words.placement import Tier, TierAssignment
 
 _POINTS = Path(__file__).resolve().parent / "points"
 _MS, _NS = 1e-3, 1e-6  # of a microsecond; ms of a nanosecond
@@ -39,7 +39,7 @@ class KernelPoint:
 
     sheet: Name
     backward: bool
-    home: Home
+    tier_assignment: TierAssignment
     optimizer: Optimizer
     tables: TableCount
     rows: Rows
@@ -61,7 +61,9 @@ class KernelPoint:
         """Loads of its tables, (n,), which share lookups evenly; their histogram has as many unique rows."""
         pooling = self.lookups / self.outputs if self.pooled else 1.0
         table = Table("t", self.rows, self.dim, pooling, _reuse(self.lookups / self.unique), pooled=self.pooled)
-        return Loads.of([table] * self.tables, round(self.outputs / self.tables)).at([self.home] * self.tables)
+        return Loads.of([table] * self.tables, round(self.outputs / self.tables)).at(
+            [self.tier_assignment] * self.tables
+        )
 
 
 def _reuse(mean: float) -> tuple[float, ...]:
@@ -81,7 +83,7 @@ def kernel_points() -> tuple[KernelPoint, ...]:
         KernelPoint(
             row["sheet"],
             row["pass"] == "backward",
-            Home(Tier(row["home"]), 1.0 if row["home"] == "cached" else None),
+            TierAssignment(Tier(row["tier"]), 1.0 if row["tier"] == "uvm_caching" else None),
             row["optimizer"] or "sgd",
             int(row["tables"]),
             int(row["rows"]),

@@ -116,7 +116,7 @@ class RooflineCompute(SumModel):
     @property
     def backward_call_ms(self) -> float:
         """A call's fixed time backward, with its update."""
-        return BACKWARD_CALL_MS + (_CACHE_BACKWARD_MS if self.tier is Tier.CACHED else 0)
+        return BACKWARD_CALL_MS + (_CACHE_BACKWARD_MS if self.tier is Tier.UVM_CACHING else 0)
 
     @property
     def calls(self) -> frozenset[Call]:
@@ -142,7 +142,7 @@ class RooflineCompute(SumModel):
 
     def point_ms(self, point: KernelPoint) -> float:
         """Predict the ms of a call whose time was published, with its own optimizer."""
-        its, loads = replace(self, optimizer=point.optimizer, tier=point.home.tier), point.loads
+        its, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
         if point.backward:
             return its.backward_call_ms + float(its.backward_ms(loads).sum())
         return its.forward_call_ms + float(its.forward_ms(loads).sum())
@@ -182,7 +182,7 @@ class RooflineCompute(SumModel):
         """Predict the ms of what lookups bring over the link to the host, (n,), with a cache's care."""
         if self.host is None:
             return np.zeros(len(loads))
-        rows = _at(loads, Tier.HOST) * loads.lookups * moved_row_bytes(loads) / _LOOKED_UP
+        rows = _at(loads, Tier.UVM) * loads.lookups * moved_row_bytes(loads) / _LOOKED_UP
         ms = self._link_ms(rows + cached_miss_bytes(loads) / _FETCHED)
         return ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
 
@@ -191,7 +191,7 @@ class RooflineCompute(SumModel):
         if self.host is None:
             return np.zeros(len(loads))
         unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
-        rows = _at(loads, Tier.HOST) * 2 * unique * moved_row_bytes(loads)
+        rows = _at(loads, Tier.UVM) * 2 * unique * moved_row_bytes(loads)
         return self._link_ms((rows + ~_at(loads, Tier.DEVICE) * self._states(loads)) / _UPDATED)
 
     def _states(self, loads: Loads) -> FloatArray:

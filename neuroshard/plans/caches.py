@@ -2,7 +2,7 @@
 
 FBGEMM's cache has rows as wide as the widest cached table of a kernel call (`MemoryUse.cache_widths`). So it pays to
 put cached tables of unequal widths on different devices, or to cut the wide tables. Rules say both, and every search
-keeps rules. All functions here take a task whose tables lie in the memory of `Task.homes`.
+keeps rules. All functions here take a task whose tables lie in the memory of `Task.tier_assignments`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ def shared_caches(task: Task, left_out: Collection[str] = ()) -> IntArray:
     """Return (n,) indices of cached tables that may lie in columns, in kernel calls of at least two such tables."""
     if not task.memory.shares_caches:
         return np.zeros(0, dtype=np.int64)
-    cached = np.flatnonzero(task.loads.tier == TIERS.index(Tier.CACHED)).tolist()
+    cached = np.flatnonzero(task.loads.tier == TIERS.index(Tier.UVM_CACHING)).tolist()
     free = [table for table in cached if task.limits[table].free and task.tables[table].name not in left_out]
     tables = np.array(free, dtype=np.int64)
     _, call, count = np.unique(task.loads.kernel[tables], return_inverse=True, return_counts=True)

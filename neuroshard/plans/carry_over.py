@@ -14,7 +14,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import PinnedColumns, TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.placement import ON_DEVICE, Home, Placement, by_table
+from neuroshard.words.placement import ON_DEVICE, Placement, TierAssignment, by_table
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Carried:
     task: Task
     columns: tuple[tuple[int, int, int], ...]
     others: tuple[Placement, ...]
-    homes: dict[int, Home] = field(default_factory=dict)
+    tier_assignments: dict[int, TierAssignment] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan | None:
@@ -43,7 +43,9 @@ class Carried:
         if any(dims[i] != table.dim for i, table in enumerate(self.task.tables) if i not in elsewhere):
             return None
         placed = in_columns(self.task, self.columns)
-        columns = (replace(one, home=self.homes.get(one.shard.table, ON_DEVICE)) for one in placed)
+        columns = (
+            replace(one, tier_assignment=self.tier_assignments.get(one.shard.table, ON_DEVICE)) for one in placed
+        )
         plan = Plan(self.task, (*columns, *self.others))
         return None if plan.violations else plan
 
@@ -58,7 +60,7 @@ class Carried:
         taken = constraints.pins.keys() | constraints.group_of.keys()
         others = zip(tables, by_table(self.others, len(tables)), strict=True)
         rules = tuple(_rule(table, its) for table, its in others if its)
-        rules += tuple(TableRule.keeping(tables[index].name, home) for index, home in self.homes.items())
+        rules += tuple(TableRule.keeping(tables[index].name, home) for index, home in self.tier_assignments.items())
         kept = constraints.pinned + tuple(pin for pin in pins if pin.table not in taken)
         return replace(self.task, constraints=replace(constraints.with_rules(rules), pinned=kept))
 
@@ -69,7 +71,7 @@ class Carried:
         Caches are counted as wide as if all column shards stayed.
         """
         tables = [self.task.tables[table].with_dim(dim) for table, dim, _ in self.columns]
-        homes = [self.homes.get(table, ON_DEVICE) for table, _, _ in self.columns]
+        homes = [self.tier_assignments.get(table, ON_DEVICE) for table, _, _ in self.columns]
         devices = np.array([device for _, _, device in self.columns], dtype=np.int64)
         loads = Loads.of(tables, self.task.batch_size).at(homes)
         together, size_bytes = LoadSets.grouped(loads, devices, self.task.topology.num_devices), np.zeros_like(devices)
@@ -110,14 +112,14 @@ def carried_over(before: Plan, task: Task) -> Carried:
     devices_stay = have_same_devices(before.task, task)
     columns: list[tuple[int, int, int]] = []
     others: list[Placement] = []
-    homes: dict[int, Home] = {}
+    homes: dict[int, TierAssignment] = {}
     for number, placements in enumerate(before.by_table):
         table, layout = before.task.tables[number], before.layouts[number]
         new = index.get(table.name)
         if new is None or known_as(task.tables[new]) != known_as(table) or not _allowed(task, new, layout, placements):
             continue
-        if before.homes[number] != ON_DEVICE and (layout.free or devices_stay):
-            homes[new] = before.homes[number]
+        if before.tier_assignments[number] != ON_DEVICE and (layout.free or devices_stay):
+            homes[new] = before.tier_assignments[number]
         if layout.free:
             columns += [(new, p.shard.dim, p.device) for p in placements if p.device < task.topology.num_devices]
         elif devices_stay:
@@ -129,7 +131,7 @@ def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placem
     """Tell whether rules let a table have this form, on those of its devices that stay, in the memory it lies in."""
     limits = task.limits[index]
     staying = {placed.device for placed in placements if placed.device < task.topology.num_devices}
-    home = placements[0].home
+    home = placements[0].tier_assignment
     has_home = limits.may_lie_in(home) and (home == ON_DEVICE or task.topology.host_bytes > 0)
     return layout.form in limits.forms and staying.issubset(limits.devices) and has_home
 

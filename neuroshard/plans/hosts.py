@@ -60,7 +60,7 @@ def kept_on_hosts(plan: Plan) -> Plan:
         return plan
     constraints, rules, pins = task.constraints, list[TableRule](), list[PinnedShard]()
     for table, its in enumerate(plan.by_table):
-        columns = plan.layouts[table] is COLUMNS and its[0].home.tier is not Tier.DEVICE
+        columns = plan.layouts[table] is COLUMNS and its[0].tier_assignment.tier is not Tier.DEVICE
         if not columns or task.tables[table].name in constraints.pins:
             continue
         piece = _Piece.of_table(task, table)
@@ -189,7 +189,7 @@ def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
     group_of = task.constraints.group_of
     grouped: dict[tuple[str, ...], list[_Piece]] = {}
     pieces, spread_bytes = list[_Piece](), 0
-    for index, (table, home) in enumerate(zip(task.tables, task.homes, strict=True)):
+    for index, (table, home) in enumerate(zip(task.tables, task.tier_assignments, strict=True)):
         if home.tier is Tier.DEVICE:
             continue
         limits, piece = task.limits[index], _Piece.of_table(task, index)

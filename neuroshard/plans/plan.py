@@ -30,14 +30,14 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.placement import TIERS, Home, Placement, Shard, Tier, by_table
+from neuroshard.words.placement import TIERS, Placement, Shard, Tier, TierAssignment, by_table
 from neuroshard.words.topology import Topology
 
 _FORMAT = "neuroshard-plan-3"
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
 _SHOWN_TABLES = 5  # that a remark names
-_IN_HOST_MEMORY = {Tier.CACHED: "behind a cache", Tier.HOST: "in host memory"}
+_IN_HOST_MEMORY = {Tier.UVM_CACHING: "behind a cache", Tier.UVM: "in host memory"}
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Plan:
         return tuple(total.tolist())
 
     @cached_property
-    def homes(self) -> tuple[Home, ...]:
+    def tier_assignments(self) -> tuple[TierAssignment, ...]:
         """(T,) the memory that holds each table."""
-        return tuple(placed[0].home for placed in self.by_table)
+        return tuple(placed[0].tier_assignment for placed in self.by_table)
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ class Plan:
                 yield f"host {host} needs {needed}, it has {readable_bytes(free)}"
         pairs = zip(task.tables, self.by_table, strict=True)
         held = {table.name: _columns_by_device(its) for table, its in pairs}
-        each = zip(task.tables, task.limits, self.layouts, self.homes, self.by_table, strict=True)
+        each = zip(task.tables, task.limits, self.layouts, self.tier_assignments, self.by_table, strict=True)
         for table, limits, layout, home, placed in each:
             widths = [one.shard.dim for one in placed]
             if (widest := max(widths)) > MAX_SHARD_DIM:
@@ -212,7 +212,7 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """A line on tables that are in host memory although the task lets them be in device memory."""
-        triples = zip(self.task.tables, self.task.limits, self.homes, strict=True)
+        triples = zip(self.task.tables, self.task.limits, self.tier_assignments, strict=True)
         fallen = {
             table.name: home.tier
             for table, limits, home in triples
@@ -233,7 +233,7 @@ class Plan:
         more = int((memory.bytes_beside(here) - memory.device_bytes(here.loads)).sum())
         if not more:
             return ""
-        widest = int(memory.cache_widths(here)[here.loads.tier == TIERS.index(Tier.CACHED)].max())
+        widest = int(memory.cache_widths(here)[here.loads.tier == TIERS.index(Tier.UVM_CACHING)].max())
         return (
             f" ({readable_bytes(more)} of this because one cache serves narrow and wide tables, with rows of {widest} "
             "columns for all; put cached tables of unequal widths on different devices, or cache fewer rows)"
@@ -255,7 +255,7 @@ class Plan:
     @property
     def described_shards(self) -> str:
         """How many tables have each sharding type, and which are in host memory, for people."""
-        types, tiers = Counter(self.sharding_types), Counter(home.tier for home in self.homes)
+        types, tiers = Counter(self.sharding_types), Counter(home.tier for home in self.tier_assignments)
         shards = Counter(self.sharding_types[placed.shard.table] for placed in self.placements)
         described = [
             f"{types[name]:,} {name.replace('_', '-')}"
@@ -323,8 +323,10 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
     Raises:
         UserError: they don't; it names the table, and the row and column or the device.
     """
-    if other := next((one.home for one in placements if one.home != placements[0].home), None):
-        first, second = sorted(map(str, (placements[0].home, other)))
+    if other := next(
+        (one.tier_assignment for one in placements if one.tier_assignment != placements[0].tier_assignment), None
+    ):
+        first, second = sorted(map(str, (placements[0].tier_assignment, other)))
         raise UserError(f"plan: shards of table {table.name!r} are in {first} and in {second}; put all in one tier")
     layout.check(table, placements, topology)
 
@@ -377,8 +379,9 @@ def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
 
 
 def _as_fields(placement: Placement) -> dict[str, Any]:
-    cached = {} if placement.home.cached is None else {"cached": placement.home.cached}
-    return vars(placement.shard) | {"device": placement.device, "tier": placement.home.tier.value} | cached
+    memory = placement.tier_assignment
+    cache = {} if memory.cache_load_factor is None else {"cache_load_factor": memory.cache_load_factor}
+    return vars(placement.shard) | {"device": placement.device, "tier": memory.tier.value} | cache
 
 
 @dataclass(frozen=True)
@@ -387,12 +390,12 @@ class _Placed(Shard):
 
     device: Device
     tier: Name
-    cached: CacheShare | None = None
+    cache_load_factor: CacheShare | None = None
 
     def read(self) -> Placement:
         """Make the placement that the fields describe."""
         shard = Shard(self.table, self.column, self.dim, self.row, self.rows)
-        return Placement(shard, self.device, Home(Tier(self.tier), self.cached))
+        return Placement(shard, self.device, TierAssignment(Tier(self.tier), self.cache_load_factor))
 
 
 @dataclass(frozen=True)
@@ -415,12 +418,12 @@ def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping
         yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"
 
 
-def _broken_home(name: str, home: Home, limits: TableLimits) -> Iterator[str]:
+def _broken_home(name: str, home: TierAssignment, limits: TableLimits) -> Iterator[str]:
     """Name what a table's home breaks of its limits: the tier, or the rows cached."""
     if home.tier not in limits.tiers:
         yield f"table {name!r} must not be in tier {home.tier.value}, only in {' or '.join(sorted(limits.tiers))}"
     elif not limits.may_lie_in(home):
-        yield f"table {name!r} has a cache for {home.cached} of its rows, not for {limits.cached}"
+        yield f"table {name!r} has a cache for {home.cache_load_factor} of its rows, not for {limits.cache_load_factor}"
 
 
 def _broken_groups(
@@ -450,11 +453,11 @@ def _name(placed: Placement, table: Table, layout: Layout) -> str:
     """Name a copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
 
     What several features read says how many, sequence tables that they are: "name[0:8] (3 features, sequence)", and
-    tables in host memory which share of the rows the device's cache holds: "name (cached 0.2)", "name (host)".
+    tables in host memory which share of the rows the device's cache holds: "name (uvm_caching 0.2)", "name (uvm)".
     """
     said = {
         layout.note: bool(layout.note), f"{table.features} features": table.features > 1, "sequence": not table.pooled,
-        str(placed.home): placed.home.tier is not Tier.DEVICE,
+        str(placed.tier_assignment): placed.tier_assignment.tier is not Tier.DEVICE,
     }  # fmt: skip
     notes = ", ".join(note for note, holds in said.items() if holds)
     name = table.name + _inside(placed.shard, table, layout)

@@ -56,7 +56,7 @@ from neuroshard.tables import Table, check_unique_names
 from neuroshard.tables.table import Reuse
 from neuroshard.words.collective import Precision, collective_named, name_of
 from neuroshard.words.form import Form
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Lookups = Annotated[int, Meta(ge=0, le=MAX_BATCH_SIZE * MAX_POOLING_FACTOR)]  # of a batch in one table
@@ -66,7 +66,7 @@ _STORED: dict[Any, pa.DataType] = {
     bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), SplitName: pa.string(),
     BytesPerElement: pa.int8(), Dim: pa.int32(), Features: pa.int32(), Devices: pa.int32(), Device: pa.int32(),
 }  # fmt: skip
-_home = cache(Home)  # checked once: most samples have one of few
+_home = cache(TierAssignment)  # checked once: most samples have one of few
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class _ComputeRow(_Row):
     lookups: tuple[Lookups, ...]
     reuse: tuple[Reuse, ...]
     tier: str | None
-    cached: CacheShare | None
+    cache_load_factor: CacheShare | None
 
     def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
         """Build the kernel call that this row was measured of, with what makes tables of a name."""
@@ -125,7 +125,7 @@ class _ComputeRow(_Row):
             raise UserError("first_rows and rows, lookups and reuse must be equally many")
         blocks = tuple(map(RowBlock, self.first_rows, self.rows))
         seen = tuple(map(BlockLookups, self.lookups, map(tuple, self.reuse)))
-        home = _home(self.tier or Tier.DEVICE, self.cached)
+        home = _home(self.tier or Tier.DEVICE, self.cache_load_factor)
         return ComputeSample(tables, self.batch_size, Form(self.sharding_type), blocks, self.hot_first, seen, home)
 
 
@@ -281,8 +281,8 @@ def _compute_fields(sample: ComputeSample) -> dict[str, Any]:
         "rows": [block.rows for block in sample.blocks],
         "lookups": [lookups.count for lookups in sample.lookups],
         "reuse": [lookups.reuse for lookups in sample.lookups],
-        "tier": None if sample.home == ON_DEVICE else sample.home.tier,
-        "cached": sample.home.cached,
+        "tier": None if sample.tier_assignment == ON_DEVICE else sample.tier_assignment.tier,
+        "cache_load_factor": sample.tier_assignment.cache_load_factor,
     }
 
 

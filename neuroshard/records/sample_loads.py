@@ -22,7 +22,7 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
     batch_size = np.array([sample.batch_size for sample in samples], dtype=np.int64)
     form = np.array([FORMS.index(sample.form) for sample in samples], dtype=np.int64)
     loads = Loads.of([table for sample in samples for table in sample.tables], batch_size[each])
-    loads = replace(loads, form=form[each]).at([sample.home for sample in samples for _ in sample.tables])
+    loads = replace(loads, form=form[each]).at([sample.tier_assignment for sample in samples for _ in sample.tables])
     return LoadSets(_in_blocks(loads, [sample for sample in samples if sample.blocks]), counts)
 
 

@@ -13,7 +13,7 @@ from neuroshard.plumbing.timing import typical_ms
 from neuroshard.tables import Table
 from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective, Precision, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
-from neuroshard.words.placement import ON_DEVICE, Home
+from neuroshard.words.placement import ON_DEVICE, TierAssignment
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
 LOCAL_PHASES = (  # of a step without its exchanges
@@ -68,7 +68,7 @@ class ComputeSample:
         hot_first: share of the rows touched more than once that have the table's lowest numbers, hottest first, as
             where rows are numbered by frequency; all other rows lie anywhere.
         lookups: (n,) what was looked up in each block, once the sample has been measured; else none.
-        home: the memory that all tables lie in. Tables behind a cache share one, which has room for that share of
+        tier_assignment: the memory that all tables lie in. Tables behind a cache share one, which has room for that share of
             all their rows.
     """
 
@@ -78,7 +78,7 @@ class ComputeSample:
     blocks: tuple[RowBlock, ...] = ()
     hot_first: float = 0.0
     lookups: tuple[BlockLookups, ...] = ()
-    home: Home = ON_DEVICE
+    tier_assignment: TierAssignment = ON_DEVICE
 
     def __post_init__(self) -> None:
         if len(self.blocks) != (len(self.tables) if LAYOUTS[self.form].blocks else 0):
@@ -95,7 +95,11 @@ class ComputeSample:
         if len({table.pooled for table in self.tables}) > 1:
             raise UserError("pooled and sequence tables in one kernel call")
         if (call := self.call) not in CALLS:
-            what = "sequence tables" if self.home == ON_DEVICE else f"tables in tier {self.home.tier}"
+            what = (
+                "sequence tables"
+                if self.tier_assignment == ON_DEVICE
+                else f"tables in tier {self.tier_assignment.tier}"
+            )
             raise UserError(f"{self.form} {what}")
         if not call.pooled and len(widths := {table.dim for table in self.tables}) > 1:
             raise UserError(f"sequence tables of {' and '.join(map(str, sorted(widths)))} columns in one kernel call")
@@ -103,7 +107,7 @@ class ComputeSample:
     @property
     def call(self) -> Call:
         """The kernel call: form, pooled or not, and tier of memory."""
-        return Call(self.form, not self.tables or self.tables[0].pooled, self.home.tier)
+        return Call(self.form, not self.tables or self.tables[0].pooled, self.tier_assignment.tier)
 
     @property
     def held(self) -> tuple[Table, ...]:

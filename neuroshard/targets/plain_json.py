@@ -31,7 +31,7 @@ def _write(plan: Plan) -> Exported:
 
 
 def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None]:
-    shard, home = placed.shard, placed.home
+    shard, home = placed.shard, placed.tier_assignment
     return {
         "table": table,
         "first_row": shard.row,
@@ -40,7 +40,7 @@ def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None
         "columns": shard.dim,
         "device": placed.device,
         "tier": home.tier.value,
-        "cached": home.cached,
+        "cache_load_factor": home.cache_load_factor,
     }
 
 

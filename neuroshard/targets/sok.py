@@ -101,7 +101,7 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
     Raises:
         UserError: its share in GPU memory is less than SOK counts, or it has elements that SOK has in GPU memory only.
     """
-    home, mode = placed[0].home, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
+    home, mode = placed[0].tier_assignment, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
     if home.tier is Tier.DEVICE:
         return _Static(table.name, table.rows, table.dim, _TYPES[table.bytes_per_element], mode)
     if table.bytes_per_element != _FLOAT_BYTES:
@@ -110,11 +110,11 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
             f"stores {_FLOAT_BYTES} there; plan it with bytes_per_element={_FLOAT_BYTES}, or in device memory"
         )
     rows = max(placement.shard.rows for placement in placed)
-    in_gpu = 0 if home.cached is None else int(rows * home.cached * table.dim * _FLOAT_BYTES)
-    if home.cached is not None and in_gpu < _GIB:
+    in_gpu = 0 if home.cache_load_factor is None else int(rows * home.cache_load_factor * table.dim * _FLOAT_BYTES)
+    if home.cache_load_factor is not None and in_gpu < _GIB:
         raise UserError(
             f"plan: table {table.name!r} has a cache of {readable_bytes(in_gpu)} on a device, and SOK counts whole GiB "
-            "(max_hbm_for_vectors); give it a larger share with a rule (cached), or tier device or host"
+            "(max_hbm_for_vectors); give it a larger share with a rule (cache_load_factor), or tier device or uvm"
         )
     capacity = int(hash_slots(np.array([rows]))[0])
     return _Hybrid(table.name, table.rows, table.dim, mode, capacity, in_gpu // _GIB)

@@ -240,7 +240,7 @@ class Target:
         if not types & layout.allowed_by(placed, task.topology):
             has = " and ".join(name for name in SHARDING_TYPES if name in types)
             return f"is {layout.sharding_type(placed, task.topology)}, and {self.title} has {has} {which} only"
-        if (tier := placed[0].home.tier) not in self.tiers:
+        if (tier := placed[0].tier_assignment.tier) not in self.tiers:
             return f"is in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
         return self._refused_widths(placed) if self.equal_widths else None
 

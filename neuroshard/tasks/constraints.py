@@ -35,9 +35,9 @@ from neuroshard.plumbing.schema import (
 )
 from neuroshard.tables import Table
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms
-from neuroshard.words.placement import DEFAULT_CACHED, TIERS, Home, Tier
+from neuroshard.words.placement import DEFAULT_CACHED, TIERS, Tier, TierAssignment
 
-_RARE = ("tiers", "cached", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
+_RARE = ("tiers", "cache_load_factor", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
 _CASES = {  # sharding types, and those that they include
     COLUMN_WISE: (TABLE_WISE, TABLE_COLUMN_WISE),
     TABLE_COLUMN_WISE: (TABLE_WISE,),
@@ -60,7 +60,7 @@ class TableRule:
         sharding_types: that a table may have: table_wise, column_wise (which allows a whole table, too),
             table_column_wise, row_wise, table_row_wise, grid_shard, data_parallel; None allows all.
         tiers: of memory that a table may lie in; None allows all.
-        cached: share of its rows that the cache has room for where it lies in tier "cached"; None leaves it open.
+        cache_load_factor: share of its rows that the cache has room for if it is in tier uvm_caching; None leaves it open.
         min_blocks: devices that rows of a table are spread over, at least; None sets no limit.
         equal_widths: shards of a table that is split are all as wide: two halves, or as many parts as `min_shards` asks
             for, which the default search tries of itself.
@@ -73,7 +73,7 @@ class TableRule:
     min_dim: int | None = None
     sharding_types: tuple[str, ...] | None = None
     tiers: tuple[str, ...] | None = None
-    cached: CacheShare | None = None
+    cache_load_factor: CacheShare | None = None
     min_blocks: int | None = None
     equal_widths: bool = False
 
@@ -90,9 +90,9 @@ class TableRule:
                 raise UserError(f"constraints: {name}={value!r} of {self.tables!r} must be a whole number, 1 or more")
 
     @classmethod
-    def keeping(cls, table: str, home: Home) -> "TableRule":
+    def keeping(cls, table: str, home: TierAssignment) -> "TableRule":
         """Make the rule that a table, by its name, lies in one memory."""
-        return cls(escape(table), tiers=(home.tier,), cached=home.cached)
+        return cls(escape(table), tiers=(home.tier,), cache_load_factor=home.cache_load_factor)
 
     @property
     def is_wild(self) -> bool:
@@ -152,7 +152,7 @@ class TableLimits:
         sharding_types: that it may have.
         forms: that these are cases of.
         tiers: of memory that it may lie in: the device's alone where none of its forms lies elsewhere.
-        cached: share of its rows that a cache has room for; None for any.
+        cache_load_factor: share of its rows that a cache has room for; None for any.
         equal_widths: whether a rule wants its shards all as wide.
     """
 
@@ -165,7 +165,7 @@ class TableLimits:
     sharding_types: frozenset[str]
     forms: Forms
     tiers: frozenset[Tier] = frozenset(Tier)
-    cached: float | None = None
+    cache_load_factor: float | None = None
     equal_widths: bool = False
 
     @property
@@ -190,14 +190,16 @@ class TableLimits:
         return (self.min_blocks, self.max_blocks) if layout.blocks else (self.min_shards, self.max_shards)
 
     @property
-    def home(self) -> Home:
+    def tier_assignment(self) -> TierAssignment:
         """The memory that the table lies in where nobody chooses: the fastest that it may."""
         tier = min(self.tiers, key=TIERS.index)
-        return Home(tier, (self.cached or DEFAULT_CACHED) if tier is Tier.CACHED else None)
+        return TierAssignment(tier, (self.cache_load_factor or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)
 
-    def may_lie_in(self, home: Home) -> bool:
+    def may_lie_in(self, home: TierAssignment) -> bool:
         """Tell whether the table may lie in that memory."""
-        return home.tier in self.tiers and (home.cached is None or self.cached in (None, home.cached))
+        return home.tier in self.tiers and (
+            home.cache_load_factor is None or self.cache_load_factor in (None, home.cache_load_factor)
+        )
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class Constraints:
             sharding_types=types,
             forms=forms,
             tiers=tiers if forms.intersection(CUT_FORMS) else tiers.intersection({Tier.DEVICE}),
-            cached=_cached_share(table, rules),
+            cache_load_factor=_cached_share(table, rules),
             equal_widths=equal,
         )
         _check_limits(table, limits, together, num_devices)
@@ -313,7 +315,7 @@ class Constraints:
 
 def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
     """Find the share of a table's rows that its rules want cached, None for any; raise UserError if they differ."""
-    shares = {rule.cached for rule in rules if rule.cached is not None}
+    shares = {rule.cache_load_factor for rule in rules if rule.cache_load_factor is not None}
     if len(shares) > 1:
         raise UserError(
             f"constraints: the rules for table {table.name!r} want {min(shares)} and {max(shares)} of its rows "

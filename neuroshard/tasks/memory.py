@@ -148,7 +148,7 @@ class MemoryUse:
         Raises:
             UserError: a set takes more than 2^60 bytes.
         """
-        if not (sets.loads.tier == TIERS.index(Tier.CACHED)).any():
+        if not (sets.loads.tier == TIERS.index(Tier.UVM_CACHING)).any():
             return self.device_bytes(sets.loads)
         size = self.device_bytes(sets.loads, self.cache_widths(sets))
         if (sets.totals(size.astype(np.float64)) > MAX_BYTES).any():
@@ -164,7 +164,7 @@ class MemoryUse:
         whole tables and column shards. So the result is exact or too wide, and never too narrow.
         """
         loads = sets.loads
-        cached = loads.tier == TIERS.index(Tier.CACHED)
+        cached = loads.tier == TIERS.index(Tier.UVM_CACHING)
         if not self.shares_caches:
             return loads.dim
         kernels, kernel = np.unique(loads.kernel, return_inverse=True)
@@ -199,7 +199,7 @@ class MemoryUse:
         on_device = loads.tier == TIERS.index(Tier.DEVICE)
         widths = loads.dim if cache_widths is None else cache_widths
         size: IntArray = np.where(on_device, self.state_bytes(loads), self._cache_bytes(loads, widths))
-        cached = loads.tier == TIERS.index(Tier.CACHED)
+        cached = loads.tier == TIERS.index(Tier.UVM_CACHING)
         size = size + _times(indices, held.permuted + held.prefetched * cached) + _times(outputs, held.outputs)
         size = size + gradient * min(held.outputs, 1)
         if (size > MAX_BYTES).any():
@@ -218,7 +218,9 @@ class MemoryUse:
         _, per_row = STATE_FLOATS[self.optimizer]
         rows = _whole(loads.rows)
         room = np.minimum(_whole(np.ceil(loads.rows * loads.cached)), rows)
-        listed = room * _CACHED_ROW_BYTES + np.where(loads.tier == TIERS.index(Tier.CACHED), _KNOWN_ROW_BYTES * rows, 0)
+        listed = room * _CACHED_ROW_BYTES + np.where(
+            loads.tier == TIERS.index(Tier.UVM_CACHING), _KNOWN_ROW_BYTES * rows, 0
+        )
         if self.host_tables == "hkv":
             listed = _SLOT_BYTES * hash_slots(loads.rows)
         cache = room * _whole(widths) * _whole(loads.bytes_per_element)

@@ -16,7 +16,7 @@ from neuroshard.plumbing.schema import MAX_BYTES, MAX_TABLES, BatchSize, as_fiel
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits, TableRule
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 from neuroshard.words.topology import Topology
 
 _SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
@@ -57,7 +57,7 @@ class Task:
         if self.constraints != Constraints():
             check_constraints(self)
         if not self.topology.host_bytes:
-            for table, home in zip(self.tables, self.homes, strict=True):
+            for table, home in zip(self.tables, self.tier_assignments, strict=True):
                 if home.tier is not Tier.DEVICE:
                     raise UserError(
                         f"task: table {table.name!r} may lie in host memory only, and hosts have none for tables; set "
@@ -73,16 +73,16 @@ class Task:
         )
 
     @cached_property
-    def homes(self) -> tuple[Home, ...]:
+    def tier_assignments(self) -> tuple[TierAssignment, ...]:
         """(T,) the memory that holds each table where no search chooses it."""
         if all(rule.tiers is None for rule in self.constraints.rules):
             return (ON_DEVICE,) * len(self.tables)
-        return tuple(limits.home for limits in self.limits)
+        return tuple(limits.tier_assignment for limits in self.limits)
 
     @cached_property
     def loads(self) -> Loads:
         """(T,) loads of the whole tables, each in columns on a device, in its home."""
-        return Loads.of(self.tables, self.batch_size).at(self.homes)
+        return Loads.of(self.tables, self.batch_size).at(self.tier_assignments)
 
     @property
     def size_bytes(self) -> int:

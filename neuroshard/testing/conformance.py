@@ -35,7 +35,7 @@ from neuroshard.testing.toys import (
 )
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS, IN_COLUMNS
-from neuroshard.words.placement import Home, Tier
+from neuroshard.words.placement import Tier, TierAssignment
 from neuroshard.words.topology import Topology
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class ComputeModelConformance:
         assert IN_COLUMNS in model.calls
         for call in model.calls:
             form, pooled = np.full(len(loads), FORMS.index(call.form)), np.full(len(loads), call.pooled)
-            home = Home(call.tier, 0.25 if call.tier is Tier.CACHED else None)
+            home = TierAssignment(call.tier, 0.25 if call.tier is Tier.UVM_CACHING else None)
             formed = replace(loads, form=form, pooled=pooled).at([home] * len(loads))
             cost = model.predict(LoadSets(formed, np.array([len(loads), 0])))
             assert np.isfinite(cost).all()

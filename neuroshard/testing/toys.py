@@ -85,7 +85,7 @@ def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
 def cached_task(seed: int = 0, num_tables: int = 10) -> Task:
     """Make a task of 2 to 4 devices with hardly enough memory for its cached tables, which have unequal widths."""
     rng, num_devices, tables = np.random.default_rng(seed), 2 + seed % 3, toy_tables(num_tables, seed)
-    tiers = rng.choice(["cached", "device", "host"], num_tables, p=[0.8, 0.1, 0.1])
+    tiers = rng.choice(["uvm_caching", "device", "uvm"], num_tables, p=[0.8, 0.1, 0.1])
     rules = tuple(TableRule(table.name, tiers=(str(tier),)) for table, tier in zip(tables, tiers, strict=True))
     roomy = Topology(num_devices, 1 << 30, host_memory_bytes=1 << 30)
     use = MemoryUse(("sgd", "rowwise_adagrad", "adam")[seed % 3], batches_in_flight=seed % 2)

@@ -9,7 +9,7 @@ from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingT
 
 from neuroshard.layouts import Layout
 from neuroshard.plumbing.errors import UserError
-from neuroshard.words.placement import DEFAULT_CACHED, ON_DEVICE, Home, Tier
+from neuroshard.words.placement import DEFAULT_CACHED, ON_DEVICE, Tier, TierAssignment
 
 SHARDING_TYPES = tuple(sharding_type.value for sharding_type in ShardingType)
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
@@ -17,8 +17,8 @@ IN_ROWS = frozenset(its.value for its in (ShardingType.ROW_WISE, ShardingType.TA
 COPIED = frozenset({ShardingType.DATA_PARALLEL.value})
 KERNELS: dict[Tier, str] = {
     Tier.DEVICE: EmbeddingComputeKernel.FUSED.value,
-    Tier.CACHED: EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
-    Tier.HOST: EmbeddingComputeKernel.FUSED_UVM.value,
+    Tier.UVM_CACHING: EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+    Tier.UVM: EmbeddingComputeKernel.FUSED_UVM.value,
 }
 DENSE: str = EmbeddingComputeKernel.DENSE.value
 KEY_VALUE: tuple[str, ...] = tuple(  # each release of TorchRec has some of them
@@ -27,7 +27,7 @@ KEY_VALUE: tuple[str, ...] = tuple(  # each release of TorchRec has some of them
     if kernel is EmbeddingComputeKernel.KEY_VALUE or kernel.name.endswith("_VIRTUAL_TABLE")
 )
 PREFETCH = "prefetch"  # the pipeline, in `MemoryUse`, that fetches rows into caches before the batch that reads them
-PREFETCHED = frozenset({KERNELS[Tier.CACHED], *KEY_VALUE})  # the kernels whose caches it fills
+PREFETCHED = frozenset({KERNELS[Tier.UVM_CACHING], *KEY_VALUE})  # the kernels whose caches it fills
 _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
@@ -46,22 +46,22 @@ def cut_widths(sharding: ParameterSharding) -> list[int]:
     return [shard.shard_sizes[1] for shard in shards_of(sharding)] if sharding.sharding_type == SPLIT else []
 
 
-def kernel_of(layout: Layout, home: Home) -> str:
+def kernel_of(layout: Layout, home: TierAssignment) -> str:
     """Choose the compute kernel of a table by its layout and its memory."""
     return DENSE if layout.dense else KERNELS[home.tier]
 
 
-def cache_params(home: Home, cache: CacheParams | None = None) -> CacheParams | None:
+def cache_params(home: TierAssignment, cache: CacheParams | None = None) -> CacheParams | None:
     """Build the parameters of a table's cache: `cache`, or else an LRU cache, with room for its share of rows.
 
     None for tables without a cache.
     """
-    if home.cached is None:
+    if home.cache_load_factor is None:
         return None
-    return replace(cache or CacheParams(algorithm=CacheAlgorithm.LRU), load_factor=home.cached)
+    return replace(cache or CacheParams(algorithm=CacheAlgorithm.LRU), load_factor=home.cache_load_factor)
 
 
-def home_of(table: str, kernel: str, cache: CacheParams | None) -> Home:
+def home_of(table: str, kernel: str, cache: CacheParams | None) -> TierAssignment:
     """Tell a table's memory by its kernel and cache; raise UserError if no tables are planned for such a kernel."""
     if kernel == DENSE:
         return ON_DEVICE
@@ -69,4 +69,4 @@ def home_of(table: str, kernel: str, cache: CacheParams | None) -> Home:
         raise UserError(f"table {table!r} has compute kernel {kernel!r}; known are {', '.join([*_TIERS, DENSE])}")
     tier = _TIERS[kernel]
     share = None if cache is None else cache.load_factor
-    return Home(tier, (share or DEFAULT_CACHED) if tier is Tier.CACHED else None)
+    return TierAssignment(tier, (share or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)

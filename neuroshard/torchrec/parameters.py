@@ -344,7 +344,7 @@ class Parameter:
             raise UserError(f"constraints of table {self.name!r}: load_factor={share} must be above 0, 1 at most")
         if share is None and len(tiers) in (0, len(KERNELS)):
             return None
-        return TableRule(escape(name), tiers=tiers or None, cached=share)
+        return TableRule(escape(name), tiers=tiers or None, cache_load_factor=share)
 
 
 def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:

@@ -114,7 +114,7 @@ def _parameter(
     places: Sequence[tuple[Placement, str]], sharding_type: ShardingType, layout: Layout, cache: CacheParams | None
 ) -> ParameterSharding:
     """Build a table's sharding of its placements, in order of columns and then rows, and their devices' names."""
-    copied, home = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].home
+    copied, home = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].tier_assignment
     shards = [ShardMetadata([it.shard.row, it.shard.column], [it.shard.rows, it.shard.dim], at) for it, at in places]
     return ParameterSharding(
         sharding_type=sharding_type.value,
@@ -158,7 +158,7 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
             raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
         ((path, parameter),) = parameters
         home = home_of(table.name, parameter.compute_kernel, parameter.cache_params)
-        placed += (replace(one, home=home) for one in _placements(task, index, parameter))
+        placed += (replace(one, tier_assignment=home) for one in _placements(task, index, parameter))
         shardings.append((path, table, parameter))
     check_sequences(shardings)
     return Plan(task, tuple(placed))

@@ -93,7 +93,7 @@ def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[str]:
     """List the settings of sharders that a plan overrides for tables that may be behind a cache."""
     if model.left.compute_device == "cpu":
         return
-    cached = [its for its in planned if Tier.CACHED in its.tiers]
+    cached = [its for its in planned if Tier.UVM_CACHING in its.tiers]
     for setting, field in _SET_BY_PLANS.items():
         set_by = {type(its.sharder).__name__: _fused(its)[setting] for its in cached if setting in _fused(its)}
         for sharder, value in set_by.items():

@@ -32,13 +32,13 @@ class Tier(Word):
 
     Attributes:
         DEVICE: in the device's own memory.
-        CACHED: in the host's memory; a cache on the device holds the rows that were looked up last.
-        HOST: in the host's memory, read over the link at every lookup.
+        UVM_CACHING: in the host's memory; a cache on the device holds the rows that were looked up last.
+        UVM: in the host's memory, read over the link at every lookup.
     """
 
     DEVICE = "device"
-    CACHED = "cached"
-    HOST = "host"
+    UVM_CACHING = "uvm_caching"
+    UVM = "uvm"
 
 
 TIERS = tuple(Tier)  # in the order of whatever has one number for each
@@ -46,35 +46,36 @@ TIERS = tuple(Tier)  # in the order of whatever has one number for each
 
 @dataclass(frozen=True, order=True)
 @checked
-class Home:
+class TierAssignment:
     """The memory that holds a table: one for all of its shards.
 
     Attributes:
         tier: which.
-        cached: share of each shard's rows that the device's cache has room for; None unless the tier is "cached".
+        cache_load_factor: share of each shard's rows that the device's cache has room for; None unless the tier is
+            uvm_caching.
     """
 
     tier: Tier = Tier.DEVICE
-    cached: CacheShare | None = None
+    cache_load_factor: CacheShare | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tier", Tier(self.tier))
-        if (self.cached is None) is (self.tier is Tier.CACHED):
+        if (self.cache_load_factor is None) is (self.tier is Tier.UVM_CACHING):
             raise UserError(
-                f"tier {self.tier.value!r} with cached={self.cached}: tables in tier 'cached' have a share of rows "
-                "there, above 0 and at most 1, and others have none"
+                f"tier {self.tier.value!r} with cache_load_factor={self.cache_load_factor}: give tables in tier "
+                "uvm_caching a cache_load_factor above 0 and at most 1, and other tables none"
             )
 
     @property
     def cached_share(self) -> float:
         """Share of the rows that the device holds."""
-        return float(self.tier is Tier.DEVICE) if self.cached is None else self.cached
+        return float(self.tier is Tier.DEVICE) if self.cache_load_factor is None else self.cache_load_factor
 
     def __str__(self) -> str:
-        return self.tier.value if self.cached is None else f"{self.tier.value} {self.cached:.3g}"
+        return self.tier.value if self.cache_load_factor is None else f"{self.tier.value} {self.cache_load_factor:.3g}"
 
 
-ON_DEVICE = Home()
+ON_DEVICE = TierAssignment()
 
 
 @dataclass(frozen=True, order=True)
@@ -121,12 +122,12 @@ class Placement:
     Attributes:
         shard: what is placed.
         device: where.
-        home: the memory that holds it; the same for all shards of a table.
+        tier_assignment: the memory that holds it; the same for all shards of a table.
     """
 
     shard: Shard
     device: Device
-    home: Home = ON_DEVICE
+    tier_assignment: TierAssignment = ON_DEVICE
 
 
 def by_table(placements: Iterable[Placement], num_tables: int) -> tuple[tuple[Placement, ...], ...]:

@@ -20,7 +20,7 @@ from neuroshard.stages.search.space.homes import LEAST_CACHED
 from neuroshard.stages.search.space.least_bytes import check_least_bytes
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task
-from neuroshard.words.placement import Home, Tier
+from neuroshard.words.placement import Tier, TierAssignment
 
 _SORTS = ("storage", "perf")
 _ESTIMATES = ("torchrec", "simulator")
@@ -40,7 +40,7 @@ class TorchRecSearch(Searcher):
             simulator: our cost models.
         sharding_types: that its planner may choose, as far as the models know them and the task allows them.
             column_wise allows whole tables, too; table_row_wise counts on several hosts.
-        cached: of a table's rows that caches have room for, where hosts have memory for tables. One run for each: its
+        cache_load_factor: of a table's rows that caches have room for, where hosts have memory for tables. One run for each: its
             planner takes the share as fixed.
     """
 
@@ -48,7 +48,7 @@ class TorchRecSearch(Searcher):
     sort_by: Sequence[str] = _SORTS
     estimates: str = "torchrec"
     sharding_types: tuple[str, ...] = ("column_wise",)
-    cached: tuple[CacheShare, ...] = (0.05, 0.2, 0.5)
+    cache_load_factor: tuple[CacheShare, ...] = (0.05, 0.2, 0.5)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sharding_types", searched_types(self.sharding_types))
@@ -84,7 +84,7 @@ class TorchRecSearch(Searcher):
         calls = known_calls(simulator.models, forms)
         allowed = allowed_forms(task, calls)
         check_some_form(task, allowed, calls, forms)
-        check_least_bytes(task, calls, min(self.cached, default=LEAST_CACHED))
+        check_least_bytes(task, calls, min(self.cache_load_factor, default=LEAST_CACHED))
         plans = list(_plans(self, task, simulator, allowed, TaskStorageEstimator))
         if not plans:
             raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")
@@ -117,7 +117,7 @@ def _plans(
     if len(set(task.shard_memory)) > 1:
         allowed = allowed.copy()
         allowed[:, BLOCKS] = False  # they would be as unequal as the memory, which it misreads
-    shares = settings.cached if task.topology.host_bytes else settings.cached[:1]
+    shares = settings.cache_load_factor if task.topology.host_bytes else settings.cache_load_factor[:1]
     for factor, sort_by, share in product(settings.split_factors, settings.sort_by, shares):
         limits = [
             _constraints(task, index, forms, settings.sharding_types, factor, share)
@@ -144,7 +144,7 @@ def _cut_to_width(plan: Plan) -> Plan:
     if not wide:
         return plan
     held = [(one.shard.table, one.shard.dim, one.device) for one in plan.placements if one.shard.table in wide]
-    cut = (replace(one, home=plan.homes[one.shard.table]) for one in in_columns(plan.task, held))
+    cut = (replace(one, tier_assignment=plan.tier_assignments[one.shard.table]) for one in in_columns(plan.task, held))
     return replace(plan, placements=(*(one for one in plan.placements if one.shard.table not in wide), *cut))
 
 
@@ -222,7 +222,7 @@ def _constraints(
     return ParameterConstraints(
         sharding_types=[word for word in words if offered.get(word, True)],
         compute_kernels=[DENSE, *(KERNELS[tier] for tier in tiers)],
-        cache_params=cache_params(Home(Tier.CACHED, share)) if Tier.CACHED in tiers else None,
+        cache_params=cache_params(TierAssignment(Tier.UVM_CACHING, share)) if Tier.UVM_CACHING in tiers else None,
         min_partition=width if splits else None,
         pooling_factors=[table.pooling_factor / table.features] * table.features,
     )

@@ -150,7 +150,7 @@ def _shards(shares: Sequence[ShardShare]) -> dict[str, list[str]]:
 
 def _besides(share: ShardShare) -> str:
     """Say what a shard is besides columns with all rows, in device memory, of a pooled table that one feature reads."""
-    table, home = share.table, share.placed.home
+    table, home = share.table, share.placed.tier_assignment
     said = {
         f"{share.placed.shard.rows:,} rows": share.layout.blocks,
         "a copy": share.layout.own_samples,

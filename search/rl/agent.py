@@ -18,7 +18,7 @@ from neuroshard.stages.search.rl.batch import FEATURES
 from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, PlacementCosts, SimulatorCosts
 from neuroshard.stages.search.rl.policy import AutoShardPolicy, DreamShardPolicy, Policy
 
-_FORMAT = "neuroshard-policy-1"
+_FORMAT = "neuroshard-policy-2"
 _INSTALLED = Path(__file__).resolve().parent / "policies"
 _POSITIVE = (".scale", ".scale_ms")  # what is divided by, and the unit of costs
 _POLICIES: dict[str, Any] = {kind.kind: kind for kind in (DreamShardPolicy, AutoShardPolicy)}

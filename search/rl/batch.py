@@ -101,7 +101,7 @@ def _tensors(items: Items, most_tables: int, most_rivals: int) -> list[torch.Ten
     for table in task.tables:
         if not table.pooled:
             raise UserError(f"learned policies know pooled tables only, and {table.name!r} is a sequence table")
-    if any(home.tier is not Tier.DEVICE for home in task.homes):
+    if any(home.tier is not Tier.DEVICE for home in task.tier_assignments):
         raise UserError("learned policies know tables in device memory only; take searcher=neuroshard")
     sizes = Sizes.of(items)
     check_total(sizes)

@@ -22,7 +22,7 @@ def charged_widths(items: Items, loads: Loads, item: IntArray) -> FloatArray | N
     tables of a kernel call are as wide. Column shards of the latter may differ in width, so a plan of them may take
     more than it is charged for; it is then refused, and its tables stay whole (`separated`).
     """
-    cached = loads.tier == TIERS.index(Tier.CACHED)
+    cached = loads.tier == TIERS.index(Tier.UVM_CACHING)
     if not cached.any() or not items.task.memory.shares_caches:
         return None
     charged, kernel = loads.dim.copy(), loads.kernel

@@ -119,7 +119,7 @@ class Everywhere:
 
     def widened_bytes(self, task: Task, forms: IntArray) -> int:
         """Compute the bytes of a device that a choice of forms (T,) adds by caches wider than some of their tables."""
-        if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.CACHED):
+        if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.UVM_CACHING):
             return 0
         its = self.loads.take(np.flatnonzero(forms[self.tables] == self.form))
         together = LoadSets(its, np.array([len(its)]))

@@ -134,7 +134,7 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
         why = "its constraints name other sharding types"
     elif layout.blocks and not rows_on_all(limits.sharding_types, len(task.topology.domains)):
         why = "its constraints allow rows on one host only; searcher.sharding_types must have table_row_wise"
-    elif Call(layout.form, table.pooled, task.homes[index].tier) not in calls:
+    elif Call(layout.form, table.pooled, task.tier_assignments[index].tier) not in calls:
         why = "the models don't know it"
     elif layout.free:
         pass

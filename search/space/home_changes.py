@@ -20,7 +20,7 @@ _MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 
 def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
     """Choose memories again for tables that lie on one device alone, within theirs and what is left, at least cost."""
-    task, homes = plan.task, list(plan.homes)
+    task, homes = plan.task, list(plan.tier_assignments)
     devices: dict[int, list[int]] = {}
     for placed in plan.placements:
         devices.setdefault(placed.shard.table, []).append(placed.device)
@@ -29,7 +29,7 @@ def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
         own = np.array([table for table, its in devices.items() if set(its) == {device}], dtype=np.int64)
         if not len(own):
             continue
-        now = np.array([options.homes.index(homes[table]) for table in own.tolist()])
+        now = np.array([options.tier_assignments.index(homes[table]) for table in own.tolist()])
         its, rows = options.of_tables(own), np.arange(len(own))
         host = device // task.topology.host_size
         on_host = int(its.host_bytes[rows, now].sum())
@@ -38,7 +38,7 @@ def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
             continue
         hosts[host] -= int(its.host_bytes[rows, chosen].sum()) - on_host
         for table, option in zip(own.tolist(), chosen.tolist(), strict=True):
-            homes[table] = options.homes[option]
+            homes[table] = options.tier_assignments[option]
     return rehomed(plan, task, tuple(homes))
 
 
@@ -75,9 +75,9 @@ class _Own(NamedTuple):
 
     def device_bytes(self, chosen: IntArray) -> int:
         """Compute the bytes of the device with memories chosen for its own tables, (t,)."""
-        homes = list(self.plan.homes)
+        homes = list(self.plan.tier_assignments)
         for table, option in zip(self.tables.tolist(), chosen.tolist(), strict=True):
-            homes[table] = self.options.homes[option]
+            homes[table] = self.options.tier_assignments[option]
         here = self.plan.device_loads.take(np.array([self.device]))
         there = LoadSets(here.loads.at([homes[placed.shard.table] for placed in self._placed]), here.counts)
         return int(self.plan.task.memory.bytes_beside(there).sum())
@@ -121,7 +121,7 @@ def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan
 
     The most expensive first, each as far as it goes.
     """
-    now = np.array([options.homes.index(home) for home in plan.homes])
+    now = np.array([options.tier_assignments.index(home) for home in plan.tier_assignments])
     cost_ms = options.cost_ms[np.arange(len(now)), now]
     spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if len(plan.by_table[t]) > 1 and now[t] > 0]
     best_ms = simulator.cost(plan.task, plan).total_ms
@@ -129,8 +129,8 @@ def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan
         for option in np.argsort(options.cost_ms[table], kind="stable").tolist():
             if options.cost_ms[table, option] >= options.cost_ms[table, now[table]]:
                 break
-            homes = list(plan.homes)
-            homes[table] = options.homes[option]
+            homes = list(plan.tier_assignments)
+            homes[table] = options.tier_assignments[option]
             larger = rehomed(plan, plan.task, tuple(homes))
             if larger.fits and (ms := simulator.cost(plan.task, larger).total_ms) < best_ms:
                 plan, best_ms = larger, ms

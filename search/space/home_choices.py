@@ -11,7 +11,7 @@ from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.stages.search.space.base import device_memory
 from neuroshard.stages.search.space.homes import FILLED, HomeOptions, homed
 from neuroshard.tasks.task import Task
-from neuroshard.words.placement import DEFAULT_CACHED, Home, Tier
+from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
 
 _MOST_WAYS = 3  # to keep caches narrow, of which choices are made
 _OTHERS_AT = 1  # place in `FILLED` of the share at which all of these have a choice
@@ -26,14 +26,16 @@ def homed_tasks(task: Task, options: HomeOptions, model: ComputeModel) -> list[T
     every = _all_cached(task)
     mixed = of_mixed_widths(every, shared_caches(every))
     if not len(mixed):
-        each = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in options.choices(task)]
-        return [task if its == task.homes else homed(task, its) for its in each]
+        each = [
+            tuple(options.tier_assignments[option] for option in chosen.tolist()) for chosen in options.choices(task)
+        ]
+        return [task if its == task.tier_assignments else homed(task, its) for its in each]
     tasks = list[Task]()
     ways = _ways(every, mixed)
     charged = [_Charged(way, options.charged(every, way.widths, way.parts, model)) for way in ways]
     for choice in _choices(task, charged):
-        homes = tuple(options.homes[option] for option in choice.chosen.tolist())
-        other = choice.charged.way.ruled(task if homes == task.homes else homed(task, homes))
+        homes = tuple(options.tier_assignments[option] for option in choice.chosen.tolist())
+        other = choice.charged.way.ruled(task if homes == task.tier_assignments else homed(task, homes))
         if other is not None and other not in tasks:
             tasks.append(other)
     return tasks
@@ -116,10 +118,12 @@ def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
 
 def _all_cached(task: Task) -> Task:
     """Put every table behind a cache that may be; tables that lie elsewhere in any case stay where they are."""
-    if not any(Tier.CACHED in its.tiers for its in task.limits):
+    if not any(Tier.UVM_CACHING in its.tiers for its in task.limits):
         return task
     homes = (
-        Home(Tier.CACHED, its.cached or DEFAULT_CACHED) if Tier.CACHED in its.tiers else home
-        for its, home in zip(task.limits, task.homes, strict=True)
+        TierAssignment(Tier.UVM_CACHING, its.cache_load_factor or DEFAULT_CACHED)
+        if Tier.UVM_CACHING in its.tiers
+        else home
+        for its, home in zip(task.limits, task.tier_assignments, strict=True)
     )
     return homed(task, tuple(homes))

@@ -17,7 +17,7 @@ from neuroshard.stages.search.space.kept_caches import pinned_in_caches, within_
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, CUT_FORMS, FORMS
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
 LEAST_CACHED = _SHARES[0]
@@ -35,7 +35,7 @@ class HomeOptions:
         device_bytes, host_bytes: (T, O) that it takes.
     """
 
-    homes: tuple[Home, ...]
+    tier_assignments: tuple[TierAssignment, ...]
     cost_ms: FloatArray
     device_bytes: IntArray
     host_bytes: IntArray
@@ -43,8 +43,10 @@ class HomeOptions:
     @classmethod
     def of(cls, task: Task, model: ComputeModel) -> "HomeOptions":
         """Gather the memories that each table may lie in, with bytes and costs by a compute model of calls."""
-        shares = sorted({*_SHARES, *(its.cached for its in task.limits if its.cached is not None)})
-        homes = (ON_DEVICE, *(Home(Tier.CACHED, share) for share in shares), Home(Tier.HOST))
+        shares = sorted(
+            {*_SHARES, *(its.cache_load_factor for its in task.limits if its.cache_load_factor is not None)}
+        )
+        homes = (ON_DEVICE, *(TierAssignment(Tier.UVM_CACHING, share) for share in shares), TierAssignment(Tier.UVM))
         columns = [_costed(task, home, model) for home in homes]
         cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
         may = np.array([[its.may_lie_in(home) for home in homes] for its in task.limits])
@@ -72,8 +74,8 @@ class HomeOptions:
         cut = np.flatnonzero(parts > 1)
         loads = Loads.of(task.tables, task.batch_size)
         shards = loads.columns(loads.dim / np.maximum(parts, 1))
-        for option, home in enumerate(self.homes):
-            if home.tier is not Tier.CACHED:
+        for option, home in enumerate(self.tier_assignments):
+            if home.tier is not Tier.UVM_CACHING:
                 continue
             its = shards.at([home] * len(loads))
             device_bytes[:, option] = parts * task.memory.device_bytes(its, np.maximum(widths, its.dim))
@@ -82,11 +84,13 @@ class HomeOptions:
                 cost_ms[known, option] = parts[known] * model.predict(LoadSets.alone(its.take(known)))
                 host_bytes[known, option] = parts[known] * task.memory.host_bytes(its.take(known))
             cost_ms[parts == 0, option] = np.inf
-        return HomeOptions(self.homes, cost_ms, device_bytes, host_bytes)
+        return HomeOptions(self.tier_assignments, cost_ms, device_bytes, host_bytes)
 
     def of_tables(self, tables: IntArray) -> "HomeOptions":
         """Return the options of some tables (t,) alone."""
-        return HomeOptions(self.homes, self.cost_ms[tables], self.device_bytes[tables], self.host_bytes[tables])
+        return HomeOptions(
+            self.tier_assignments, self.cost_ms[tables], self.device_bytes[tables], self.host_bytes[tables]
+        )
 
     def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
         """Choose each table's memory, (T,), for little cost in all, within bytes of both tiers; None if no choice is.
@@ -224,7 +228,7 @@ def _slope(size: IntArray, cost: FloatArray, before: int, after: int) -> float:
     return float((cost[after] - cost[before]) / max(size[after] - size[before], 1))
 
 
-def _costed(task: Task, home: Home, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
+def _costed(task: Task, home: TierAssignment, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
     """Compute (T,) ms, bytes of devices and bytes of hosts, with all tables in one memory."""
     loads = Loads.of(task.tables, task.batch_size).at([home] * len(task.tables))
     known = np.flatnonzero([CALLS[number] in model.calls for number in loads.call.tolist()])
@@ -243,7 +247,9 @@ def has_other_homes(task: Task) -> bool:
     """Tell whether some table may lie in another memory, or with another cache, than where it lies as it is."""
     if not task.topology.host_bytes:
         return False
-    return any(len(its.tiers) > 1 or (Tier.CACHED in its.tiers and its.cached is None) for its in task.limits)
+    return any(
+        len(its.tiers) > 1 or (Tier.UVM_CACHING in its.tiers and its.cache_load_factor is None) for its in task.limits
+    )
 
 
 def is_ample(task: Task) -> bool:
@@ -252,9 +258,9 @@ def is_ample(task: Task) -> bool:
     return not task.loads.tier.any() and taken <= FILLED[-1] * int(device_memory(task).sum())
 
 
-def homed(task: Task, homes: tuple[Home, ...]) -> Task:
+def homed(task: Task, homes: tuple[TierAssignment, ...]) -> Task:
     """Fix each table of the task in a memory (T,) that searches leave it in."""
-    rules = [replace(rule, tiers=None, cached=None) for rule in task.constraints.rules]
+    rules = [replace(rule, tiers=None, cache_load_factor=None) for rule in task.constraints.rules]
     rules += [TableRule.keeping(table.name, home) for table, home in zip(task.tables, homes, strict=True)]
     return replace(task, constraints=replace(task.constraints, rules=tuple(rules)))
 
@@ -265,11 +271,15 @@ def settled(plan: Plan) -> Plan:
     If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
     whose caches are as wide as theirs: then the bounds are the plan's own bytes.
     """
-    kept = plan if plan.homes == plan.task.homes else replace(plan, task=homed(plan.task, plan.homes))
+    kept = (
+        plan
+        if plan.tier_assignments == plan.task.tier_assignments
+        else replace(plan, task=homed(plan.task, plan.tier_assignments))
+    )
     return kept if within_bounds(kept) else pinned_in_caches(kept)
 
 
-def rehomed(plan: Plan, task: Task, homes: tuple[Home, ...]) -> Plan:
+def rehomed(plan: Plan, task: Task, homes: tuple[TierAssignment, ...]) -> Plan:
     """Restate the plan's shards as a plan of `task`, of the same tables, with each table in a memory (T,)."""
-    placements = (replace(placed, home=homes[placed.shard.table]) for placed in plan.placements)
+    placements = (replace(placed, tier_assignment=homes[placed.shard.table]) for placed in plan.placements)
     return Plan(task, tuple(placements))

@@ -36,7 +36,7 @@ def pinned_in_caches(plan: Plan) -> Plan:
     """
     task, sets = plan.task, plan.device_loads
     widths, kernel = task.memory.cache_widths(sets).astype(int).tolist(), sets.loads.kernel.tolist()
-    cached = (sets.loads.tier == TIERS.index(Tier.CACHED)).tolist()
+    cached = (sets.loads.tier == TIERS.index(Tier.UVM_CACHING)).tolist()
     devices = dict[tuple[int, int], set[int]]()
     for placed, width, call, behind in zip(plan.by_device, widths, kernel, cached, strict=True):
         if behind:

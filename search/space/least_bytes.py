@@ -22,7 +22,7 @@ from neuroshard.stages.search.space.packing import check_confined, check_total, 
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, FORMS, Call
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 
 _UNKNOWN = 1 << 61  # more than any table takes
 
@@ -37,7 +37,7 @@ def check_least_bytes(task: Task, calls: Collection[Call], least_cached: float =
     """
     check_buffers(task)
     chooses = bool(task.topology.host_bytes) and any(call.tier is not Tier.DEVICE for call in calls)
-    least = LeastBytes.of(task, calls, _tiers(task, least_cached) if chooses else (task.homes,))
+    least = LeastBytes.of(task, calls, _tiers(task, least_cached) if chooses else (task.tier_assignments,))
     if chooses:
         if (short := memory_shortage(task, *least.totals)) is not None:
             raise short
@@ -63,7 +63,7 @@ class LeastBytes:
     both_bytes: IntArray
 
     @classmethod
-    def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[Home]]) -> "LeastBytes":
+    def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[TierAssignment]]) -> "LeastBytes":
         """Compute the fewest bytes of tables that may lie as each of `tiers` (T,) has them, where there is such a call.
 
         A table that has no such call counts nothing.
@@ -88,10 +88,13 @@ class LeastBytes:
         return device, host, both
 
 
-def _tiers(task: Task, least_cached: float) -> list[list[Home]]:
+def _tiers(task: Task, least_cached: float) -> list[list[TierAssignment]]:
     """List the tiers in which a table may take the fewest bytes, each with the smallest cache, (T,) each."""
-    caches = [Home(Tier.CACHED, least_cached if its.cached is None else its.cached) for its in task.limits]
-    return [[ON_DEVICE] * len(caches), caches, [Home(Tier.HOST)] * len(caches)]
+    caches = [
+        TierAssignment(Tier.UVM_CACHING, least_cached if its.cache_load_factor is None else its.cache_load_factor)
+        for its in task.limits
+    ]
+    return [[ON_DEVICE] * len(caches), caches, [TierAssignment(Tier.UVM)] * len(caches)]
 
 
 def _over_all(task: Task, layout: Layout, loads: Loads) -> tuple[IntArray, IntArray]:

@@ -92,7 +92,7 @@ def test_training_steps_are_measured_where_they_are_asked_for(tmp_path):
         collect_run(tmp_path / "data").run()
 
 
-TIERED = {"tiers": ("device", "cached")}
+TIERED = {"tiers": ("device", "uvm_caching")}
 ACROSS = {"collectives": ("host_reduce_scatter",)}
 
 

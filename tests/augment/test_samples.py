@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard import Home, Tier, UserError
+from neuroshard import Tier, TierAssignment, UserError
 from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
@@ -96,7 +96,7 @@ def test_tables_are_read_by_as_many_features_as_are_listed():
 )
 def test_caches_keep_the_cap_with_rows_as_wide_as_the_widest_table(seed, max_bytes, share, form):
     augmentation = ComputeAugmentation(
-        128, 1, 15, max_bytes, sharding_types=(form,), tiers=("cached",), cached=(share,)
+        128, 1, 15, max_bytes, sharding_types=(form,), tiers=("uvm_caching",), cache_load_factor=(share,)
     )
     sample = _of_seed(augmentation, seed)
     widest = max(table.dim * table.bytes_per_element for table in sample.held)
@@ -104,19 +104,27 @@ def test_caches_keep_the_cap_with_rows_as_wide_as_the_widest_table(seed, max_byt
 
 
 def test_combinations_lie_in_the_memories_that_are_listed():
-    plain, tiered = ComputeAugmentation(), ComputeAugmentation(tiers=("device", "cached", "host"), cached=(0.1, 1.0))
+    plain, tiered = (
+        ComputeAugmentation(),
+        ComputeAugmentation(tiers=("device", "uvm_caching", "uvm"), cache_load_factor=(0.1, 1.0)),
+    )
     found = [_of_seed(tiered, seed) for seed in range(80)]
-    homes = {Home(), Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 1.0), Home(Tier.HOST)}
-    assert {sample.home for sample in found} == homes
+    homes = {
+        TierAssignment(),
+        TierAssignment(Tier.UVM_CACHING, 0.1),
+        TierAssignment(Tier.UVM_CACHING, 1.0),
+        TierAssignment(Tier.UVM),
+    }
+    assert {sample.tier_assignment for sample in found} == homes
     for seed, sample in enumerate(found):  # as many tables as in device memory, and the same ones
-        assert _of_seed(plain, seed) == replace(sample, home=Home())
+        assert _of_seed(plain, seed) == replace(sample, tier_assignment=TierAssignment())
     in_rows = ComputeAugmentation(
-        sharding_types=("row_wise",), sharers=(2,), hot_rows_first_fraction=1.0, tiers=("cached",)
+        sharding_types=("row_wise",), sharers=(2,), hot_rows_first_fraction=1.0, tiers=("uvm_caching",)
     )
     blocks = [_of_seed(in_rows, seed) for seed in range(10)]
-    assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("cached_row_wise", 0.0)}
-    copies = ComputeAugmentation(sharding_types=("data_parallel",), tiers=("host",))
-    assert _of_seed(copies, 0).home == Home()  # which have no other memory
+    assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("uvm_caching_row_wise", 0.0)}
+    copies = ComputeAugmentation(sharding_types=("data_parallel",), tiers=("uvm",))
+    assert _of_seed(copies, 0).tier_assignment == TierAssignment()  # which have no other memory
 
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.sampled_from(["column_wise", "row_wise"]))

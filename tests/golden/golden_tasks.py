@@ -137,8 +137,8 @@ def in_tiers():
     """More than devices have room for, beside memory of hosts."""
     tables = some_tables(12, 6)
     half = tuple(replace(table, pooled=i % 2 > 0) for i, table in enumerate(tables))
-    cached = ns.TableRule("t[0-2]", tiers=("cached",), cached=0.1)
-    bound = ns.Constraints(rules=(cached, ns.TableRule("t3", tiers=("host",)), ns.TableRule("t4", tiers=("device",))))
+    cached = ns.TableRule("t[0-2]", tiers=("uvm_caching",), cache_load_factor=0.1)
+    bound = ns.Constraints(rules=(cached, ns.TableRule("t3", tiers=("uvm",)), ns.TableRule("t4", tiers=("device",))))
     memory = ns.MemoryUse("rowwise_adagrad", 1)
     host = {"host_memory_bytes": "64GiB"}
     return {
@@ -161,7 +161,7 @@ def replanned():
     other = (*tables[2:], *some_tables(3, 8, prefix="new"))
     before, roomy = task_of(tables), task_of(busier)
     forced = task_of(tables, rules=ns.Constraints(apart=(("t0", "t1", "t2", "t3"),)))
-    cached = ns.Constraints(rules=(ns.TableRule("t[0-3]", tiers=("cached",), cached=0.2),))
+    cached = ns.Constraints(rules=(ns.TableRule("t[0-3]", tiers=("uvm_caching",), cache_load_factor=0.2),))
     tiered = task_of(tables, rules=cached, host_memory_bytes="64GiB")
     return {
         "busier": (before, roomy, {}),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import CostModels, Home, Tier, UserError
+from neuroshard import CostModels, Tier, TierAssignment, UserError
 from neuroshard.models.host_tiers import HostTiers
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import ComputeSample
@@ -76,20 +76,23 @@ def test_a_run_fits_them_to_what_was_measured(tmp_path):
     directory.compute().write(1, its)
     result = Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **BRIEF_SETS).run()
     models = CostModels.load(tmp_path / "bundle")
-    behind, in_host = Call(Form.COLUMN_WISE, tier=Tier.CACHED), Call(Form.COLUMN_WISE, tier=Tier.HOST)
+    behind, in_host = Call(Form.COLUMN_WISE, tier=Tier.UVM_CACHING), Call(Form.COLUMN_WISE, tier=Tier.UVM)
     assert models.compute.calls == {IN_COLUMNS, behind, in_host}
     assert models.compute.of_call(behind).link_ms_per_gb == pytest.approx(25.0, rel=0.2)
-    for part in ("compute.cached_column_wise", "compute.host_column_wise"):
+    for part in ("compute.uvm_caching_column_wise", "compute.uvm_column_wise"):
         assert result.metrics[part].test.mape < 0.1
     with pytest.raises(UserError, match="no compute samples of sequence tables in tier host for the train split"):
-        Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **BRIEF_SETS, calls=("host_sequence_column_wise",)).run()
+        Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **BRIEF_SETS, calls=("uvm_sequence_column_wise",)).run()
 
 
 def test_a_datasheet_s_link_is_taken_where_nothing_was_measured(tmp_path):
     _write(tmp_path / "data")
     Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **BRIEF_SETS, host_tiers="roofline:h100").run()
     found = CostModels.load(tmp_path / "bundle").compute
-    on_device, behind = (ComputeSample(TABLES[:3], 4096, home=home) for home in (Home(), Home(Tier.CACHED, 1.0)))
+    on_device, behind = (
+        ComputeSample(TABLES[:3], 4096, tier_assignment=home)
+        for home in (TierAssignment(), TierAssignment(Tier.UVM_CACHING, 1.0))
+    )
     lookups = sum(4096 * table.pooling_factor for table in TABLES[:3])
     costs = found.predict(loads_of([on_device, behind]))
     assert costs[1] - costs[0] == pytest.approx(0.12 + 2.43e-6 * lookups, rel=0.01)

@@ -9,7 +9,7 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
-from neuroshard import Home, Tier, UserError
+from neuroshard import Tier, TierAssignment, UserError
 from neuroshard.hardware import compute_bench
 from neuroshard.hardware.compute_bench import DENSE_WARNING, ComputeBench, build_operator, dense_run, fused_run
 from neuroshard.hardware.device import CpuDevice
@@ -127,10 +127,10 @@ class _Operator:
 @pytest.mark.parametrize(
     ("home", "place", "cache"),
     [
-        (Home(), EmbeddingLocation.DEVICE, {}),
-        (Home(Tier.HOST), EmbeddingLocation.MANAGED, {}),
+        (TierAssignment(), EmbeddingLocation.DEVICE, {}),
+        (TierAssignment(Tier.UVM), EmbeddingLocation.MANAGED, {}),
         (
-            Home(Tier.CACHED, 0.25),
+            TierAssignment(Tier.UVM_CACHING, 0.25),
             EmbeddingLocation.MANAGED_CACHING,
             {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": 0.25},
         ),
@@ -138,7 +138,7 @@ class _Operator:
 )
 def test_weights_lie_in_the_memory_that_the_sample_says(monkeypatch, home, place, cache):
     """On a GPU; a CPU has no second tier."""
-    sample = ComputeSample(toy_tables(2), 16, home=home)
+    sample = ComputeSample(toy_tables(2), 16, tier_assignment=home)
     if home.tier is not Tier.DEVICE:
         with pytest.raises(UserError, match="hardware=cpu has no second tier of memory"):
             _fused(sample)

@@ -17,7 +17,7 @@ from neuroshard.tables.misses import cache_misses
 from neuroshard.tables.reuse import MEAN_COUNTS, histogram, zipf_reuse
 from neuroshard.testing import toy_tables
 from neuroshard.words.form import Form
-from neuroshard.words.placement import Home, Tier
+from neuroshard.words.placement import Tier, TierAssignment
 from tests.kit.plans import table
 
 CPU = torch.device("cpu")
@@ -253,7 +253,7 @@ def _prepared(sample):
 
 
 def test_every_run_has_lookups_of_its_own():
-    calls, prepared = _prepared(ComputeSample(TWO, 1000, home=Home(Tier.HOST)))
+    calls, prepared = _prepared(ComputeSample(TWO, 1000, tier_assignment=TierAssignment(Tier.UVM)))
     for _ in range(3):
         prepared.next_run()()
     assert not calls.filled
@@ -268,7 +268,7 @@ def test_every_run_has_lookups_of_its_own():
 
 
 def test_a_cache_is_filled_before():
-    calls, _ = _prepared(ComputeSample(TWO, 1000, home=Home(Tier.CACHED, 0.8)))
+    calls, _ = _prepared(ComputeSample(TWO, 1000, tier_assignment=TierAssignment(Tier.UVM_CACHING, 0.8)))
     assert len(calls.filled) == 2  # 16,000 rows, at most as many at once as a batch looks up
     seen = [[], []]
     for indices, offsets in calls.filled:
@@ -282,9 +282,9 @@ def test_a_cache_is_filled_before():
 def test_what_is_drawn_fits_the_kernel():
     """Filled and trained by FBGEMM's operator on the CPU, where it has no cache, pooled or not."""
     for one in (_popular(300), replace(_popular(300), pooled=False)):
-        for home in (Home(Tier.CACHED, 0.5), Home(Tier.HOST)):
-            sample = ComputeSample((one, replace(one, name="other")), 64, home=home)
-            plain = replace(sample, home=Home())
+        for home in (TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(Tier.UVM)):
+            sample = ComputeSample((one, replace(one, name="other")), 64, tier_assignment=home)
+            plain = replace(sample, tier_assignment=TierAssignment())
             operator = build_operator(plain, EmbeddingSettings(), CPU, make_arenas(), np.random.default_rng(0))
             before = operator.split_embedding_weights()[0].clone()
 
@@ -297,7 +297,9 @@ def test_what_is_drawn_fits_the_kernel():
 
 def test_blocks_of_rows_get_their_part():
     one = _popular()
-    sample = ComputeSample((one,), 1000, Form.ROW_WISE, (RowBlock(5000, 10_000),), home=Home(Tier.CACHED, 0.3))
+    sample = ComputeSample(
+        (one,), 1000, Form.ROW_WISE, (RowBlock(5000, 10_000),), tier_assignment=TierAssignment(Tier.UVM_CACHING, 0.3)
+    )
     calls, prepared = _prepared(sample)
     prepared.next_run()()
     (inputs,) = calls.trained
@@ -310,6 +312,8 @@ def test_blocks_of_rows_get_their_part():
 
 
 def test_small_tables_are_drawn_too():
-    calls, prepared = _prepared(ComputeSample(toy_tables(4), 32, home=Home(Tier.CACHED, 0.01)))
+    calls, prepared = _prepared(
+        ComputeSample(toy_tables(4), 32, tier_assignment=TierAssignment(Tier.UVM_CACHING, 0.01))
+    )
     prepared.next_run()()
     assert len(calls.trained[0].offsets) == 4 * 32 + 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import Home, Task, Tier, Topology
+from neuroshard import Task, Tier, TierAssignment, Topology
 from neuroshard.hardware.plan_samples import exchanges, kernel_calls
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
 from neuroshard.stages.search.space.homes import homed
@@ -35,14 +35,22 @@ def test_every_device_calls_a_kernel_for_each_form():
 
 
 def test_tables_of_each_memory_have_a_call_and_share_a_cache():
-    homes = Home(Tier.CACHED, 0.5), Home(Tier.CACHED, 0.1), Home(Tier.HOST), ON_DEVICE, ON_DEVICE
+    homes = (
+        TierAssignment(Tier.UVM_CACHING, 0.5),
+        TierAssignment(Tier.UVM_CACHING, 0.1),
+        TierAssignment(Tier.UVM),
+        ON_DEVICE,
+        ON_DEVICE,
+    )
     topology = replace(TASK.topology, host_memory_bytes=1 << 30)
     plan = whole(homed(replace(TASK, topology=topology), homes), 0)
-    calls = {call.home.tier: call for call in kernel_calls(plan)[0]}
-    assert [table.name for table in calls[Tier.CACHED].tables] == ["toy0", "toy1"]
+    calls = {call.tier_assignment.tier: call for call in kernel_calls(plan)[0]}
+    assert [table.name for table in calls[Tier.UVM_CACHING].tables] == ["toy0", "toy1"]
     rows = [TABLES[t].rows for t in (0, 1)]
-    assert calls[Tier.CACHED].home.cached == pytest.approx((0.5 * rows[0] + 0.1 * rows[1]) / sum(rows))
-    assert [len(calls[tier].tables) for tier in (Tier.HOST, Tier.DEVICE)] == [1, 2]
+    assert calls[Tier.UVM_CACHING].tier_assignment.cache_load_factor == pytest.approx(
+        (0.5 * rows[0] + 0.1 * rows[1]) / sum(rows)
+    )
+    assert [len(calls[tier].tables) for tier in (Tier.UVM, Tier.DEVICE)] == [1, 2]
 
 
 def test_sequence_tables_have_a_call_for_each_form_and_width():

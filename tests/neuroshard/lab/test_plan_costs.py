@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from neuroshard import Home, Tier, UserError
+from neuroshard import Tier, TierAssignment, UserError
 from neuroshard.hardware import DeviceSpec, Hardware, Outcome
 from neuroshard.lab import plan_costs
 from neuroshard.lab.plan_costs import measure_plans, steps
@@ -52,14 +52,14 @@ def _costs(plans, hardware, advance=lambda _: None, count_input=False):
 
 
 def test_plans_with_tables_in_host_memory_need_hardware_that_has_it(plan):
-    homes = tuple(replace(placed, home=Home(Tier.HOST)) for placed in plan.placements)
+    homes = tuple(replace(placed, tier_assignment=TierAssignment(Tier.UVM)) for placed in plan.placements)
     other, calls = replace(plan, placements=homes), []
     with pytest.raises(UserError, match="tables in tier 'host' can't be measured there"):
         _costs([plan, other], _Counting(DeviceSpec("cpu"), calls=calls))
     assert not calls
     (cost,) = _costs([other], _Counting(DeviceSpec("cuda"), calls=calls))
     assert cost.compute.tolist() == [1.0, 4.0]
-    assert {call.home for call in calls if isinstance(call, ComputeSample)} == {Home(Tier.HOST)}
+    assert {call.tier_assignment for call in calls if isinstance(call, ComputeSample)} == {TierAssignment(Tier.UVM)}
 
 
 @pytest.fixture

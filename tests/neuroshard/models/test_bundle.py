@@ -12,7 +12,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 
-from neuroshard import CostModels, Home, Simulator, Task, Tier, Topology, UserError
+from neuroshard import CostModels, Simulator, Task, Tier, TierAssignment, Topology, UserError
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models import bundle as bundles
@@ -63,8 +63,8 @@ def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, device
     assert (loaded.forms, loaded.compute.calls) == (saved.forms, saved.compute.calls)
     sets = LoadSets.of([toy_tables(n, seed=n) for n in range(1, 6)], batch_size)
     assert (loaded.compute.predict(sets) == saved.compute.predict(sets)).all()
-    if Call(Form.COLUMN_WISE, tier=Tier.CACHED) in saved.compute.calls:
-        cached = LoadSets.alone(Loads.of(toy_tables(5), batch_size).at([Home(Tier.CACHED, 0.3)] * 5))
+    if Call(Form.COLUMN_WISE, tier=Tier.UVM_CACHING) in saved.compute.calls:
+        cached = LoadSets.alone(Loads.of(toy_tables(5), batch_size).at([TierAssignment(Tier.UVM_CACHING, 0.3)] * 5))
         assert (loaded.compute.predict(cached) == saved.compute.predict(cached)).all()
         assert (loaded.compute.predict(cached) > 0).all()
     numbers = np.arange(2.0 * devices).reshape(2, devices)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard import CostModels, Home, Table, Tier, UserError, zipf_reuse
+from neuroshard import CostModels, Table, Tier, TierAssignment, UserError, zipf_reuse
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.composed import columns_model
 from neuroshard.models.datasheets import with_host_tiers
@@ -20,13 +20,13 @@ from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import table
 from tests.kit.random_models import random_ensemble, random_form_models, random_regression
 
-IN_HOST = Home(Tier.HOST)
+IN_HOST = TierAssignment(Tier.UVM)
 TABLE = table(rows=10**6, dim=32)
 MODEL = RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1))
 
 
 def _cached(share):
-    return Home(Tier.CACHED, share)
+    return TierAssignment(Tier.UVM_CACHING, share)
 
 
 def _loads(tables, home, batch_size=1000):
@@ -92,14 +92,14 @@ def test_more_of_anything_costs_no_less(home):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_every_call_has_a_model_that_sums_and_predicts_alike(call):
-    home = Home(call.tier, 0.3 if call.tier is Tier.CACHED else None)
+    home = TierAssignment(call.tier, 0.3 if call.tier is Tier.UVM_CACHING else None)
     loads = _loads(toy_tables(6), home)
     loads = replace(loads, form=np.full(6, FORMS.index(call.form)), pooled=np.full(6, call.pooled))
     own, sets = MODEL.of_call(call), LoadSets(loads, np.array([4, 0, 2]))
     vectors = own.embed(loads)
     right = [own.head(vectors[:4].sum(axis=0)), 0, own.head(vectors[4:].sum(axis=0))]
     assert MODEL.predict(sets) == pytest.approx(right, rel=1e-5)
-    assert own.head(np.zeros_like(vectors[0])) == pytest.approx(0.269 if call.tier is Tier.CACHED else 0.109)
+    assert own.head(np.zeros_like(vectors[0])) == pytest.approx(0.269 if call.tier is Tier.UVM_CACHING else 0.109)
 
 
 def test_calls_of_several_memories_follow_one_another():
@@ -158,7 +158,11 @@ def test_a_datasheet_s_link_comes_on_top_of_what_was_fitted():
     own = random_regression()
     models = replace(random_models(), compute=own)
     both = with_host_tiers(models, "roofline:h100").compute
-    assert both.calls == {IN_COLUMNS, Call(Form.COLUMN_WISE, tier=Tier.CACHED), Call(Form.COLUMN_WISE, tier=Tier.HOST)}
+    assert both.calls == {
+        IN_COLUMNS,
+        Call(Form.COLUMN_WISE, tier=Tier.UVM_CACHING),
+        Call(Form.COLUMN_WISE, tier=Tier.UVM),
+    }
     for some in (toy_tables(1), toy_tables(6, 1, 10**6)):
         on_device = own.predict(LoadSets.of([some], 1000))[0]
         assert _cost(both, some, ON_DEVICE) == on_device

@@ -48,7 +48,7 @@ def test_gpu_models_are_shipped_with_a_complete_card():
     assert (card.metrics.forward, card.metrics.backward) == (None, None)  # a datasheet's
     assert isinstance(models.forward, RooflineComm)
     framework = {f"{FRAMEWORK}.{part}" for part in ("input", "kernels", "outputs", "host")}
-    calls = {"row_wise", "data_parallel", "sequence_column_wise", "sequence_row_wise", "cached_column_wise"}
+    calls = {"row_wise", "data_parallel", "sequence_column_wise", "sequence_row_wise", "uvm_caching_column_wise"}
     assert card.metrics.others.keys() == framework | {f"{COMPUTE}.{call}" for call in calls}
     assert 0 < card.metrics.compute.test.mape < 0.1
     assert 0.8 < card.metrics.compute.coverage < 0.97

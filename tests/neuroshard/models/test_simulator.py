@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import CostModels, Home, Simulator, Task, Tier, Topology, UserError
+from neuroshard import CostModels, Simulator, Task, Tier, TierAssignment, Topology, UserError
 from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.parts import EXCHANGES, imbalance
 from neuroshard.models.trust import DATASHEET, ELSEWHERE
@@ -84,7 +84,7 @@ def test_a_datasheets_share_of_a_cost_makes_it_one():
     task = Task(toy_task(2).tables, Topology(2, 1 << 40, host_memory_bytes=1 << 40), 256)
     plan = whole(task)
     first, *others = plan.placements
-    on_hosts = replace(plan, placements=(replace(first, home=Home(Tier.HOST)), *others))
+    on_hosts = replace(plan, placements=(replace(first, tier_assignment=TierAssignment(Tier.UVM)), *others))
     assert [simulator.cost(task, its).caveat for its in (plan, on_hosts)] == [None, DATASHEET]
 
 

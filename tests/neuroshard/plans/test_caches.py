@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard import Constraints, Home, MemoryUse, Plan, TableRule, Task, Tier, Topology, UserError
+from neuroshard import Constraints, MemoryUse, Plan, TableRule, Task, Tier, TierAssignment, Topology, UserError
 from neuroshard.cost.loads import LoadSets
 from neuroshard.plans.carry_over import Carried
 from neuroshard.stages.search.space.homes import homed
@@ -18,8 +18,8 @@ from tests.kit.plans import laid_out, table, whole
 from tests.kit.tasks import plain_tables
 
 GIB = 1 << 30
-CACHED = Home(Tier.CACHED, 0.2)
-ALL_CACHED = Constraints((TableRule("*", tiers=("cached",), cached=0.2),))
+CACHED = TierAssignment(Tier.UVM_CACHING, 0.2)
+ALL_CACHED = Constraints((TableRule("*", tiers=("uvm_caching",), cache_load_factor=0.2),))
 
 
 def _thin_and_wide(devices=1, pipeline=None):
@@ -95,7 +95,7 @@ def test_other_kernel_calls_have_other_caches(field):
 
 def test_tables_without_a_cache_widen_none():
     narrow, wide = plain_tables([16, 64])
-    for home, size in ((Home(Tier.HOST), 0), (ON_DEVICE, wide.size_bytes)):
+    for home, size in ((TierAssignment(Tier.UVM), 0), (ON_DEVICE, wide.size_bytes)):
         assert _on_device((narrow, wide), (CACHED, home)) == _cache(1000, 200, 16) + size
 
 
@@ -113,7 +113,7 @@ def _plan_of(drawn, memory):
         table(f"t{i}", rows, dim, bytes_per_element=size, pooled=pooled)
         for i, (rows, dim, _, size, pooled, _, _) in enumerate(drawn)
     )
-    homes = tuple(Home(tier, share if tier is Tier.CACHED else None) for *_, tier, share in drawn)
+    homes = tuple(TierAssignment(tier, share if tier is Tier.UVM_CACHING else None) for *_, tier, share in drawn)
     task = homed(Task(tables, Topology(3, GIB, host_memory_bytes=GIB), 64, memory), homes)
     return laid_out(task, *(device for _, _, device, *_ in drawn))
 
@@ -125,7 +125,7 @@ def test_bytes_are_those_of_a_cache_for_each_call(drawn, pipeline):
     alone, sets = plan.task.memory.device_bytes(plan.device_loads.loads), plan.device_loads
     expected, caches = sets.totals(alone).astype(int).tolist(), defaultdict(list)
     for rows, dim, device, size, pooled, tier, share in drawn:
-        if tier is Tier.CACHED:
+        if tier is Tier.UVM_CACHING:
             caches[device, size, pooled or dim].append((ceil(rows * share), dim * size))
     for (device, *_), its in caches.items():
         widest = max(row_bytes for _, row_bytes in its)
@@ -158,6 +158,8 @@ def test_a_plan_file_with_too_wide_a_cache_says_what_it_breaks(tmp_path):
 
 def test_more_bytes_than_any_device_has_are_refused():
     tables = (*(table(f"t{i}", 1 << 40, 4) for i in range(64)), table("wide", 4, 1 << 16))
-    loads = homed(Task(tables, Topology(1, GIB, host_memory_bytes=1 << 59), 64), (Home(Tier.CACHED, 1.0),) * 65).loads
+    loads = homed(
+        Task(tables, Topology(1, GIB, host_memory_bytes=1 << 59), 64), (TierAssignment(Tier.UVM_CACHING, 1.0),) * 65
+    ).loads
     with pytest.raises(UserError, match="2\\^60"):
         MemoryUse().bytes_beside(LoadSets(loads, np.array([65])))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from neuroshard import Constraints, Home, PinnedShard, TableRule, Task, Tier, Topology
+from neuroshard import Constraints, PinnedShard, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.layouts import ROWS
 from neuroshard.plans.carry_over import carried_over
 from neuroshard.stages.search.space.homes import homed
@@ -84,12 +84,12 @@ def test_the_smallest_shards_leave_devices_without_room():
 
 
 def test_tables_stay_in_host_memory_where_there_is_any():
-    cached = Home(Tier.CACHED, 0.5)
+    cached = TierAssignment(Tier.UVM_CACHING, 0.5)
     before = laid_out(homed(_hosted("ab"), (cached, ON_DEVICE)), 0, 1)
     carried = carried_over(before, _hosted("xa"))
-    assert carried.homes == {1: cached}
-    assert TableRule("a", tiers=(Tier.CACHED,), cached=0.5) in carried.pinned.constraints.rules
-    assert carried_over(before, _hosted("ab")).plan.homes == (cached, ON_DEVICE)
+    assert carried.tier_assignments == {1: cached}
+    assert TableRule("a", tiers=(Tier.UVM_CACHING,), cache_load_factor=0.5) in carried.pinned.constraints.rules
+    assert carried_over(before, _hosted("ab")).plan.tier_assignments == (cached, ON_DEVICE)
     assert carried_over(before, _task("ab")).columns == ((1, 8, 1),)
     never = Constraints((TableRule("a", tiers=(Tier.DEVICE,)),))
     assert carried_over(before, _hosted("ab", constraints=never)).columns == ((1, 8, 1),)

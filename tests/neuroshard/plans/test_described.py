@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard import CostModels, Home, Simulator, Tier
+from neuroshard import CostModels, Simulator, Tier, TierAssignment
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tasks.memory import MemoryUse
@@ -76,7 +76,7 @@ def test_a_data_parallel_table_counts_once():
 def test_tables_that_device_memory_does_not_hold_are_warned_of():
     """Not those that rules put there."""
     task = toy_task(3, num_devices=2)
-    homes = (Home(Tier.CACHED, 0.5), Home(), Home(Tier.HOST))
+    homes = (TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(), TierAssignment(Tier.UVM))
     simulator = Simulator(CostModels.load("roofline:h100"))
     host = replace(task.topology, host_memory_bytes=1 << 30)
     fallen = rehomed(whole(replace(task, topology=host)), replace(task, topology=host), homes)

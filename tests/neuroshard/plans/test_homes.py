@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard import Constraints, Home, MemoryUse, Plan, Simulator, TableRule, Task, Tier, Topology, UserError
+from neuroshard import (
+    Constraints,
+    MemoryUse,
+    Plan,
+    Simulator,
+    TableRule,
+    Task,
+    Tier,
+    TierAssignment,
+    Topology,
+    UserError,
+)
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts import in_copies
 from neuroshard.stages.search.space.homes import has_other_homes, homed, rehomed
@@ -17,7 +28,7 @@ from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import laid_out, placed, table
 
 TABLES = (table("a", 1000, 8, 2.0), table("b", 500, 16, 1.0), table("c", 100, 8, 1.0, pooled=False))
-HOMES = (Home(Tier.CACHED, 0.25), Home(Tier.HOST), ON_DEVICE)
+HOMES = (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM), ON_DEVICE)
 TOPOLOGY = Topology(4, 1 << 20, devices_per_host=2, host_memory_bytes=1 << 20)
 OPEN = Task(TABLES, TOPOLOGY, 64, MemoryUse("rowwise_adagrad"))
 TASK = homed(OPEN, HOMES)
@@ -29,9 +40,9 @@ def _plan(task=TASK):
 
 def test_shards_lie_in_their_tasks_homes():
     plan = _plan()
-    assert plan.homes == HOMES
+    assert plan.tier_assignments == HOMES
     assert {call.name for call in map(CALLS.__getitem__, plan.device_loads.loads.call)} == {
-        "cached_column_wise", "host_row_wise", "sequence_column_wise",
+        "uvm_caching_column_wise", "uvm_row_wise", "sequence_column_wise",
     }  # fmt: skip
 
 
@@ -55,7 +66,7 @@ def test_bytes_of_both_memories():
 
 
 def test_elements_state_is_on_the_host():
-    loads = Loads.of(TABLES[:1], 64).at([Home(Tier.HOST)])
+    loads = Loads.of(TABLES[:1], 64).at([TierAssignment(Tier.UVM)])
     assert MemoryUse("adam").host_bytes(loads).tolist() == [1000 * 8 * 12]
     assert MemoryUse("adam").device_bytes(loads).tolist() == [0]
 
@@ -63,7 +74,9 @@ def test_elements_state_is_on_the_host():
 @given(st.floats(0.001, 1.0), st.floats(0.001, 1.0))
 def test_larger_caches_take_more_of_the_device(one, other):
     small, large = sorted([one, other])
-    loads = Loads.of([TABLES[0]] * 2, 64).at([Home(Tier.CACHED, small), Home(Tier.CACHED, large)])
+    loads = Loads.of([TABLES[0]] * 2, 64).at(
+        [TierAssignment(Tier.UVM_CACHING, small), TierAssignment(Tier.UVM_CACHING, large)]
+    )
     size = MemoryUse().device_bytes(loads)
     assert size[0] <= size[1] <= 1000 * (8 * 4 + 16 + 4)
 
@@ -71,7 +84,7 @@ def test_larger_caches_take_more_of_the_device(one, other):
 def test_plans_are_written_and_read(tmp_path):
     _plan().save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == _plan()
-    assert Plan.load(tmp_path / "plan.json").homes == HOMES
+    assert Plan.load(tmp_path / "plan.json").tier_assignments == HOMES
 
 
 def test_plans_say_where_tables_lie():
@@ -83,13 +96,13 @@ def test_plans_say_where_tables_lie():
 
 def test_all_shards_of_a_table_lie_in_one_memory():
     placements = list(_plan().placements)
-    placements[0] = replace(placements[0], home=ON_DEVICE)
+    placements[0] = replace(placements[0], tier_assignment=ON_DEVICE)
     with pytest.raises(UserError, match=re.escape("shards of table 'a' lie in cached 0.25 and in device; put all in")):
         Plan(TASK, tuple(placements))
 
 
 def test_copies_lie_on_devices():
-    copies = [replace(one, home=Home(Tier.HOST)) for one in in_copies(OPEN, 1)]
+    copies = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in in_copies(OPEN, 1)]
     with pytest.raises(UserError, match="copies of table 'b' lie in host; copies lie on devices only"):
         Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
 
@@ -105,21 +118,27 @@ def test_a_host_that_holds_too_much_is_named():
 
 
 def test_rules_say_where_tables_may_lie():
-    rules = Constraints((TableRule("a", tiers=("device", "host")), TableRule("b", tiers=("cached",), cached=0.5)))
+    rules = Constraints(
+        (TableRule("a", tiers=("device", "uvm")), TableRule("b", tiers=("uvm_caching",), cache_load_factor=0.5))
+    )
     task = replace(OPEN, constraints=rules)
-    assert task.homes == (ON_DEVICE, Home(Tier.CACHED, 0.5), ON_DEVICE)
+    assert task.tier_assignments == (ON_DEVICE, TierAssignment(Tier.UVM_CACHING, 0.5), ON_DEVICE)
     assert replace(_plan(), task=task).violations == (
         "table 'a' must not lie in tier cached, only in device or host",
         "table 'b' must not lie in tier host, only in cached",
     )
-    other = rehomed(_plan(), task, (Home(Tier.HOST), Home(Tier.CACHED, 0.1), ON_DEVICE))
+    other = rehomed(_plan(), task, (TierAssignment(Tier.UVM), TierAssignment(Tier.UVM_CACHING, 0.1), ON_DEVICE))
     assert other.violations == ("table 'b' has a cache for 0.1 of its rows, not for 0.5",)
 
 
 def test_a_task_whose_memories_are_settled_has_rules_for_them_alone():
-    rules = TableRule("*", max_shards=3), TableRule("a", tiers=("device",)), TableRule("b", tiers=("cached",), cached=1)
+    rules = (
+        TableRule("*", max_shards=3),
+        TableRule("a", tiers=("device",)),
+        TableRule("b", tiers=("uvm_caching",), cache_load_factor=1),
+    )
     task = homed(replace(OPEN, constraints=Constraints(rules)), HOMES)
-    assert task.homes == HOMES
+    assert task.tier_assignments == HOMES
     assert [its.max_shards for its in task.limits] == [2, 3, 2]
     assert not has_other_homes(task)
     assert has_other_homes(OPEN)

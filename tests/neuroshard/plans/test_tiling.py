@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from neuroshard import Home, Placement, Shard, Tier, UserError
+from neuroshard import Placement, Shard, Tier, TierAssignment, UserError
 from neuroshard.layouts.layout import check_cover
 from tests.kit.plans import table
 
@@ -128,10 +128,10 @@ def test_many_blocks_are_checked_by_what_they_touch():
         (lambda: Shard(0, 0, 8, 0, 0), "shard: rows=0 must be"),
         (lambda: Shard(0, "0", 8, 0, 10), "shard: column='0' must be a whole number"),
         (lambda: Placement(Shard(0, 0, 8, 0, 10), -1), "placement: device=-1 must be"),
-        (lambda: Home("disk"), "unknown tier 'disk'; valid: cached, device, host"),
-        (lambda: Home(Tier.CACHED), "tier 'cached' with cached=None"),
-        (lambda: Home(Tier.HOST, 0.5), "tier 'host' with cached=0.5"),
-        (lambda: Home(Tier.CACHED, 1.5), "cached=1.5"),
+        (lambda: TierAssignment("disk"), "unknown tier 'disk'; valid: cached, device, host"),
+        (lambda: TierAssignment(Tier.UVM_CACHING), "tier 'cached' with cache_load_factor=None"),
+        (lambda: TierAssignment(Tier.UVM, 0.5), "tier 'host' with cache_load_factor=0.5"),
+        (lambda: TierAssignment(Tier.UVM_CACHING, 1.5), "cache_load_factor=1.5"),
     ],
 )
 def test_shards_and_placements_are_valid_by_construction(make, message):

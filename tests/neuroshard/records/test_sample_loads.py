@@ -12,7 +12,7 @@ from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, 
 from neuroshard.testing import ONCE, toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, FORMS, Form
-from neuroshard.words.placement import ON_DEVICE, TIERS, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, TIERS, Tier, TierAssignment
 
 TABLES = tuple(replace(table, rows=100 + i) for i, table in enumerate(toy_tables(3)))
 BLOCKS = RowBlock(50, 50), RowBlock(0, 51)
@@ -48,12 +48,22 @@ def test_copies_are_looked_up_for_a_part_of_the_batch():
 
 
 def test_samples_ask_for_the_memory_that_their_tables_lie_in():
-    homes = [ON_DEVICE, Home(Tier.CACHED, 0.3), Home(Tier.HOST)]
-    loads = loads_of([replace(ROWS, home=homes[1]), *(ComputeSample(TABLES[:2], 256, home=home) for home in homes)])
-    assert [TIERS[tier] for tier in loads.loads.tier[::2]] == [Tier.CACHED, Tier.DEVICE, Tier.CACHED, Tier.HOST]
+    homes = [ON_DEVICE, TierAssignment(Tier.UVM_CACHING, 0.3), TierAssignment(Tier.UVM)]
+    loads = loads_of(
+        [
+            replace(ROWS, tier_assignment=homes[1]),
+            *(ComputeSample(TABLES[:2], 256, tier_assignment=home) for home in homes),
+        ]
+    )
+    assert [TIERS[tier] for tier in loads.loads.tier[::2]] == [
+        Tier.UVM_CACHING,
+        Tier.DEVICE,
+        Tier.UVM_CACHING,
+        Tier.UVM,
+    ]
     assert loads.loads.cached.tolist() == [0.3, 0.3, 1, 1, 0.3, 0.3, 0, 0]
     names = [CALLS[call].name for call in loads.calls]
-    assert names == ["cached_row_wise", "columns", "cached_column_wise", "host_column_wise"]
+    assert names == ["uvm_caching_row_wise", "columns", "uvm_caching_column_wise", "uvm_column_wise"]
 
 
 @pytest.mark.parametrize("name", ["physical_bags", "physical_reuse", "physical", "log", "paper"])

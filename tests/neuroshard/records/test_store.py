@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neuroshard import Home, Tier, UserError
+from neuroshard import Tier, TierAssignment, UserError
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.parquet_schema import LOCAL_CODEC, read_tables, tables_rows
 from neuroshard.records.samples import (
@@ -53,8 +53,14 @@ def _compute():
         Measurement(ComputeSample((first,), 64, Form.DATA_PARALLEL), 4, "train", 5, repeats),
         Measurement(ComputeSample((first, replace(second, features=7)), 64), 5, "train", 5, repeats),
         Measurement(ComputeSample((replace(first, pooled=False, features=2),), 64), 6, "train", 5, repeats),
-        Measurement(ComputeSample((first, second), 64, home=Home(Tier.CACHED, 0.05)), 7, "train", 5, repeats),
-        Measurement(ComputeSample((first,), 64, home=Home(Tier.HOST)), 8, "train", 5, repeats),
+        Measurement(
+            ComputeSample((first, second), 64, tier_assignment=TierAssignment(Tier.UVM_CACHING, 0.05)),
+            7,
+            "train",
+            5,
+            repeats,
+        ),
+        Measurement(ComputeSample((first,), 64, tier_assignment=TierAssignment(Tier.UVM)), 8, "train", 5, repeats),
     ]
 
 
@@ -105,10 +111,10 @@ def test_records_come_back_exactly(directory, kind, measurements):
 
 CONTRADICTORY = [
     ("compute", 7, {"tier": "attic"}, "unknown tier 'attic'"),
-    ("compute", 7, {"cached": None}, "sample 7: tier 'cached' with cached=None"),
-    ("compute", 7, {"cached": 1.5}, "cached=1.5"),
-    ("compute", 7, {"tier": None}, "sample 7: tier 'device' with cached=0.05"),
-    ("compute", 7, {"tier": "host"}, "sample 7: tier 'host' with cached=0.05"),
+    ("compute", 7, {"cache_load_factor": None}, "sample 7: tier 'cached' with cache_load_factor=None"),
+    ("compute", 7, {"cache_load_factor": 1.5}, "cache_load_factor=1.5"),
+    ("compute", 7, {"tier": None}, "sample 7: tier 'device' with cache_load_factor=0.05"),
+    ("compute", 7, {"tier": "host"}, "sample 7: tier 'host' with cache_load_factor=0.05"),
     ("compute", 7, {"form": "data_parallel"}, "sample 7: data_parallel tables in tier cached"),
     ("compute", 0, {"features": [3]}, "2 tables but 1 features"),
     ("compute", 2, {"form": "diagonals"}, "unknown sharding type 'diagonals'"),

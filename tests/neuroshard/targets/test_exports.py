@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import neuroshard as ns
-from neuroshard import Constraints, Home, Placement, Shard, TableRule, Task, Tier, Topology, UserError
+from neuroshard import Constraints, Placement, Shard, TableRule, Task, Tier, TierAssignment, Topology, UserError
 from neuroshard.targets.target import TARGETS, constrained, target_named
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.form import Form
@@ -22,7 +22,7 @@ from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import COPIES, laid_out, placed, table
 
 GOLDEN = Path(__file__).parent / "golden"
-HOST = Home(Tier.HOST)
+HOST = TierAssignment(Tier.UVM)
 
 
 def _task(tables, num_devices=4, host_size=2):
@@ -33,7 +33,10 @@ def _homed(plan, *homes):
     """The plan with its first tables in these memories."""
     given = dict(enumerate(homes))
     return replace(
-        plan, placements=tuple(replace(one, home=given.get(one.shard.table, one.home)) for one in plan.placements)
+        plan,
+        placements=tuple(
+            replace(one, tier_assignment=given.get(one.shard.table, one.tier_assignment)) for one in plan.placements
+        ),
     )
 
 
@@ -45,7 +48,7 @@ def _golden_plan(target):
     task = _task([table(name, 1000 * (n + 1)) for n, name in enumerate(NAMES[:4])] + [table("history", 1 << 27, 32)])
     if target == "sok":
         plan = laid_out(task, 3, 1, range(4), 2, range(4))
-        return _homed(plan, ON_DEVICE, ON_DEVICE, ON_DEVICE, HOST, Home(Tier.CACHED, 0.5))
+        return _homed(plan, ON_DEVICE, ON_DEVICE, ON_DEVICE, HOST, TierAssignment(Tier.UVM_CACHING, 0.5))
     return laid_out(task, 3, {1: 8, 3: 8}, range(4), COPIES, {(0, 1): 16, (2, 3): 16})
 
 
@@ -103,7 +106,13 @@ def _sok_plans(draw):
     for index, its in enumerate(tables):
         gpu = index if index < size else draw(st.integers(0, size - 1))
         places.append(gpu if index < size or size == 1 or draw(st.booleans()) else range(size))
-        homes.append(draw(st.sampled_from([Home(), HOST, *([Home(Tier.CACHED, 0.25)] if its.rows > 1000 else [])])))
+        homes.append(
+            draw(
+                st.sampled_from(
+                    [TierAssignment(), HOST, *([TierAssignment(Tier.UVM_CACHING, 0.25)] if its.rows > 1000 else [])]
+                )
+            )
+        )
     return _homed(laid_out(task, *places), *homes)
 
 
@@ -111,9 +120,9 @@ def _sok_plans(draw):
 def test_sok_reads_what_was_planned_and_the_snippet_says_the_same(plan):
     exported = ns.export_plan(plan, "sok")
     read = _sok_placements(plan.task, json.loads(json.dumps(exported.content)))
-    assert {one for one, _ in read} == {replace(one, home=Home()) for one in plan.placements}
+    assert {one for one, _ in read} == {replace(one, tier_assignment=TierAssignment()) for one in plan.placements}
     for one, kind in read:
-        home = next(its.home for its in plan.placements if its.shard == one.shard)
+        home = next(its.tier_assignment for its in plan.placements if its.shard == one.shard)
         assert (home.tier is Tier.DEVICE) == (kind == "static")
     for rank in range(plan.task.topology.num_devices):
         _check_sok_calls(plan, exported, rank)
@@ -155,7 +164,7 @@ def test_a_snippet_for_sok_wants_as_many_processes():
     ],
 )
 def test_capacities_are_powers_of_two_and_caches_whole_gib(rows, share, devices, capacity, in_gpu):
-    plan = _plan(table("t", rows, 32), range(4) if devices == 4 else 0, Home(Tier.CACHED, share))
+    plan = _plan(table("t", rows, 32), range(4) if devices == 4 else 0, TierAssignment(Tier.UVM_CACHING, share))
     exported = ns.export_plan(plan, "sok")
     variable = exported.content["variables"][0]
     assert (variable["capacity"], variable["max_hbm_for_vectors"]) == (capacity, in_gpu)
@@ -257,7 +266,7 @@ def test_plain_placements_are_those_of_the_plan(plan):
         Placement(
             Shard(index[its["table"]], its["first_column"], its["columns"], its["first_row"], its["rows"]),
             its["device"],
-            Home(Tier(its["tier"]), its["cached"]),
+            TierAssignment(Tier(its["tier"]), its["cached"]),
         )
         for its in content["placements"]
     ]
@@ -265,7 +274,7 @@ def test_plain_placements_are_those_of_the_plan(plan):
     assert [table["sharding_type"] for table in content["tables"]] == list(plan.sharding_types)
 
 
-def _plan(its, where, home=ON_DEVICE, others=4):
+def _plan(its, where, tier_assignment=ON_DEVICE, others=4):
     """Of a table, and one on every GPU besides."""
     task = _task([its, *(table(f"other{n}") for n in range(others))])
     return _homed(laid_out(task, where, *range(others)), home)
@@ -281,7 +290,7 @@ def _plan(its, where, home=ON_DEVICE, others=4):
         ("sok", _plan(table("t"), [2, 3]), "'t' is table_row_wise, and SOK has table_wise and row_wise tables only; find"),
         ("sok", _plan(table("t", pooled=False), 0), "'t' is table_wise, and SOK has row_wise sequence tables only"),
         ("sok", _plan(table("t"), 0, others=3), "device 3 holds no table, and SOK wants one on every"),
-        ("sok", _plan(table("t", 1 << 26), 0, Home(Tier.CACHED, 0.2)),
+        ("sok", _plan(table("t", 1 << 26), 0, TierAssignment(Tier.UVM_CACHING, 0.2)),
          "'t' has a cache of 819 MiB on a device, and SOK counts whole GiB"),
         ("sok", _plan(table("t", bytes_per_element=2), 0, HOST),
          "'t' has 2 bytes per element in host memory, and SOK stores 4 there"),
@@ -325,9 +334,9 @@ LAYOUTS = {
     "grid": {(0, 1): 8, (2, 3): 8},
     "copies": COPIES,
     "hosted": 0,
-    "cached": 0,
+    "cache_load_factor": 0,
 }
-HOMES = {"hosted": HOST, "cached": Home(Tier.CACHED, 1.0)}
+HOMES = {"hosted": HOST, "cached": TierAssignment(Tier.UVM_CACHING, 1.0)}
 KEPT = {
     "sok": {"whole", "rows", "hosted", "cached"},
     "hugectr": {"whole", "halves", "rows", "host", "grid", "copies"},

@@ -4,7 +4,17 @@ import re
 
 import pytest
 
-from neuroshard import Constraints, Home, InfeasibleError, MemoryUse, TableRule, Task, Tier, Topology, UserError
+from neuroshard import (
+    Constraints,
+    InfeasibleError,
+    MemoryUse,
+    TableRule,
+    Task,
+    Tier,
+    TierAssignment,
+    Topology,
+    UserError,
+)
 from neuroshard.cost.loads import Loads
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -14,7 +24,7 @@ from tests.kit.searches import H100
 
 GIB, SLOT = 1 << 30, 17
 SOK = target_named("sok")
-CACHED = Constraints((TableRule("large", tiers=("cached", "host")),))
+CACHED = Constraints((TableRule("large", tiers=("uvm_caching", "uvm")),))
 
 
 def _task(rows, devices=2, memory=8 * GIB, dim=16, constraints=CACHED):
@@ -42,7 +52,7 @@ def _gpu_bytes(plan, gpu):
 )
 def test_slots_are_a_power_of_two_at_least_twice_the_rows(rows, slots):
     use = MemoryUse(host_tables="hkv")
-    for home, vectors in ((Home(Tier.HOST), 0), (Home(Tier.CACHED, 1.0), rows * 16 * 4)):
+    for home, vectors in ((TierAssignment(Tier.UVM), 0), (TierAssignment(Tier.UVM_CACHING, 1.0), rows * 16 * 4)):
         loads = Loads.of([table("large", rows, 16)], 1024).at([home])
         assert use.device_bytes(loads).tolist() == [SLOT * slots + vectors]
         assert use.host_bytes(loads).tolist() == [slots * 16 * 4]
@@ -67,7 +77,10 @@ def test_searches_for_sok_keep_within_gpus_with_keys_and_scores(name, rows):
         found += 1
         assert plan.violations == ()
         assert read_back(plan) == plan
-        if plan.homes[0].cached is None or rows * plan.homes[0].cached * 64 > GIB * devices:  # SOK's least
+        if (
+            plan.tier_assignments[0].cache_load_factor is None
+            or rows * plan.tier_assignments[0].cache_load_factor * 64 > GIB * devices
+        ):  # SOK's least
             assert max(_gpu_bytes(plan, gpu) for gpu in range(devices)) <= 8 * GIB
     assert found or rows > 10**8
 
@@ -89,9 +102,9 @@ def test_plans_that_were_found_for_others_are_checked():
         export_plan(plan, "sok")
     for name in set(TARGETS) - {"sok"}:
         target = target_named(name)
-        if task.limits[0].home.tier in target.tiers:
+        if task.limits[0].tier_assignment.tier in target.tiers:
             target.check(plan)
-    small = _task(10**6, constraints=Constraints((TableRule("large", tiers=("host",)),)))
+    small = _task(10**6, constraints=Constraints((TableRule("large", tiers=("uvm",)),)))
     assert export_plan(laid_out(small, 0, 1, 0), "sok").content["variables"][0]["capacity"] == 1 << 21
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from neuroshard import Home, MemoryUse, Table, Task, Tier, Topology, UserError
+from neuroshard import MemoryUse, Table, Task, Tier, TierAssignment, Topology, UserError
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts.widths import shard_widths
 from neuroshard.plumbing.schema import MAX_BATCH_SIZE, MAX_BYTES, MAX_DIM, MAX_FEATURES, MAX_POOLING_FACTOR, MAX_ROWS
@@ -40,7 +40,7 @@ def test_every_column_shard_has_all_permuted_indices_of_a_pipeline(pipeline, per
 
 
 def test_fetching_ahead_takes_lists_of_tables_behind_caches():
-    shards = Loads.of([TABLE, TABLE], 64).at([Home(Tier.CACHED, 0.5), Home(Tier.HOST)])
+    shards = Loads.of([TABLE, TABLE], 64).at([TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(Tier.UVM)])
     ahead, others = (MemoryUse("sgd", pipeline=one).device_bytes(shards) for one in ("prefetch", "sparse_dist"))
     indices = 8 * (160 + 64)
     assert (ahead - others).tolist() == [(2 + 7) * indices, 2 * indices]

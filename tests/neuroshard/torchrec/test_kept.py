@@ -24,7 +24,7 @@ from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.kept import KeptPlan, _digest, load_any_plan
 from neuroshard.torchrec.made_for import digests, made_for
-from neuroshard.words.placement import Home, Tier
+from neuroshard.words.placement import Tier, TierAssignment
 from tests.kit.torchrec_models import AllOnLast, bags, planner, sequences, topology
 
 
@@ -106,7 +106,7 @@ def test_devices_with_a_little_less_memory_keep_only_what_they_hold(path):
     assert full.differences(kept.made_for, less, hosts) == ("devices",)
 
 
-@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.HOST])
+@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.UVM])
 @pytest.mark.parametrize("free", [0, 10])
 def test_hosts_with_a_little_less_memory_keep_only_what_they_hold(path, tier, free):
     """One of two hosts has less; `free` bytes of it are left beside both tables, or what would be both."""
@@ -114,7 +114,7 @@ def test_hosts_with_a_little_less_memory_keep_only_what_they_hold(path, tier, fr
     kept = KeptPlan.load(path)
     assert kept.host_memory == (2 << 20, 2 << 20)
     task = replace(kept.plan.task, topology=replace(kept.plan.task.topology, host_memory_bytes=2 * SIZE + free))
-    kept = replace(kept, plan=rehomed(kept.plan, task, (Home(tier),) * 2))
+    kept = replace(kept, plan=rehomed(kept.plan, task, (TierAssignment(tier),) * 2))
     for less in range(0, 20, 5):
         hosts = kept.host_memory[0], kept.host_memory[1] - less
         fits = tier is Tier.DEVICE or less <= free

@@ -92,7 +92,7 @@ def test_a_terabyte_of_sequence_tables_on_one_host():
     ours, plan, held = _planned(collection, sharder, 8, 256, (0, 5), **_said(tables))
     assert [table.size_bytes for table in ours.task.tables] == [1024 * GB, 10_240_000_000, 131_072]
     assert ours.forms[0] is Form.ROW_WISE
-    assert {placed.home.tier for placed in ours.by_table[0]} <= {Tier.CACHED, Tier.HOST}
+    assert {placed.tier_assignment.tier for placed in ours.by_table[0]} <= {Tier.UVM_CACHING, Tier.UVM}
     assert plan["item"].compute_kernel in ("fused_uvm", "fused_uvm_caching")
     assert all(("item", (GB // 8, 512)) in its for its in held)
 

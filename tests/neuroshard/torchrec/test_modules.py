@@ -262,7 +262,7 @@ def test_caches_have_the_size_that_is_planned_and_are_else_as_constraints_ask(as
     constraints = _said("b", compute_kernels=["fused_uvm_caching"], cache_params=asked)
     ours, plan = planned(_bags("a", "b"), device="cuda", models="roofline:h100", constraints=constraints)
     cache = plan.plan[""]["b"].cache_params
-    assert 0 < cache.load_factor == ours.last_plan.homes[1].cached
+    assert 0 < cache.load_factor == ours.last_plan.tier_assignments[1].cache_load_factor
     assert cache.algorithm is (CacheAlgorithm.LRU if asked is None else CacheAlgorithm.LFU)
 
 

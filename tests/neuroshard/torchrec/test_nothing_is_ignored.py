@@ -54,7 +54,7 @@ def _outcome(constraint, caplog, model=None, **settings):
     ours = planner(constraints={"t": constraint}, **given)
     plan = ours.plan(model or bags("t", dim=64))
     ours_plan = ours.last_plan
-    tier = ours_plan.homes[0].tier
+    tier = ours_plan.tier_assignments[0].tier
     return Outcome(plan.plan[""]["t"], ours_plan.task.tables[0], tier, len(ours_plan.placements), caplog.text)
 
 
@@ -163,7 +163,7 @@ def test_tables_that_fbgemm_keeps_in_device_memory_count_there(asked, by):
             ours.plan(bags("t", rows=1000, dim=64), [sharder])
         return
     ours.plan(bags("t", rows=1000, dim=64), [sharder])
-    assert ours.last_plan.homes[0].tier is not Tier.DEVICE
+    assert ours.last_plan.tier_assignments[0].tier is not Tier.DEVICE
 
 
 def test_host_memory_alone_contradicts_weights_in_device_memory(caplog):

@@ -11,7 +11,7 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.types import CacheParams, PipelineType
 
-from neuroshard import CostModels, Home, MemoryUse, Simulator, Tier, UserError
+from neuroshard import CostModels, MemoryUse, Simulator, Tier, TierAssignment, UserError
 from neuroshard.hardware import step_bench
 from neuroshard.hardware.stand_in import in_pipeline
 from neuroshard.hardware.step_samples import StepProtocol
@@ -181,7 +181,7 @@ def test_kept_plans_and_files_hold_it_and_kept_ones_are_compared_by_it(model, pa
 def _cached_plan(pipeline):
     plan = _planner(models="roofline:h100").search(bags("a", "b"))
     task = replace(plan.task, memory=MemoryUse(pipeline=pipeline))
-    return rehomed(plan, task, (Home(Tier.CACHED, 0.25), Home(Tier.HOST)))
+    return rehomed(plan, task, (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM)))
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

@@ -13,7 +13,7 @@ from torchrec import EmbeddingBagCollection
 from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardingPlan
 from torchrec.types import DataType
 
-from neuroshard import Home, Plan, Table, Task, Tier, Topology, UserError
+from neuroshard import Plan, Table, Task, Tier, TierAssignment, Topology, UserError
 from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.testing import ONCE, toy_task
@@ -107,7 +107,7 @@ def _with_table(name):
     ],
 )
 def test_memories_are_kernels_and_caches_as_users_want_them(asked, found, path):
-    plan = rehomed(PLAN, TASK, (Home(Tier.CACHED, 0.25), Home(Tier.HOST)))
+    plan = rehomed(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM)))
     exported = to_sharding_plan(plan, "ebc", cache=asked)
     module = exported.plan["ebc"]
     assert [module[name].compute_kernel for name in ("a", "b.c")] == ["fused_uvm_caching", "fused_uvm"]
@@ -117,13 +117,15 @@ def test_memories_are_kernels_and_caches_as_users_want_them(asked, found, path):
 
 
 def test_caches_without_a_size_have_fbgemms():
-    exported = to_sharding_plan(rehomed(PLAN, TASK, (Home(Tier.CACHED, 0.25), ON_DEVICE)), "ebc")
+    exported = to_sharding_plan(rehomed(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), ON_DEVICE)), "ebc")
     exported.plan["ebc"]["a"].cache_params = None
-    assert from_sharding_plan(TASK, exported).homes[0] == Home(Tier.CACHED, 0.2)
+    assert from_sharding_plan(TASK, exported).tier_assignments[0] == TierAssignment(Tier.UVM_CACHING, 0.2)
 
 
 HOMES = st.one_of(
-    st.just(ON_DEVICE), st.just(Home(Tier.HOST)), st.floats(0.01, 1.0).map(lambda share: Home(Tier.CACHED, share))
+    st.just(ON_DEVICE),
+    st.just(TierAssignment(Tier.UVM)),
+    st.floats(0.01, 1.0).map(lambda share: TierAssignment(Tier.UVM_CACHING, share)),
 )
 
 

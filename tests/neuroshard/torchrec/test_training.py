@@ -14,7 +14,7 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from neuroshard import Constraints, Home, Table, TableRule, Task, Tier, Topology
+from neuroshard import Constraints, Table, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.testing import ONCE
@@ -38,7 +38,11 @@ PLANS = {
     "unequal columns": ({1: 4, 0: 12}, {0: 28, 1: 4}, CUT),
     "an empty device": (1, 1, 1),
 }
-HOMES = (Home(Tier.CACHED, 0.5), Home(Tier.HOST), Home(Tier.CACHED, 0.1))  # FBGEMM keeps no caches on CPU
+HOMES = (
+    TierAssignment(Tier.UVM_CACHING, 0.5),
+    TierAssignment(Tier.UVM),
+    TierAssignment(Tier.UVM_CACHING, 0.1),
+)  # FBGEMM keeps no caches on CPU
 GRID = {(2, 3): 16, (0, 1): 16}
 WIDE = {
     "over all four": (3, {0: 8, 2: 24}, {0: 4, 1: 12, 2: 40, 3: 8}),

@@ -32,11 +32,11 @@ SHAPES = [16, 256], [1_000_000, 40_000]
 
 def _task(memory_mib, devices=2, shapes=SHAPES, pipeline=None, **rule):
     topology = Topology(devices, int(memory_mib * MIB), host_memory_bytes=1 << 40)
-    rules = (TableRule("*", **{"tiers": ("cached",), "cached": 0.2} | rule),)
+    rules = (TableRule("*", **{"tiers": ("uvm_caching",), "cache_load_factor": 0.2} | rule),)
     return Task(plain_tables(*shapes), topology, 4096, MemoryUse("sgd", 0, pipeline), Constraints(rules))
 
 
-def _hot(memory_mib, pipeline=None, tiers=("cached", "host")):
+def _hot(memory_mib, pipeline=None, tiers=("uvm_caching", "uvm")):
     """Two tables, both in host memory, of which a few rows are looked up most: caches pay."""
     shapes = zip("ab", *reversed(SHAPES), strict=True)
     topology = Topology(1, int(memory_mib * MIB), host_memory_bytes=1 << 40)
@@ -87,8 +87,8 @@ def test_three_widths_have_three_sets_of_devices():
 def test_without_rules_smaller_caches_are_found_on_one_device():
     task = _hot(60)
     plan = found(QUICKLY, task)
-    assert Tier.CACHED in {home.tier for home in plan.homes}
-    on_host = replace(task, constraints=Constraints((TableRule("*", tiers=("host",)),)))
+    assert Tier.UVM_CACHING in {home.tier for home in plan.tier_assignments}
+    on_host = replace(task, constraints=Constraints((TableRule("*", tiers=("uvm",)),)))
     assert ms_of(plan) < ms_of(found(QUICKLY, on_host))
 
 
@@ -165,7 +165,7 @@ def test_a_settled_plan_fits_its_own_bounds(seed):
 
 def test_rules_that_contradict_others_are_left_out():
     narrow, wide = tables("ab", 1000, 16), tables("cd", 1000, 64)
-    cached = TableRule("*", tiers=("cached",))
+    cached = TableRule("*", tiers=("uvm_caching",))
     topology = Topology(2, 1 << 20, host_memory_bytes=1 << 30)
     bound = Constraints((cached, TableRule("a", devices=(0,)), TableRule("c", devices=(0,))))
     task = Task((*narrow, *wide), topology, 64, constraints=bound)

@@ -53,11 +53,11 @@ def _in_host_memory():
     """Every table in four shards of 16 columns, two on each of two hosts."""
     reuse = ns.zipf_reuse(1 << 28, 655360, 1.05)
     tables = tuple(ns.Table(f"t{n}", (n << 30) // 256, 64, 10.0, reuse) for n in (60, 20))
-    rules = ns.Constraints((ns.TableRule("*", tiers=("host",)),))
+    rules = ns.Constraints((ns.TableRule("*", tiers=("uvm",)),))
     topology = ns.Topology(8, "80GiB", devices_per_host=4, host_memory_bytes="50GiB")
     task = ns.Task(tables, topology, 65536, constraints=rules)
     shards = [dict.fromkeys(devices, 16) for devices in ((0, 1, 4, 5), (2, 3, 6, 7))]
-    known = rehomed(laid_out(task, *shards), task, (ns.Home(ns.Tier.HOST),) * 2)
+    known = rehomed(laid_out(task, *shards), task, (ns.TierAssignment(ns.Tier.UVM),) * 2)
     return _Case(task, ModelChoice("roofline:h100"), 1.58, known)
 
 

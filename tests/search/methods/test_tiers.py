@@ -23,7 +23,7 @@ from neuroshard.stages.search.space.homes import HomeOptions, homed, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import linear_models
 from neuroshard.words.form import Form
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 from tests.kit.plans import laid_out, whole
 from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import hot_table, plain_tables
@@ -35,7 +35,7 @@ FEW_STEPS = Improvement(perturbations=3)
 PLAIN = Random(), Greedy("size"), Greedy("size_lookup")
 SEARCHERS = (*PLAIN, BeamSearch(max_splits=3), NeuroShard(improvement=FEW_STEPS))
 EVERY = pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda searcher: type(searcher).__name__)
-ON_HOSTS = (TableRule("*", tiers=("host",)),)
+ON_HOSTS = (TableRule("*", tiers=("uvm",)),)
 LARGE = tuple(table.with_dim(32) for table in dlrm_like(seed=3, batch_size=BATCH) if table.rows > 50_000)
 
 
@@ -53,7 +53,7 @@ def _found(share, searcher=QUICKLY, simulator=H100, **fields):
 
 
 def _tiers(plan):
-    return {home.tier for home in plan.homes}
+    return {home.tier for home in plan.tier_assignments}
 
 
 def test_tables_stay_on_devices_that_have_room():
@@ -74,7 +74,11 @@ def test_less_memory_costs_more():
 @pytest.mark.parametrize("tasks", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_plans_of_tiny_tasks_are_near_the_best(tasks):
     """Of whole tables on 2 devices in a few memories; searches may also cut tables and choose other caches."""
-    homes = (ON_DEVICE, *(Home(Tier.CACHED, share) for share in (0.05, 0.2, 0.6)), Home(Tier.HOST))
+    homes = (
+        ON_DEVICE,
+        *(TierAssignment(Tier.UVM_CACHING, share) for share in (0.05, 0.2, 0.6)),
+        TierAssignment(Tier.UVM),
+    )
     gaps = []
     for seed in range(tasks):
         rng = np.random.default_rng(seed)
@@ -98,7 +102,9 @@ def test_no_choice_of_memories_would_have_been_cheaper_by_much(share, count):
     """By the same search with every table bound to the memory that the choice gives it."""
     task = _task(share, count)
     options = HomeOptions.of(task, H100.compute_for(task))
-    bound = (homed(task, tuple(options.homes[option] for option in chosen)) for chosen in options.choices(task))
+    bound = (
+        homed(task, tuple(options.tier_assignments[option] for option in chosen)) for chosen in options.choices(task)
+    )
     each = [ms_of(QUICKLY.find(one, H100).plan) for one in bound]
     assert len(each) > 2
     assert ms_of(found(QUICKLY, task)) <= min(each) * 1.01
@@ -106,20 +112,25 @@ def test_no_choice_of_memories_would_have_been_cheaper_by_much(share, count):
 
 def test_rules_are_kept():
     first, second = (table.name for table in LARGE[:2])
-    rules = Constraints((TableRule(first, tiers=("host",)), TableRule(second, tiers=("cached",), cached=0.35)))
+    rules = Constraints(
+        (TableRule(first, tiers=("uvm",)), TableRule(second, tiers=("uvm_caching",), cache_load_factor=0.35))
+    )
     for share in (0.4, 1.5):
         plan = _found(share, constraints=rules)
-        assert plan.homes[:2] == (Home(Tier.HOST), Home(Tier.CACHED, 0.35))
+        assert plan.tier_assignments[:2] == (TierAssignment(Tier.UVM), TierAssignment(Tier.UVM_CACHING, 0.35))
 
 
-@pytest.mark.parametrize("rule", [TableRule("*", tiers=("device", "host")), TableRule("*", tiers=("cached",))])
+@pytest.mark.parametrize("rule", [TableRule("*", tiers=("device", "uvm")), TableRule("*", tiers=("uvm_caching",))])
 def test_every_table_may_be_kept_out_of_a_memory(rule):
     assert _tiers(_found(0.5, constraints=Constraints((rule,)))) <= {Tier(tier) for tier in rule.tiers}
 
 
 def test_other_searchers_leave_tables_where_rules_put_them():
-    rules = Constraints(tuple(TableRule(table.name, tiers=("host",)) for table in LARGE[:6]))
-    assert _found(2.0, Greedy("dim"), constraints=rules).homes == (Home(Tier.HOST),) * 6 + (ON_DEVICE,) * 2
+    rules = Constraints(tuple(TableRule(table.name, tiers=("uvm",)) for table in LARGE[:6]))
+    assert (
+        _found(2.0, Greedy("dim"), constraints=rules).tier_assignments
+        == (TierAssignment(Tier.UVM),) * 6 + (ON_DEVICE,) * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +139,7 @@ def test_other_searchers_leave_tables_where_rules_put_them():
         (0.5, 0.0, (), "the tables take"),
         (0.3, 0.3, (), "device and host memory are both short: the tables take"),
         (0.3, 2.0, (TableRule("*", tiers=("device",)),), "device memory is short: with all tables on hosts"),
-        (1.5, 0.5, (TableRule("*", tiers=("host",)),), "host memory is short: tables that must lie there take"),
+        (1.5, 0.5, (TableRule("*", tiers=("uvm",)),), "host memory is short: tables that must lie there take"),
     ],
 )
 def test_the_memory_that_is_short_is_named(share, host_share, rules, why):
@@ -139,7 +150,11 @@ def test_the_memory_that_is_short_is_named(share, host_share, rules, why):
 def test_caches_of_tables_on_several_devices_take_what_is_left():
     task = _task(0.5, count=3)
     rows = laid_out(task, *[range(4)] * 3)
-    plan = rehomed(rows, task, (Home(Tier.CACHED, 0.01), Home(Tier.HOST), Home(Tier.CACHED, 0.2)))
+    plan = rehomed(
+        rows,
+        task,
+        (TierAssignment(Tier.UVM_CACHING, 0.01), TierAssignment(Tier.UVM), TierAssignment(Tier.UVM_CACHING, 0.2)),
+    )
     grown = caches_grown(plan, HomeOptions.of(task, H100.models.compute), H100)
     assert grown.violations == ()
     assert ms_of(grown) < ms_of(plan)
@@ -155,27 +170,27 @@ def test_running_jobs_keep_their_memories():
     plan = _found(0.4, replace(QUICKLY, sharding_types=("column_wise",)))
     worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
     moved = found(Replan(worse, improvement=Improvement(perturbations=5)), plan.task)
-    assert moved.homes == plan.homes
+    assert moved.tier_assignments == plan.tier_assignments
     assert ms_of(moved) <= ms_of(worse)
 
 
 def test_memories_stay_where_a_table_goes():
     plan = _found(0.4)
     fewer = replace(plan.task, tables=plan.task.tables[1:])
-    assert len(set(plan.homes[1:])) > 1
+    assert len(set(plan.tier_assignments[1:])) > 1
     changed = Replan(plan, improvement=Improvement(perturbations=1), min_gain=1e9).find(fewer, H100).plan
-    assert changed.homes == plan.homes[1:]
+    assert changed.tier_assignments == plan.tier_assignments[1:]
     assert moved_bytes(plan, changed) == 0
 
 
 def test_plans_are_explained_and_have_candidate_plans():
     plan = _found(0.4)
     explained = explain(plan, H100)
-    homes = {plan.task.tables[table].name: home for table, home in enumerate(plan.homes)}
-    assert {share.table.name: share.placed.home for share in explained.shards} == homes
+    homes = {plan.task.tables[table].name: home for table, home in enumerate(plan.tier_assignments)}
+    assert {share.table.name: share.placed.tier_assignment for share in explained.shards} == homes
     candidate_plans = QUICKLY.candidate_plans(plan, H100, 4)
     assert candidate_plans[0] is plan
-    assert {one.homes for one in candidate_plans} == {plan.homes}
+    assert {one.tier_assignments for one in candidate_plans} == {plan.tier_assignments}
     assert all(one.task == plan.task for one in candidate_plans)
 
 
@@ -213,7 +228,7 @@ def test_tables_that_no_host_has_room_for_are_divided(searcher):
 
 def test_what_is_given_to_hosts_fits_and_keeps_the_rules():
     pinned = (PinnedShard("t0", 32, (5, 6)),)
-    rules = (TableRule("*", tiers=("host",)), TableRule("t1", devices=(0, 1, 2)), TableRule("t2", equal_widths=True))
+    rules = (TableRule("*", tiers=("uvm",)), TableRule("t1", devices=(0, 1, 2)), TableRule("t2", equal_widths=True))
     found(Greedy("size"), _in_gib([20, 30, 50], 62, rules, pinned=pinned))
     found(Greedy("size"), _in_gib([20, 30, 50], 51, together=(("t0", "t1"),)))
     assert assigned_to_hosts(_in_gib([20, 30, 50], 101)) is None  # one host holds all
@@ -230,14 +245,14 @@ def test_the_host_memory_that_is_named_suffices():
     given = replace(task, topology=replace(task.topology, host_memory_bytes=enough))
     for searcher in SEARCHERS:
         found(searcher, given)
-    whole = _in_gib([60, 60, 60], 80, (TableRule("*", tiers=("host",), max_shards=1),))
+    whole = _in_gib([60, 60, 60], 80, (TableRule("*", tiers=("uvm",), max_shards=1),))
     assert least_host_bytes(whole) == pytest.approx(120 * GIB, rel=0.01)
 
 
 @EVERY
 def test_an_accident_of_placement_is_no_proof(searcher):
     """Where nothing is found, it is said of what was found, not of all plans."""
-    task = _in_gib([60, 60, 60], 91, (TableRule("*", tiers=("host",), max_shards=1),))
+    task = _in_gib([60, 60, 60], 91, (TableRule("*", tiers=("uvm",), max_shards=1),))
     with pytest.raises(InfeasibleError, match="host") as caught:
         searcher.find(task, H100)
     assert "no plan exists" not in str(caught.value)
@@ -268,7 +283,7 @@ def test_a_large_table_goes_before_small_ones_that_gain_more_where_hosts_cannot_
     tables = tuple(hot_table(*shape, 1.0, 64, bytes_per_element=2) for shape in shapes)
     topology = Topology(2, 64_500_000, host_memory_bytes=2_500_000)
     plan = found(QUICKLY, Task(tables, topology, 64, ns.MemoryUse("adam")), H100)
-    assert plan.homes == (ON_DEVICE, Home(Tier.HOST))
+    assert plan.tier_assignments == (ON_DEVICE, TierAssignment(Tier.UVM))
     assert plan.violations == ()
     with pytest.raises(InfeasibleError, match="both short"):
         found(QUICKLY, Task(tables, replace(topology, memory_bytes=10_000_000), 64), H100)
@@ -278,7 +293,7 @@ def test_a_large_table_goes_before_small_ones_that_gain_more_where_hosts_cannot_
 @pytest.mark.parametrize("pooled", [True, False])
 def test_two_equal_parts_may_lie_on_two_hosts(searcher, pooled):
     tables = tuple(replace(its, pooled=pooled) for its in plain_tables([64], 100_000))
-    rule = TableRule("t0", tiers=("host",), sharding_types=("column_wise",), min_shards=2, equal_widths=True)
+    rule = TableRule("t0", tiers=("uvm",), sharding_types=("column_wise",), min_shards=2, equal_widths=True)
     topology = Topology(4, GIB, devices_per_host=2, host_memory_bytes=tables[0].size_bytes // 2)
     plan = searcher.find(Task(tables, topology, 1024, constraints=Constraints((rule,))), H100).plan
     assert plan.violations == ()
@@ -293,7 +308,7 @@ def test_small_tables_are_copied_beside_a_large_one_on_hosts_where_columns_would
     task = Task(tables, Topology(4, "560MiB", host_memory_bytes=1 << 40), 65_536, ns.MemoryUse("sgd", 1))
     plan = found(QUICKLY, task, H100)
     assert plan.forms == (Form.COLUMN_WISE, *(Form.DATA_PARALLEL,) * 32)
-    assert plan.homes[0].tier is not Tier.DEVICE
+    assert plan.tier_assignments[0].tier is not Tier.DEVICE
 
 
 @pytest.mark.parametrize(("share", "host_share"), [(1.05, 0), (1.05, 1), (0.9, 1)])
@@ -305,5 +320,5 @@ def test_a_table_that_must_be_copied_lies_on_every_device_beside_any_others(shar
     assert HomeOptions.of(task, H100.models.compute).device_bytes[:, 0].tolist() == [2 * copied, other]
     plan = found(replace(QUICKLY, grid=GridSettings(points=2)), task, H100)
     assert plan.forms[0] is Form.DATA_PARALLEL
-    assert plan.homes[0] == ON_DEVICE
-    assert (plan.homes[1] == ON_DEVICE) == (share > 1)
+    assert plan.tier_assignments[0] == ON_DEVICE
+    assert (plan.tier_assignments[1] == ON_DEVICE) == (share > 1)

@@ -75,7 +75,7 @@ def test_every_searcher_cuts_wide_tables(name, devices):
 @pytest.mark.parametrize("name", ["neuroshard", "neuroshard_published", "dim_greedy", "random"])
 def test_wide_tables_in_host_memory_are_cut_too(name):
     topology = Topology(4, 60 << 20, devices_per_host=2, host_memory_bytes=24 << 20)
-    rules = Constraints((TableRule("w*", tiers=("host",)),))
+    rules = Constraints((TableRule("w*", tiers=("uvm",)),))
     task = replace(wide_task(4, constraints=Constraints()), topology=topology, constraints=rules)
     check_width(build("searcher", name, **SETTINGS.get(name, {})).find(task, H100).plan)
 

@@ -8,9 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.stages.search.space.homes import HomeOptions
-from neuroshard.words.placement import ON_DEVICE, Home, Tier
+from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 
-HOMES = (ON_DEVICE, Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 0.5), Home(Tier.HOST))
+HOMES = (
+    ON_DEVICE,
+    TierAssignment(Tier.UVM_CACHING, 0.1),
+    TierAssignment(Tier.UVM_CACHING, 0.5),
+    TierAssignment(Tier.UVM),
+)
 
 
 def _options(size, cost):
