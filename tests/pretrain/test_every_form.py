@@ -146,7 +146,7 @@ def test_fewer_forms_are_fitted_where_they_are_named(data):
     rows = _pretrain(data, "row_wise", calls=("row_wise",), **BRIEF_SETS)
     assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("data_parallel", "all_reduce"))}
     assert CostModels.load(data.parent / "row_wise").forms == {Form.COLUMN_WISE, Form.ROW_WISE}
-    with pytest.raises(UserError, match="these cost models know costs of columns, rows only"):
+    with pytest.raises(UserError, match="these cost models know costs of column_wise, row_wise only"):
         Simulator(CostModels.load(data.parent / "rows")).cost(_mixed(None).task, _mixed(None))
     with pytest.raises(UserError, match=r"unknown kernel call 'row'.*did you mean 'row_wise'"):
         _pretrain(data, "wrong", calls=("row",), **BRIEF_SETS)

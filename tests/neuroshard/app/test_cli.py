@@ -410,7 +410,7 @@ def test_the_version_is_told(capsys):
 def test_the_defaults_of_a_search_have_a_plan_for_any_table_file(here, capsys):
     assert "solved 1 of 1 tasks" in done(capsys, "search", "searcher=size_greedy")
     out = done(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
-    assert "3 tables in 3 column shards on 4 devices" in out
+    assert "3 tables: 3 table-wise on 4 devices" in out
     assert "device 0: " in out
 
 

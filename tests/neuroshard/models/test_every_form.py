@@ -96,7 +96,7 @@ def test_a_collective_that_is_not_known_is_refused():
     }
     models = replace(MODELS, backward=CommByCollective(known, frozenset(Form)))
     Simulator(models).cost(_task(), _mixed())
-    with pytest.raises(UserError, match=r"don't know the exchange host_.*rows on one host"):
+    with pytest.raises(UserError, match=r"don't know the exchange host_.*table_row_wise"):
         Simulator(models).cost(_task(2), _mixed(_task(2)))
 
 

@@ -117,7 +117,7 @@ def test_models_refuse_forms_that_they_know_no_cost_of():
     task = toy_task(6)
     for models in (linear_models(), random_models()):
         assert models.forms == {Form.COLUMN_WISE}
-        with pytest.raises(UserError, match=r"table 'toy0' lies in rows, and .* costs of columns only; .*roofline"):
+        with pytest.raises(UserError, match=r"table 'toy0' is row_wise, and .* costs of column_wise only; .*roofline"):
             Simulator(models).cost(task, _mixed(task))
     with pytest.raises(UserError, match="table 'toy1' lies in copies"):
         Simulator(linear_models()).costs(task, [whole(task), laid_out(task, 0, COPIES, 2, 3, 0, 1)])

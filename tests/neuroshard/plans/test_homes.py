@@ -103,7 +103,7 @@ def test_all_shards_of_a_table_lie_in_one_memory():
 
 def test_copies_lie_on_devices():
     copies = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in in_copies(OPEN, 1)]
-    with pytest.raises(UserError, match="copies of table 'b' lie in host; copies lie on devices only"):
+    with pytest.raises(UserError, match="table 'b' is data_parallel in uvm; put data-parallel tables in tier device"):
         Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
 
 

@@ -296,7 +296,7 @@ def _plan(its, where, tier_assignment=ON_DEVICE, others=4):
          "'t' has 2 bytes per element in host memory, and SOK stores 4 there"),
         ("hugectr", _plan(table("t"), {0: 4, 1: 12}),
          "'t' is in shards of 4 and 12 columns, and HugeCTR needs equal widths; find another with"),
-        ("hugectr", _plan(table("t"), 0, HOST), "'t' lies in tier host, and HugeCTR has device only"),
+        ("hugectr", _plan(table("t"), 0, HOST), "'t' is in tier uvm, and HugeCTR has device only"),
         ("hugectr", _plan(table("t", bytes_per_element=2), 0),
          "'t' has 2 bytes per element, and HugeCTR stores 4; plan it with bytes_per_element=4"),
         *((name, laid_out(toy_task(1, memory_bytes=1000), 0), "plan: doesn't fit its task: device 0 needs")

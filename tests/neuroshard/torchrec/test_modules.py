@@ -344,7 +344,7 @@ def _stored(**fields):
     return nn.ModuleDict({"stored": bags("v", rows=STORED, dim=WIDE, **fields), "bags": _bags("a", "b")})
 
 
-COPIED = r"^table 'v' has 10 columns, .* copies only, .*; allow '.*', or give it 12 col"
+COPIED = r"^table 'v' has 10 columns, .* data_parallel table only, .*; allow '.*', or give it 12 col"
 LEFT = r"^table '1\.v' is left to TorchRec's planner by its "
 OFFERED = "and EmbeddingBagCollectionSharder has only "
 BESIDE = nn.ModuleList([_bags("innocent", dim=10), _bags("v")])
@@ -555,7 +555,7 @@ def test_tables_that_share_features_with_mean_pooled_rows(features, warned, capl
 
 
 def test_a_mean_pooled_table_that_fits_in_no_columns_says_that_rows_may_be_named():
-    with pytest.raises(InfeasibleError, match=r"or let mean be in rows by naming sharding_types=\['row_wise'\]"):
+    with pytest.raises(InfeasibleError, match=r"or let mean be row-wise by naming sharding_types=\['row_wise'\]"):
         planner(2, "cuda", cap=ROWS * DIM, models="roofline:h100").plan(_beside_mean_pooling())
 
 
@@ -579,7 +579,7 @@ def test_fused_collections_are_copied_only_where_that_is_named():
 )
 def test_copies_that_fail_on_cpus_are_refused_however_they_are_asked_for(module, limits, do):
     said = _said("t", **limits)
-    fails = r"TorchRec 1\.8 fails with copies of sequence tables, and of fused collections, on CPUs; "
+    fails = r"TorchRec 1\.8 fails with data-parallel sequence tables, and .* of fused collections, on CPUs; "
     with pytest.raises(UserError, match=f"{fails}{do}"):
         planner(constraints=said).plan(module)
     planner(2, "cuda", constraints=said).plan(module)

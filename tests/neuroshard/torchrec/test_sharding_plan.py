@@ -208,7 +208,7 @@ def test_every_form_has_torchrecs_word_and_the_blocks_that_it_wants(path):
 def test_hosts_are_those_that_blocks_were_laid_out_for():
     places = [str(s.placement) for s in to_sharding_plan(MIXED).plan[""]["rows"].sharding_spec.shards]
     assert places == ["rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"]
-    with pytest.raises(UserError, match="local_world_size=4, but table 'host' is in blocks of rows on hosts of 2"):
+    with pytest.raises(UserError, match="local_world_size=4, but table 'host' is row-wise on hosts of 2"):
         to_sharding_plan(MIXED, local_world_size=4)
     with pytest.raises(UserError, match="'host' are in blocks of rows on 2 device"):
         from_sharding_plan(replace(HOSTS, topology=Topology(4, 1 << 20)), to_sharding_plan(MIXED))

@@ -261,7 +261,7 @@ def test_rules_on_forms_hold_of_all_tables(form):
 def test_a_form_that_a_table_cannot_have_is_refused():
     """Three rows don't make eight blocks."""
     task = _criteo(constraints=Constraints((TableRule("criteo_5", sharding_types=("row_wise",)),)))
-    with pytest.raises(UserError, match="'criteo_5' may lie in rows only"):
+    with pytest.raises(UserError, match="'criteo_5' may be row_wise only"):
         ALL.find(task, H100)
 
 
@@ -371,7 +371,7 @@ def test_forms_are_chosen_by_a_setting():
     for forms in (["column_wise"], ["column_wise", "row_wise"], ["column_wise", "data_parallel"]):
         plan = search(task, H100, sharding_types=forms, improvement={"perturbations": 5})
         assert set(plan.forms) <= {Form(form) for form in forms}
-    with pytest.raises(UserError, match=r"forms=\['row_wise'\] must have columns among them"):
+    with pytest.raises(UserError, match=r"sharding_types=\['row_wise'\] must have column_wise"):
         NeuroShard(sharding_types=("row_wise",))
     with pytest.raises(UserError, match="did you mean 'copies'"):
         NeuroShard(sharding_types=("column_wise", "copy"))
@@ -391,17 +391,17 @@ def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
 @pytest.mark.parametrize(
     ("rows", "devices", "rule", "why"),
     [
-        (5, 4, {}, "rows: 5 rows are too few for 4 devices"),
-        (900, 4, {"devices": (0, 1)}, "rows: it is allowed on 2 devices of 4, and would lie on all"),
-        (900, 1, {}, "rows: one device has columns only"),
-        (900, 4, {"min_blocks": 9}, "rows: it must have at least 9 shards, and would have 4 on 4 devices"),
-        (900, 4, {"max_shards": 2}, "rows: it must have at most 2 shards, and would have 4 on 4 devices"),
+        (5, 4, {}, "row_wise: 5 rows are too few for 4 devices"),
+        (900, 4, {"devices": (0, 1)}, "row_wise: it is allowed on 2 devices of 4, and would lie on all"),
+        (900, 1, {}, "row_wise: one device has whole tables only"),
+        (900, 4, {"min_blocks": 9}, "row_wise: it must have at least 9 shards, and would have 4 on 4 devices"),
+        (900, 4, {"max_shards": 2}, "row_wise: it must have at most 2 shards, and would have 4 on 4 devices"),
     ],
 )
 def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(searcher, rows, devices, rule, why):
     rules = Constraints((TableRule("t0", sharding_types=("row_wise",), **rule),))
     task = plain_task([32, 64], [rows, 100], devices=devices, constraints=rules)
-    with pytest.raises(UserError, match=rf"^constraints: table 't0' may lie in rows only, and can't \({why}"):
+    with pytest.raises(UserError, match=rf"^constraints: table 't0' may be row_wise only, and can't be \({why}"):
         search(task, H100, searcher)
 
 
@@ -416,7 +416,7 @@ def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(se
 )
 def test_what_leaves_out_the_only_form_of_a_table_is_named(searcher, simulator, forms, why):
     task = plain_task([32, 64], devices=4, constraints=Constraints((TableRule("t0", sharding_types=("row_wise",)),)))
-    with pytest.raises(UserError, match=rf"'t0' may lie in rows only, and can't \(rows: {why}"):
+    with pytest.raises(UserError, match=rf"'t0' may be row_wise only, and can't be \(row_wise: {why}"):
         search(task, simulator, searcher, sharding_types=forms)
 
 

@@ -60,7 +60,7 @@ def test_the_more_may_move_the_lower_the_cost(compute, known):
 def test_models_that_do_not_know_a_form_of_the_plan_are_refused():
     task = toy_task(3)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
-        said = f"table 'toy0' lies in {form}, and these cost models know costs of columns"
+        said = f"table 'toy0' is {form}, and these cost models know costs of column_wise"
         with pytest.raises(UserError, match=said):
             Replan(laid_out(task, where, 0, 0)).find(task, Simulator(linear_models()))
     with pytest.raises(UserError, match="did you mean 'copies'"):
@@ -246,7 +246,7 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
         assert plan.violations == ()
         assert most is None or moved_between(start, plan).sum() <= most
         changed = sum(one is not other for one, other in zip(start.forms, plan.forms, strict=True))
-        said = f"{changed} of 16 tables change their form"
+        said = f"{changed} of 16 tables change their sharding type"
         assert (said in found.remark) == (changed > 0)
         costs.append((ms_of(plan), changed))
     assert costs[0] == (pytest.approx(ms_of(start)), 0)

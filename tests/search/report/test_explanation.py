@@ -111,7 +111,7 @@ def test_learned_models_of_every_form_explain_mixed_plans():
 
 
 def test_models_that_cannot_cost_a_form_refuse_to_explain_it():
-    with pytest.raises(UserError, match="table 't0' lies in rows, and these cost models know costs of columns only"):
+    with pytest.raises(UserError, match="table 't0' is row_wise, and these cost models know costs of column_wise only"):
         explain(_mixed(), SIMULATOR)
 
 

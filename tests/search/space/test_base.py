@@ -79,7 +79,7 @@ def test_what_leaves_no_memory_is_refused():
     size = TABLES[0].size_bytes
     for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
         task = Task(TABLES[:2], Topology(4, memory), 64)
-        with pytest.raises(InfeasibleError, match="tables in rows and copies"):
+        with pytest.raises(InfeasibleError, match="row-wise and data-parallel tables"):
             Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
     task = Task(TABLES[:2], Topology(4, 2 * size), 64)
     everywhere = Base.of(task, Spread(task).others(np.array([COPIES, COPIES])), H100.models.compute)

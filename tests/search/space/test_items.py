@@ -86,14 +86,14 @@ def test_a_whole_table_may_be_pinned_and_kept_together():
 
 
 def test_tables_that_may_not_lie_in_columns_are_refused():
-    with pytest.raises(UserError, match="'t1' may lie in copies or rows only, and searches lay tables out in columns"):
+    with pytest.raises(UserError, match="'t1' may be data_parallel or row_wise only, and this search places column-wise tables"):
         _items(TableRule("t1", sharding_types=("row_wise", "data_parallel")))
 
 
 def test_plans_with_rows_or_copies_are_no_items():
     task = toy_task(2)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
-        with pytest.raises(UserError, match=f"table 'toy0' lies in {form}, and searches set out from columns only"):
+        with pytest.raises(UserError, match=f"table 'toy0' is {form}, and this search starts from column-wise plans only"):
             items_of(task).held(laid_out(task, where, 0))
 
 
