@@ -159,11 +159,11 @@ def errors(_work: Path, _small: bool) -> Made:
 
 
 _WORDS = {
-    "compute": "compute of columns",
-    "compute.row_wise": "compute of row blocks",
+    "compute": "compute of column-wise tables",
+    "compute.row_wise": "compute of row-wise tables",
     "compute.data_parallel": "compute of data-parallel tables",
-    "compute.sequence_column_wise": "compute of sequence tables, columns",
-    "compute.sequence_row_wise": "compute of sequence tables, row blocks",
+    "compute.sequence_column_wise": "compute of column-wise sequence tables",
+    "compute.sequence_row_wise": "compute of row-wise sequence tables",
     "forward": "forward all-to-all",
     "forward.reduce_scatter": "forward reduce-scatter",
     "backward": "backward all-to-all",
