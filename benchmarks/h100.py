@@ -277,7 +277,7 @@ def memory_shares(_work: Path, small: bool) -> Made:
         plans = found(alone, simulator), best, found(room, simulator, "torchrec")
         ms = [_ms(simulator, plan) for plan in plans]
         rows.append((f"{share:.2f}", *ms[:2], tiers, ms[2]))
-    columns = ("memory", "device memory alone, ms", "all memories, ms", "tables in device, uvm_caching, uvm")
+    columns = ("memory", "device memory alone, ms", "all tiers, ms", "tables in device, uvm_caching, uvm")
     return Made(pd.DataFrame(rows, columns=[*columns, f"{COLUMN_WISE_CACHED}, ms"]), "Arithmetic: the same everywhere.")
 
 

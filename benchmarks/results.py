@@ -143,7 +143,7 @@ def _of_plans(frame: pd.DataFrame) -> Made:
                 "cheaper on": "" if its is ours else f"{(less > 0).sum()} of {len(its)}",
             }
         )
-    noise = f"{inside} of {len(frame)} measured costs lie inside their predicted 90% intervals."
+    noise = f"{inside} of {len(frame)} measured costs are inside their predicted 90% intervals."
     factor = f"The common factor is the machine's speed on that day: {speed:.2f}."
     return Made(pd.DataFrame(rows), f"Standard errors are over tasks. {noise} {factor}")
 
