@@ -61,7 +61,7 @@ WAYS = {
     MUCH: Way("1,024 to 256 columns", "default", "foreseen_ms"),
 }
 METHODS = {
-    "columns": "columns alone",
+    "columns": "column-wise only",
     "kernels_alone": f"default by `{KERNELS}`",
     "published": f"published, by `{KERNELS}`",
     "size_lookup_greedy": "size-lookup greedy",
@@ -113,7 +113,7 @@ def by_task() -> str:
         for task, said in TABLES.items()
     ]
     each = (
-        "default: columns, rows, copies",
+        "default: column-wise, row-wise, data-parallel tables",
         f"step of {COLUMN_WISE}, ms",
         "host time, ms: baseline, default",
         "default / baseline, predicted",

@@ -53,14 +53,14 @@ SEARCHERS = (
     *("torchrec", "neuroshard_published", "neuroshard"),
 )
 COLUMNS = {"sharding_types": ("column_wise",)}
-IN_FORMS = "tables in columns, rows, copies"
+OF_EACH_TYPE = "column-wise, row-wise, data-parallel tables"
 DATA = Path(__file__).resolve().parent / "data"
 PAGE = DATA.parents[1] / "docs" / "h100.md"
 COPY_GB_PER_S = 3012  # of a GiB on the device, the best of 20
 
 
 def main() -> None:
-    logging.disable()  # TorchRec's planner warns of every table in copies
+    logging.disable()  # TorchRec's planner warns of every data-parallel table
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
     made = {
         name: partial(str, TABLES[name]()) for name in sys.argv[1:] or TABLES
@@ -117,8 +117,9 @@ def moved() -> str:
     _, card = load_bundle(shipped_path(MEASURED))
     low, middle, high = (rate / COPY_GB_PER_S for rate in card.moved_gb_per_s)
     return (
-        f"A copy moves {COPY_GB_PER_S:,} GB/s, read and written. Kernels of random combinations in columns move the "
-        f"bytes\nthat they can't do without at {middle:.0%} of that (median; quartiles {low:.0%} and {high:.0%}).\n"
+        f"A copy moves {COPY_GB_PER_S:,} GB/s, read and written. Kernels of random combinations of column-wise tables "
+        f"move the bytes\nthat they can't do without at {middle:.0%} of that "
+        f"(median; quartiles {low:.0%} and {high:.0%}).\n"
     )
 
 
@@ -151,12 +152,12 @@ def another() -> str:
         ratios = (f"{beside[name].reindex(its.index).mean():.3f}" for name in (ANOTHER, "measured"))
         rows.append((str(search), f"{len(its)}", f"{its['measured'].mean():.3f}", off, *ratios))
     of_calls = errors_of(ns.CostModels.load(ANOTHER).compute, {"": ("h200",)}, ("train", "valid", "test")).items()
-    told = ", ".join(f"{call} by {its.error:.1%}" for call, its in of_calls)
+    told = ", ".join(f"`{call}` {its.error:.1%}" for call, its in of_calls)
     columns = f"`{ANOTHER}`: mean error", f"predicted / {COLUMN_WISE}", f"measured / {COLUMN_WISE}"
     return (
         markdown(("search", "plans", "measured, mean ms", *columns), rows)
         + f"\nThe order of a task's plans, as Kendall's tau, mean of {len(tasks)} tasks: {tau:.2f}.\n"
-        f"{sum(its.calls for _, its in of_calls):,} random calls were off, {told}.\n"
+        f"Mean errors of {sum(its.calls for _, its in of_calls):,} random calls: {told}.\n"
     )
 
 
@@ -208,7 +209,7 @@ def _of_papers(model: ModelChoice | str) -> str:
 
 def dcn() -> str:
     """Cost DLRM-DCNv2 by number of GPUs and optimizer."""
-    columns = "GPUs", "optimizer", "columns alone, ms", "all forms, ms", IN_FORMS, "copied"
+    columns = "GPUs", "optimizer", "column-wise only, ms", "any sharding type, ms", OF_EACH_TYPE, "data-parallel ones"
     optimizers = "sgd", "rowwise_adagrad", "adam"
     rows = [_dcn(devices, optimizer) for devices in (8, 64, 128) for optimizer in optimizers]
     return markdown((*columns, f"{COLUMN_WISE}, ms", f"{ALL_TYPES}, ms"), rows)
@@ -237,8 +238,8 @@ def large() -> str:
         task = ns.Task(tables, replace(_gpus(devices), memory_bytes=size), BATCH)
         plans = [found(task, simulator, **way) for way in ways]
         rows.append((f"{devices}", *(_ms(simulator, plan) for plan in plans), _forms(plans[-1])))
-    columns = "size-lookup greedy, ms", "published search, ms", "columns alone, ms", "all forms, ms"
-    return markdown(("GPUs", *columns, IN_FORMS), rows)
+    columns = "size-lookup greedy, ms", "published search, ms", "column-wise only, ms", "any sharding type, ms"
+    return markdown(("GPUs", *columns, OF_EACH_TYPE), rows)
 
 
 def targets() -> str:
@@ -268,15 +269,15 @@ def memory_shares(_work: Path, small: bool) -> Made:
         each = int(share * size / 8) + (1 << 30)
         alone, room = (replace(task, topology=ns.Topology(8, each, host_memory_bytes=its)) for its in (0, 2 * size))
         best = found(room, simulator)
-        homes = (
+        tiers = (
             ""
             if best is None
-            else ", ".join(str(sum(home.tier is tier for home in best.tier_assignments)) for tier in TIERS)
+            else ", ".join(str(sum(one.tier is tier for one in best.tier_assignments)) for tier in TIERS)
         )
         plans = found(alone, simulator), best, found(room, simulator, "torchrec")
         ms = [_ms(simulator, plan) for plan in plans]
-        rows.append((f"{share:.2f}", *ms[:2], homes, ms[2]))
-    columns = ("memory", "device memory alone, ms", "all memories, ms", "tables on device, cached, on host")
+        rows.append((f"{share:.2f}", *ms[:2], tiers, ms[2]))
+    columns = ("memory", "device memory alone, ms", "all tiers, ms", "tables in device, uvm_caching, uvm")
     return Made(pd.DataFrame(rows, columns=[*columns, f"{COLUMN_WISE_CACHED}, ms"]), "Arithmetic: the same everywhere.")
 
 

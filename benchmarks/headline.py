@@ -39,7 +39,7 @@ def _on_cpu() -> pd.DataFrame:
             ANY_TYPE: steps[f"trained step / {DEFAULT_PLANNER}"].astype(float),
             LEAST: span[0],
             MOST: span[1],
-            COLUMNS: steps["the default's in columns alone"].astype(float),
+            COLUMNS: steps["column-wise only"].astype(float),
             NOISE: steps["two equal plans differ by"].str.rstrip("%").astype(float) / 100,
         }
     )

@@ -100,7 +100,7 @@ def _tiers(frame: pd.DataFrame, figure: Figure) -> None:
     hollow = {"color": "black", "markerfacecolor": "none", "markersize": 11, "label": "NeuroShard, device memory alone"}
     for cost, name, color in (
         (f"{COLUMN_WISE_CACHED}, ms", "TorchRec, column-wise only", OTHERS),
-        ("all memories, ms", "NeuroShard, host memory too", OURS),
+        ("all tiers, ms", "NeuroShard, host memory too", OURS),
     ):
         axes.plot(memory, frame[cost].astype(float), "o-", color=color, label=name)
     axes.plot(memory, alone, "s", **hollow)

@@ -1,4 +1,4 @@
-"""Local work of a training step of DLRM-DCNv2 on 8, 64 and 128 ranks, form by form: a table of `results.py`.
+"""Local work of a training step of DLRM-DCNv2 on 8, 64 and 128 ranks, by sharding type: a table of `results.py`.
 
 MLPerf's 26 tables with 512 samples a rank, measured beside mirrors on one device. On 8 ranks tables have 4 million rows
 at most, so that five plans' shards fit into 24 GB.
@@ -24,7 +24,7 @@ from neuroshard.words.model_choice import ModelChoice
 from neuroshard.words.placement import Placement
 
 DATASHEET, STEPS = "roofline:h100", ModelChoice("cpu", framework="torchrec")  # the first places columns
-SAMPLES, SMALL = 512, 20_000  # of a rank; rows of the largest table that is copied
+SAMPLES, SMALL = 512, 20_000  # of a rank; rows of the largest table that is made data-parallel
 
 
 def beside_mirrors(work: Path, small: bool) -> Made:
@@ -37,7 +37,7 @@ def beside_mirrors(work: Path, small: bool) -> Made:
         floors.append(results[0]["floor"])
         rows += [_row(ranks, its, _predicted_ms(plan)) for its, plan in zip(results, plans, strict=True)]
     noise = ", ".join(f"{floor:.1%}" for floor in floors)
-    return Made(pd.DataFrame(rows), f"Noise: how far two copies of one plan differ, {noise} by number of ranks.")
+    return Made(pd.DataFrame(rows), f"Noise: how far two builds of one plan differ, {noise} by number of ranks.")
 
 
 def _row(ranks: int, row: dict[str, object], predicted_ms: float) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _predicted_ms(plan: str) -> float:
 
 
 def _planned(folder: Path, ranks: int) -> list[str]:
-    """Save the plans, and name their files: columns as searched, and other forms of tables that have them."""
+    """Save the plans, and name their files: column-wise as searched, and with other sharding types."""
     tables = criteo(SAMPLES * ranks)
     if ranks == 8:
         tables = tuple(replace(table, rows=min(table.rows, 4_000_000)) for table in tables)
@@ -67,7 +67,7 @@ def _planned(folder: Path, ranks: int) -> list[str]:
     columns = ns.search(task, sim, sharding_types=["column_wise"])
     copied = {i: in_copies(task, i) for i, table in enumerate(tables) if table.rows <= SMALL}
     cut = {i: in_rows(task, i, range(ranks)) for i, table in enumerate(tables) if table.rows > SMALL}
-    changes = {"columns": {}, "copies": copied, "rows": cut, "copies_and_rows": copied | cut}
+    changes = {"column-wise": {}, "data-parallel": copied, "row-wise": cut, "both": copied | cut}
     for name, changed in changes.items():
         sim.predicted(_with(columns, changed.get)).save(folder / f"{name}.json")
     return [str(folder / f"{name}.json") for name in changes]

@@ -143,7 +143,7 @@ def _of_plans(frame: pd.DataFrame) -> Made:
                 "cheaper on": "" if its is ours else f"{(less > 0).sum()} of {len(its)}",
             }
         )
-    noise = f"{inside} of {len(frame)} measured costs lie inside their predicted 90% intervals."
+    noise = f"{inside} of {len(frame)} measured costs are inside their predicted 90% intervals."
     factor = f"The common factor is the machine's speed on that day: {speed:.2f}."
     return Made(pd.DataFrame(rows), f"Standard errors are over tasks. {noise} {factor}")
 
@@ -159,11 +159,11 @@ def errors(_work: Path, _small: bool) -> Made:
 
 
 _WORDS = {
-    "compute": "compute of columns",
-    "compute.row_wise": "compute of row blocks",
+    "compute": "compute of column-wise tables",
+    "compute.row_wise": "compute of row-wise tables",
     "compute.data_parallel": "compute of data-parallel tables",
-    "compute.sequence_column_wise": "compute of sequence tables, columns",
-    "compute.sequence_row_wise": "compute of sequence tables, row blocks",
+    "compute.sequence_column_wise": "compute of column-wise sequence tables",
+    "compute.sequence_row_wise": "compute of row-wise sequence tables",
     "forward": "forward all-to-all",
     "forward.reduce_scatter": "forward reduce-scatter",
     "backward": "backward all-to-all",

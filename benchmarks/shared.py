@@ -22,7 +22,7 @@ from neuroshard.words.model_choice import ModelChoice
 
 CPU = Hardware(DeviceSpec("cpu"))
 # The three baselines, with one name in every table and picture. The first is EmbeddingShardingPlanner as a job uses
-# it; the others are the searchers `torchrec` and `torchrec_all_forms`, whose plans the simulator chooses from.
+# it; the others are the searchers `torchrec` and `torchrec_all_types`, whose plans the simulator chooses from.
 DEFAULT_PLANNER = "TorchRec's default planner"
 COLUMN_WISE = "TorchRec, column-wise only, best of eight settings"
 COLUMN_WISE_CACHED = "TorchRec, column-wise only, best of 24 settings"  # three cache sizes for each of the eight

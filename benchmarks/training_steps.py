@@ -126,7 +126,7 @@ SEARCHES: Mapping[str, Method] = {
     "size_lookup_greedy": _by(KERNELS, "size_lookup_greedy"),
     "dim_greedy": _by(KERNELS, "dim_greedy"),
 }
-RANDOM = 8  # plans besides, in all forms; of few small tables several copy them all
+RANDOM = 8  # further plans, of all sharding types; of few small tables several plans make all data-parallel
 SAID = {  # of methods, on the page
     "default": "default",
     "kernels_alone": "default, by `model=cpu`",
@@ -179,7 +179,7 @@ def beside_torchrec(work: Path, small: bool) -> Made:
                 f"predicted step / {DEFAULT_PLANNER}": f"{row.steps_beside_first:.2f}",
                 f"trained step / {DEFAULT_PLANNER}": f"{row.beside_first:.2f}",
                 f"lowest to highest of {protocol.builds} builds": span,
-                "the default's in columns alone": f"{frame.loc['columns'].beside_first:.2f}",
+                "column-wise only": f"{frame.loc['columns'].beside_first:.2f}",
                 "verified": f"{frame.loc['verified'].beside_first:.2f}",
                 "two equal plans differ by": f"{row.floor:.1%}",
             }
