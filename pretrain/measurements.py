@@ -343,6 +343,6 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
 
 
 def _of_call(call: Call) -> str:
-    of_sequences = "" if call.pooled else " of sequence tables"
-    in_form = "" if LAYOUTS[call.form].free else f" in {call.form.value}"
-    return f"compute samples{of_sequences}{in_form}" + ("" if call.tier is Tier.DEVICE else f" in tier {call.tier}")
+    kinds = [call.form.value] * (not LAYOUTS[call.form].free) + ["sequence"] * (not call.pooled)
+    tables = f" of {' '.join(kinds)} tables" if kinds else ""
+    return f"compute samples{tables}" + ("" if call.tier is Tier.DEVICE else f" in tier {call.tier}")

@@ -161,7 +161,7 @@ class ModelSet:
         plan.check_layouts(
             lambda layout: layout.form in self.forms,
             f"these cost models know costs of {', '.join(sorted(self.forms))} only",
-            "lay it out so, or take models that know more, such as model=roofline:h100",
+            "shard it so, or take models that know more, such as model=roofline:h100",
         )
         self._check_exchanges(plan)
 

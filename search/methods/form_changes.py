@@ -8,6 +8,7 @@ import numpy as np
 
 from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import LAYOUTS, in_columns
+from neuroshard.layouts.sharding_types import rows_on_one_host
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import Plan
@@ -195,6 +196,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
         and known.issuperset(layout.host_exchanges)
         and layout.fits(table.rows, host)
         and task.limits[index].min_blocks <= host
+        and rows_on_one_host(task.limits[index].sharding_types)
     ]
 
 

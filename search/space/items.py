@@ -198,7 +198,7 @@ class Items:
         """
         if not self.base.others:
             plan.check_layouts(
-                lambda layout: layout.free, "searches set out from columns only", "give a plan that lays it out so"
+                lambda layout: layout.free, "this search starts from column-wise plans only", "give such a plan"
             )
         units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
         for placement in plan.placements:

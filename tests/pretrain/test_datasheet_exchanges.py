@@ -28,8 +28,8 @@ TABLES = tuple(dlrm_like(num_tables=80, batch_size=BATCH_SIZE))
 EVERY = tuple(name_of(one) for one in Collective)
 
 
-def _collected(path, exchanges=0, forms=tuple(Form)):
-    drawn = ComputeAugmentation(max_tables=5, max_bytes=1 << 28, sharding_types=forms, sharers=(2, 4))
+def _collected(path, exchanges=0, sharding_types=tuple(Form)):
+    drawn = ComputeAugmentation(max_tables=5, max_bytes=1 << 28, sharding_types=sharding_types, sharers=(2, 4))
     swapped = CommAugmentation(num_devices=(4,), collectives=EVERY)
     return collected(path, TABLES, (120, drawn), (exchanges, swapped), BATCH_SIZE, 2).path
 

@@ -42,7 +42,7 @@ def _counts(plan, device, name):
 
 def test_counts_tell_forms_apart():
     plan, (_, in_halves, copied, _) = _mixed(), TASK.tables
-    assert [_counts(plan, 0, name) for name in ("shards", "data_parallel")] == [2, 1]
+    assert [_counts(plan, 0, name) for name in ("shards", "data-parallel tables")] == [2, 1]
     assert _counts(plan, 1, "data-parallel lookups") == TASK.batch_size / 2 * copied.pooling_factor
     assert _counts(plan, 0, "million data-parallel weights") == copied.rows * copied.dim / 1e6
     assert _counts(plan, 0, "row-wise bags") == TASK.batch_size

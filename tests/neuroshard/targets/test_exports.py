@@ -274,7 +274,7 @@ def test_plain_placements_are_those_of_the_plan(plan):
     assert [table["sharding_type"] for table in content["tables"]] == list(plan.sharding_types)
 
 
-def _plan(its, where, tier_assignment=ON_DEVICE, others=4):
+def _plan(its, where, home=ON_DEVICE, others=4):
     """Of a table, and one on every GPU besides."""
     task = _task([its, *(table(f"other{n}") for n in range(others))])
     return _homed(laid_out(task, where, *range(others)), home)
@@ -284,10 +284,10 @@ def _plan(its, where, tier_assignment=ON_DEVICE, others=4):
     ("target", "plan", "message"),
     [
         ("sok", _plan(table("t"), COPIES),
-         "table 't' is data_parallel, and SOK has table_wise and row_wise tables only; find another with search target=sok"),
+         "'t' is data_parallel, and SOK has table_wise and row_wise tables only; find another with search target=sok"),
         ("sok", _plan(table("t"), {0: 8, 1: 8}),
          "'t' is column_wise, and SOK has table_wise and row_wise tables only; find another"),
-        ("sok", _plan(table("t"), [2, 3]), "'t' is table_row_wise, and SOK has table_wise and row_wise tables only; find"),
+        ("sok", _plan(table("t"), [2, 3]), "'t' is table_row_wise, and SOK has table_wise and row_wise tables only"),
         ("sok", _plan(table("t", pooled=False), 0), "'t' is table_wise, and SOK has row_wise sequence tables only"),
         ("sok", _plan(table("t"), 0, others=3), "device 3 holds no table, and SOK wants one on every"),
         ("sok", _plan(table("t", 1 << 26), 0, TierAssignment(Tier.UVM_CACHING, 0.2)),

@@ -216,7 +216,7 @@ def test_plans_with_sequence_tables_are_kept(path, rule, kind):
     assert planned.plan["sequences"]["s"].sharding_type == kind
     assert again.plan(_model("a")) == KeptPlan.load(path).sharding_plan == planned
     assert again.last_plan == load_any_plan(path) == first.last_plan
-    assert again.last_plan.forms[1] == rule.forms[0]
+    assert again.last_plan.forms[1] == rule.sharding_types[0]
 
 
 OTHER_FILES = {

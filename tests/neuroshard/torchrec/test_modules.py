@@ -187,9 +187,9 @@ def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, ty
 @pytest.mark.parametrize(
     ("types", "may", "shards"),
     [
-        ({}, ["columns", "rows"], 2),
-        ({"sharding_types": ["table_wise", "column_wise"]}, ["columns"], 2),
-        ({"sharding_types": ["table_wise", "row_wise"]}, ["columns", "rows"], 1),
+        ({}, ["column_wise", "row_wise"], 2),
+        ({"sharding_types": ["table_wise", "column_wise"]}, ["column_wise"], 2),
+        ({"sharding_types": ["table_wise", "row_wise"]}, ["column_wise", "row_wise"], 1),
         ({"sharding_types": ["table_wise", "data_parallel"]}, ["column_wise"], 1),
         ({"sharding_types": ["table_wise", "column_wise", "data_parallel"]}, ["column_wise"], 2),
     ],
@@ -201,7 +201,7 @@ def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may, shards
     unsaid = [["column_wise", "data_parallel", "row_wise"]] * 2  # of pooled tables
     assert [sorted(each.forms) for each in limits] == [*unsaid, may, ["column_wise", "row_wise"]]
     assert limits[2].max_shards == shards
-    assert limits[2].max_blocks >= (2 if "rows" in may else shards)
+    assert limits[2].max_blocks >= (2 if "row_wise" in may else shards)
 
 
 def test_whole_sequence_tables_are_not_column_wise_beside_halves():

@@ -9,7 +9,7 @@ from torchrec.types import DataType
 
 from neuroshard import TableRule, UserError
 from neuroshard.torchrec import find_tables
-from neuroshard.words.form import Form
+from neuroshard.words.form import FORMS, Form
 from tests.kit.torchrec_models import bags, sequences, shaped_bags
 
 # Two collections, one of them deeper down.
@@ -79,7 +79,8 @@ def test_limits_on_splits_become_rules(given, rule):
     ("types", "forms", "rule"),
     [
         (None, set(Form), None),
-        (["column_wise", "row_wise", "data_parallel"], set(Form), None),
+        (["column_wise", "row_wise", "data_parallel"], set(Form), TableRule("b[*]", sharding_types=FORMS)),
+        (["column_wise", "table_row_wise"], {Form.COLUMN_WISE}, TableRule("b[*]", sharding_types=("column_wise",))),
         (["column_wise"], {Form.COLUMN_WISE}, TableRule("b[*]", sharding_types=("column_wise",))),
     ],
 )

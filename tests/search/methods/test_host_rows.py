@@ -21,7 +21,7 @@ from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
 from tests.kit.tasks import hot_table
 
 BATCH = 65536
-IN_ROWS = Constraints((TableRule("rows*", sharding_types=("row_wise",)),))
+IN_ROWS = Constraints((TableRule("rows*", sharding_types=("row_wise", "table_row_wise")),))
 SEARCH = NeuroShard(
     improvement=Improvement(perturbations=10), sharding_types=(*FORMS, "table_row_wise"), acceptance=None
 )
@@ -63,8 +63,8 @@ def test_the_search_finds_them_if_asked_to():
     assert ms_of(plan) < 0.95 * ms_of(alone)
     assert set(plan.forms[:4]) == {Form.ROW_WISE}
     assert {len(hosts) for hosts in _hosts(plan)[:4]} == {1}
-    with pytest.raises(UserError, match="rows_over"):
-        NeuroShard(rows_over="racks")
+    with pytest.raises(UserError, match="unknown sharding type 'racks'"):
+        NeuroShard(sharding_types=("column_wise", "racks"))
     assert to_sharding_plan(plan).plan[""]["rows0"].sharding_type == "table_row_wise"
 
 

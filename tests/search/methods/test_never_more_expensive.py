@@ -162,7 +162,7 @@ def test_a_form_more_does_not_hide_plans_without_it():
     )  # fmt: skip
     task = ns.Task(tables, ns.Topology(8, 2_100_154, devices_per_host=4), 1024)
     simulator = ns.Simulator(ns.CostModels.load("roofline:h100"))
-    searchers = (_bold(searcher, simulator) for searcher in (DEFAULT, OTHERS["rows"]))
+    searchers = (_bold(searcher, simulator) for searcher in (DEFAULT, OTHERS["row_wise"]))
     every, fewer = (searcher.find(task, simulator).plan for searcher in searchers)
     assert simulator.cost(task, every).total_ms <= simulator.cost(task, fewer).total_ms
 

@@ -233,14 +233,14 @@ def test_tables_that_are_kept_together_are_cut_on_their_device():
 def test_every_system_gets_wide_tables_cut_or_refuses_them(target):
     task = wide_task(6, dims=(2048, 2056, 4096, 6000))
     its = target_named(target)
-    if its.splits == "none":
+    if "column_wise" not in its.sharding_types:
         with pytest.raises(UserError, match="'w2056' has 2056 columns"):
             its.constrained(task)
         return
     plan = NeuroShard().find(its.constrained(task), H100).plan
     check_width(plan)
     its.check(plan)
-    if its.splits == "equal":
+    if its.equal_widths:
         assert [len(set(widths_of(plan, index))) for index in range(4)] == [1] * 4
 
 

@@ -54,7 +54,7 @@ def test_wrong_weights_are_one_line(policy, change, message):
         (["policy", "kind"], [], r"policy.kind=\[\] must be text"),
         (["costs", "partial_share"], 2, "partial_share=2 must be a number of at most"),
         (["features"], None, "features=None must be a list"),
-        (["format"], 1, "not of format 'neuroshard-policy-1' but 1"),
+        (["format"], 1, "not of format 'neuroshard-policy-2' but 1"),
     ],
 )
 def test_wrong_descriptions_are_one_line(policy, path, value, message):
