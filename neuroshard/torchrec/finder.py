@@ -10,13 +10,14 @@ from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.moves import TableChange, table_changes
+from neuroshard.plans.moves import TableChange, moved_bytes, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Found, Searcher, Verifier, searcher_of
+from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import DEVICES, KeptPlan
 from neuroshard.torchrec.modules import Served
@@ -24,8 +25,10 @@ from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.placement import TIERS, Tier
 
 _log = logging.getLogger(__name__)
-# A kept plan is changed if only these are others.
+# A kept plan is adapted if only these are others.
 _CHANGED = {"tables", "modules", DEVICES, "constraints", "other parameters"}
+_STAY = 1.0  # `least_gain` with which tables that can stay do
+_WORTH_SAYING = 0.01  # of a step: nobody moves tables for less
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,13 @@ class Replanned:
         sharding_plan: of the whole model, for DistributedModelParallel.
         plan: of the tables that are planned here.
         changes: tables that lie elsewhere, are new or are gone, the most bytes first.
+        since: what the tables and devices are otherwise than those of the previous plan; None if nobody compared them.
     """
 
     sharding_plan: ShardingPlan
     plan: Plan
     changes: tuple[TableChange, ...]
+    since: TaskChanges | None = None
 
     @property
     def moved_bytes(self) -> int:
@@ -48,7 +53,8 @@ class Replanned:
         return sum(change.size_bytes for change in self.changes if not change.is_new)
 
     def __str__(self) -> str:
-        return "\n".join([f"{readable_bytes(self.moved_bytes)} moved", *map(str, self.changes)])
+        since = [f"changed: {self.since}"] if self.since else []
+        return "\n".join([f"{readable_bytes(self.moved_bytes)} moved", *since, *map(str, self.changes)])
 
 
 @dataclass(frozen=True)
@@ -113,21 +119,44 @@ class Finder:
             return _warned(find_plan(method, task, self.simulator))
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
-        """Adapt a kept plan that was made for something else if only tables or devices came or went; else search anew.
+        """Adapt a kept plan to tables that came, went or changed, or to more or fewer devices; else search anew.
 
-        A warning says which are the `others`, what differs.
+        Tables stay where they are, as long as the devices do. A warning says which are the `others`, what differs, what
+        moves, and what moving more would save.
         """
         said = f"the kept plan was made for other {', '.join(others)}"
-        if kept.plan is None or not _CHANGED.issuperset(others) or not _came_or_went(kept.plan, task):
+        changes = None if kept.plan is None else TaskChanges.between(kept.plan.task, task)
+        adapted = changes or "other parameters" in others
+        allowed = _CHANGED | {"batch size"} if changes and changes.of_devices else _CHANGED
+        if kept.plan is None or changes is None or not allowed.issuperset(others) or not adapted:
             _log.warning("%s; searching anew", said)
             return self.found(task)
+        settings = {} if changes.of_devices else {"least_gain": _STAY}
         try:
-            plan = self.changed(kept.plan, task, None)
+            plan = self.changed(kept.plan, task, None, **settings)
         except UserError as error:
             _log.warning("%s, and can't be changed (%s); searching anew", said, error)
             return self.found(task)
-        _log.warning("%s; it is changed:\n%s", said, "\n".join(map(str, table_changes(kept.plan, plan))))
+        moves = list(map(str, table_changes(kept.plan, plan))) or ["all tables stay where they are"]
+        lines = [f"{said}; it is adapted", *([f"changed: {changes}"] if changes else []), *moves]
+        _log.warning("%s", "\n".join(lines))
+        if settings and (remark := self._gain_of_moving(plan, kept.plan)):
+            _log.warning(remark)
         return plan
+
+    def _gain_of_moving(self, plan: Plan, kept: Plan) -> str | None:
+        """Describe what re-planning would move and save of a plan; None if it saves less than 1%."""
+        moved = self.changed(plan, plan.task, None)
+        now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))
+        if then > now * (1 - _WORTH_SAYING):
+            return None
+        before = "" if kept.prediction is None else f" ({kept.prediction.cost_ms:.2f} ms when it was kept)"
+        size = readable_bytes(moved_bytes(plan, moved))
+        return (
+            f"the kept plan is predicted to take {now:.2f} ms now{before}; moving {size} would make that {then:.2f} ms "
+            f"({1 - then / now:.1%} less): planner.replan(model, previous=...) moves them, and without the kept file "
+            "the planner searches from nothing"
+        )
 
 
 def _warned(found: Found) -> Plan:
@@ -135,9 +164,3 @@ def _warned(found: Found) -> Plan:
     if found.warning:
         _log.warning(found.warning)
     return found.plan
-
-
-def _came_or_went(before: Plan, task: Task) -> bool:
-    """Tell whether tables or devices came or went."""
-    names = [{table.name for table in some.tables} for some in (before.task, task)]
-    return names[0] != names[1] or before.task.topology.num_devices != task.topology.num_devices

@@ -27,6 +27,7 @@ from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError, user_error_in
 from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
+from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
@@ -86,8 +87,9 @@ class NeuroShardPlanner(ShardingPlanner):
         searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
         given: a plan whose parameters are kept as they are; their memory is taken off.
         tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
-        keep: a file that the plan is kept in, and read from by a job that asks for the same. What isn't a kept plan is
-            refused, not overwritten; one that was changed or damaged is searched anew, with a warning.
+        keep: a file that the plan is kept in, and read from by a job that asks for the same. If tables came, went, grew
+            or have other statistics, the others stay where they are, and a warning says what changed. What isn't a kept
+            plan is refused, not overwritten; one that was changed or damaged is searched anew, with a warning.
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
         callbacks: get the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
@@ -255,7 +257,7 @@ class NeuroShardPlanner(ShardingPlanner):
         max_moved_bytes: int | str | None = None,
         **settings: Any,
     ) -> Replanned:
-        """Change the previous plan for tables that came or went, or for another number of devices.
+        """Change the previous plan for tables that came, went or changed, or for another number of devices.
 
         Args:
             module: as it is now.
@@ -412,7 +414,7 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(NO_TABLE)
         whole = self._finished(found, group, started)
         after = self.last_plan or found.plan
-        return Replanned(whole, after, table_changes(before, after))
+        return Replanned(whole, after, table_changes(before, after), TaskChanges.between(before.task, after.task))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
         """Report and remember the whole plan; rank 0 of the group keeps it if it is new."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.carry_over import Carried, carried_over, have_same_devices
+from neuroshard.plans.carry_over import Carried, carried_over, have_same_devices, restated
 from neuroshard.plans.hosts import kept_on_hosts
-from neuroshard.plans.moves import known_as, moved_between, moved_bytes
+from neuroshard.plans.moves import moved_between, moved_bytes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
@@ -21,6 +22,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
+from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, forms_named
 
@@ -34,7 +36,8 @@ _HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after t
 class Replan(Searcher):
     """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
 
-    The task may differ from the plan's own in anything. Where the plan can't stay as it is, because tables came or
+    The task may differ from the plan's own in anything. A table is known by its name: one that grew, or has other
+    statistics or another data type, stays where it is. Where the plan can't stay as it is, because tables came or
     went, or devices did, or it breaks limits, what can stay is held in place while another search places the rest: on
     devices that both have, shards of tables that both have. That search's plan is improved then.
 
@@ -51,7 +54,7 @@ class Replan(Searcher):
         improvement: local search.
         forms: that tables may change to, as far as the models know them; [] lets each keep its own.
         least_gain: share of the plan cost that moves must save, or nothing is moved but what has to be; 0 moves for any
-            gain.
+            gain. With 1, moves that save time are not searched for.
         rest: places what has no place in the running job's plan.
     """
 
@@ -83,9 +86,10 @@ class Replan(Searcher):
         simulator.models.check(start.task)
         simulator.models.check_plan(start)
         left = self._left(moved_bytes(before, start))
-        found = [replace(begun, plan=start), self._improved(start, start, left, simulator)]
-        for first in self._in_other_forms(start, left, simulator):
-            found.append(self._improved(start, first, left, simulator))
+        found = [replace(begun, plan=start)]
+        if self.least_gain < 1:
+            firsts = chain([start], self._in_other_forms(start, left, simulator))
+            found += [self._improved(start, first, left, simulator) for first in firsts]
         best = self._worth_it(before, found, simulator)
         plan = replace(best.plan, task=task)
         said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
@@ -95,12 +99,11 @@ class Replan(Searcher):
         """Carry the starting plan over to `task`: all of it where it can stay, else as much as fits; find the rest."""
         if (plan := _stayed(before, task)) is not None:
             return Found(plan)
-        if not {known_as(table) for table in before.task.tables}.intersection(map(known_as, task.tables)):
-            first = task.tables[0]
+        if len(TaskChanges.between(before.task, task).added) == len(task.tables):
             raise UserError(
-                f"the starting plan is for other tables: none of its {len(before.task.tables)} has the name, rows and "
-                f"dim of one of the task's {len(task.tables)}, such as {first.name!r} ({first.rows} x {first.dim}); "
-                "give this job's own plan, or search from nothing with searcher=neuroshard"
+                f"the starting plan is for other tables: none of its {len(before.task.tables)} has the name of one of "
+                f"the task's {len(task.tables)}, such as {task.tables[0].name!r}; give this job's own plan, or search "
+                "from nothing with searcher=neuroshard"
             )
         return self._beside(before, carried_over(before, task), simulator)
 
@@ -178,35 +181,25 @@ class Replan(Searcher):
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
     """Carry the plan over, shard by shard as it is; None if something has no place in `task`, or limits are broken."""
-    same = [*map(known_as, before.task.tables)] == [*map(known_as, task.tables)]
-    if same and have_same_devices(before.task, task):
-        plan = Plan(task, before.placements)
-        return None if plan.violations else plan
+    changes = TaskChanges.between(before.task, task)
+    if not (changes.added or changes.removed) and have_same_devices(before.task, task):
+        plan = restated(before, task)
+        return None if plan is None or plan.violations else plan
     return carried_over(before, task).plan
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
-    """Tell what came or went, how many bytes are moved, of how many, and what that is predicted to save.
+    """Tell what came, went or changed, how many bytes are moved, of how many, and what that is predicted to save.
 
     Of a starting plan that can't stay as it is nobody knows what it would cost: then what the new one costs.
     """
     task = plan.task
     state_bytes = int(task.memory.state_bytes(task.loads).sum())
     moves = f"moves {readable_bytes(moved_bytes(before, plan))} of {readable_bytes(state_bytes)}"
-    said = [*_came_and_went(before.task, task), moves]
+    said = [text for text in (str(TaskChanges.between(before.task, task)), moves) if text]
     if (start := _stayed(before, task)) is None:
         return ", ".join([*said, f"predicted {simulator.cost(task, plan).total_ms:.2f} ms"])
     was, now = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
     changed = sum(old is not new for old, new in zip(start.forms, plan.forms, strict=True))
     formed = f"; {changed:,} of {len(task.tables):,} tables change their form" if changed else ""
     return ", ".join([*said, f"predicted {was:.2f} -> {now:.2f} ms ({1 - now / max(was, _LEAST_MS):.1%} less){formed}"])
-
-
-def _came_and_went(before: Task, after: Task) -> Iterator[str]:
-    """Tell in a few words which tables and devices came or went; nothing where all are as before."""
-    old, new = ({known_as(table) for table in task.tables} for task in (before, after))
-    for tables, what in ((new - old, "new or of another shape"), (old - new, "gone")):
-        if tables:
-            yield f"{len(tables):,} table(s) {what}"
-    if before.topology.num_devices != after.topology.num_devices:
-        yield f"{before.topology.num_devices:,} -> {after.topology.num_devices:,} devices"

@@ -8,7 +8,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard import Constraints, CostModels, Found, Plan, Searcher, Simulator, TableRule, Task, Topology, UserError
-from neuroshard.plans.moves import moved_between, table_changes
+from neuroshard.plans.moves import moved_between, moved_bytes, table_changes
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
@@ -88,8 +88,8 @@ def test_the_remark_names_cost_and_as_many_moved_bytes_as_explain():
 
 def test_starts_of_other_tables_are_refused():
     start = Random().find(toy_task(6), Simulator(linear_models())).plan
-    with pytest.raises(UserError, match=r"for other tables: none of its 6 .* such as 'toy0' .* searcher=neuroshard"):
-        Replan(start).find(toy_task(6, seed=1), Simulator(linear_models()))
+    with pytest.raises(UserError, match=r"for other tables: none of its 6 .* such as 'toy6'; .* searcher=neuroshard"):
+        Replan(start).find(replace(toy_task(6), tables=toy_task(12).tables[6:]), Simulator(linear_models()))
 
 
 def _where(plan):
@@ -111,7 +111,7 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     assert {name: places for name, places in _where(found.plan).items() if name != "new"} == {
         name: places for name, places in before.items() if name != "toy0"
     }
-    assert found.remark.startswith("1 table(s) new or of another shape, 1 table(s) gone, moves 0 bytes of ")
+    assert found.remark.startswith("1 table added (new), 1 table removed (toy0), moves 0 bytes of ")
     two = replace(task, topology=Topology(2, 1 << 30))
     of_two = Simulator(linear_models(2))
     gone = sum(task.tables[p.shard.table].with_dim(p.shard.dim).size_bytes for p in start.placements if p.device > 1)
@@ -125,6 +125,34 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     assert found.remark.endswith(f"; {forced}")
     with pytest.raises(UserError, match=f"max_moved_bytes={gone - 1}: {gone} bytes are moved at least"):
         Replan(start, gone - 1, **few).find(two, of_two)
+
+
+OTHERS = {"rows": {"rows": 300}, "data type": {"bytes_per_element": 2}, "lookups": {"pooling_factor": 50.0}}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_tables_that_change_are_the_same_tables(other):
+    """They stay, what the step costs with them is known, and their bytes count if they move."""
+    task, simulator = toy_task(8), Simulator(linear_models())
+    start = Random().find(task, simulator).plan
+    changed = replace(task, tables=(replace(task.tables[0], **other), *task.tables[1:]))
+    found = Replan(start, improvement=FEW, least_gain=1.0).find(changed, simulator)
+    assert _where(found.plan) == _where(start)
+    assert "toy0: " in found.remark
+    assert f"{ms_of(found.plan, simulator):.2f} -> {ms_of(found.plan, simulator):.2f} ms" in found.remark
+    (device,) = {device for device, _ in _where(start)["toy0"]}
+    elsewhere = Constraints((TableRule("toy0", devices=((device + 1) % 4,)),))
+    moved = Replan(start, improvement=FEW, least_gain=1.0).find(replace(changed, constraints=elsewhere), simulator)
+    as_now = changed.tables[0].bytes_per_element * changed.tables[0].dim
+    assert moved_bytes(start, moved.plan) == min(task.tables[0].rows, changed.tables[0].rows) * as_now
+    assert f"moves {readable_bytes(moved_bytes(start, moved.plan))} of" in moved.remark
+
+
+def test_with_a_least_gain_of_1_nothing_is_searched_that_can_stay():
+    task, simulator = toy_task(14), Simulator(linear_models())
+    start = Random().find(task, simulator).plan
+    never = Replan(start, least_gain=1.0, improvement=None, rest=None)
+    assert never.find(task, simulator).plan == start
 
 
 def test_what_limits_force_is_moved_whatever_it_gains():
