@@ -10,6 +10,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.checkpoints import checkpoint_remark, with_types_of
 from neuroshard.plans.moves import TableChange, moved_bytes, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -63,11 +64,14 @@ class Finder:
 
     The best plans of a search from nothing are decided between by the verifier, by measuring; None takes the predicted
     best.
+
+    With `keep_types` tables of a kept plan keep their sharding types and numbers of column shards.
     """
 
     searcher: Searcher
     simulator: Simulator
     verifier: Verifier | None = None
+    keep_types: bool = False
 
     def served(self, topology: TorchRecTopology) -> Served:
         """Say what this search with its models can place on such devices; in host memory tables lie in columns."""
@@ -129,14 +133,12 @@ class Finder:
         adapted = changes or "other parameters" in others
         allowed = _CHANGED | {"batch size"} if changes and changes.of_devices else _CHANGED
         if kept.plan is None or changes is None or not allowed.issuperset(others) or not adapted:
-            _log.warning("%s; searching anew", said)
-            return self.found(task)
-        settings = {} if changes.of_devices else {"least_gain": _STAY}
+            return self._anew(kept.plan, task, said)
+        settings: dict[str, Any] = {} if changes.of_devices else {"least_gain": _STAY}
         try:
-            plan = self.changed(kept.plan, task, None, **settings)
+            plan = self.changed(kept.plan, task, None, keep_types=self.keep_types, **settings)
         except UserError as error:
-            _log.warning("%s, and can't be changed (%s); searching anew", said, error)
-            return self.found(task)
+            return self._anew(kept.plan, task, f"{said}, and can't be changed ({error})")
         moves = list(map(str, table_changes(kept.plan, plan))) or ["all tables stay where they are"]
         lines = [f"{said}; it is adapted", *([f"changed: {changes}"] if changes else []), *moves]
         _log.warning("%s", "\n".join(lines))
@@ -144,9 +146,20 @@ class Finder:
             _log.warning(remark)
         return plan
 
+    def _anew(self, kept: Plan | None, task: Task, why: str) -> Plan:
+        """Search from nothing in place of a kept plan; warn of tables whose optimizer state then can't be loaded."""
+        _log.warning("%s; searching anew", why)
+        if kept is None:
+            return self.found(task)
+        held = with_types_of(kept, task) if self.keep_types else task
+        plan = replace(self.found(held), task=task)
+        if remark := checkpoint_remark(kept, plan):
+            _log.warning(remark)
+        return plan
+
     def _gain_of_moving(self, plan: Plan, kept: Plan) -> str | None:
         """Describe what re-planning would move and save of a plan; None if it saves less than 1%."""
-        moved = self.changed(plan, plan.task, None)
+        moved = self.changed(plan, plan.task, None, keep_types=self.keep_types)
         now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))
         if then > now * (1 - _WORTH_SAYING):
             return None

@@ -90,6 +90,8 @@ class NeuroShardPlanner(ShardingPlanner):
         keep: a file that the plan is kept in, and read from by a job that asks for the same. If tables came, went, grew
             or have other statistics, the others stay where they are, and a warning says what changed. What isn't a kept
             plan is refused, not overwritten; one that was changed or damaged is searched anew, with a warning.
+        keep_types: whether tables of the kept plan keep their sharding types and numbers of column shards where that
+            plan is adapted or searched anew, so that optimizer state loads from checkpoints.
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
         callbacks: get the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
@@ -134,6 +136,7 @@ class NeuroShardPlanner(ShardingPlanner):
         given: ShardingPlan | None = None,
         tables: Known = None,
         keep: str | Path | None = None,
+        keep_types: bool = False,
         stats: Stats | Sequence[Stats] | None = None,
         callbacks: Sequence[Callback] | None = None,
         debug: bool = True,
@@ -162,6 +165,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _check_type("plan_loader", plan_loader, PlanLoader)
         _check_type("sync_steps", sync_steps, int)
         _check_type("data_parallel", data_parallel, bool)
+        _check_type("keep_types", keep_types, bool)
         topology = topology or _topology_of_group()
         batch_size = _BATCH_SIZE if batch_size is None else batch_size
         if not isinstance(batch_size, int) or batch_size < 1:
@@ -169,7 +173,9 @@ class NeuroShardPlanner(ShardingPlanner):
         if not isinstance(given, ShardingPlan | None):
             raise UserError(f"given={given!r} must be a ShardingPlan, such as load_sharding_plan reads from a file")
         of_verify = {"finalists": (finalists, _FINALISTS), "passes": (passes, _PASSES)}
-        for remark in unused_arguments(num_groups, sync_steps, use_inter_host_allreduce, verify, **of_verify):
+        for remark in unused_arguments(
+            num_groups, sync_steps, use_inter_host_allreduce, keep_types and keep is None, verify, **of_verify
+        ):
             _log.warning(remark)
         models = models or _default_models(topology.compute_device)
         pipeline, constraints = pipeline_of(pipeline, memory), _checked_constraints(constraints or {})
@@ -181,7 +187,7 @@ class NeuroShardPlanner(ShardingPlanner):
             if not isinstance(models, str):
                 raise UserError(f"verify={verify} takes models by their name or path, not as an object")
             verify = verifier_of(verify, models, topology.compute_device, finalists, passes, hides_input)
-        self._finder = Finder(searcher_of(searcher, **settings), simulator, verify)
+        self._finder = Finder(searcher_of(searcher, **settings), simulator, verify, keep_types)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):
             _log.warning("these models don't know what synchronising the groups takes: costs leave it out")
@@ -211,8 +217,7 @@ class NeuroShardPlanner(ShardingPlanner):
         )
         self._loader = plan_loader
         self._keep = None if keep is None else Path(keep)
-        reports = [stats] if isinstance(stats, Stats) else list(stats or ())
-        self._reports = Reports(reports, list(callbacks or ()), debug)
+        self._reports = Reports([stats] if isinstance(stats, Stats) else [*(stats or ())], list(callbacks or ()), debug)
         self._data_parallel: str | None = None  # the warning of the last plan
         self.last_plan: Plan | None = None
         self.last_cost: Cost | None = None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.carry_over import Carried, carried_over, have_same_devices, restated
+from neuroshard.plans.checkpoints import checkpoint_remark, with_types_of
 from neuroshard.plans.hosts import kept_on_hosts
 from neuroshard.plans.moves import moved_between, moved_bytes
 from neuroshard.plans.plan import Plan
@@ -56,6 +57,8 @@ class Replan(Searcher):
         least_gain: share of the plan cost that moves must save, or nothing is moved but what has to be; 0 moves for any
             gain. With 1, moves that save time are not searched for.
         rest: places what has no place in the running job's plan.
+        keep_types: whether every table keeps its sharding type and its number of column shards, so that optimizer state
+            loads from checkpoints; rules that forbid them come first.
     """
 
     start: Plan | str
@@ -64,6 +67,7 @@ class Replan(Searcher):
     forms: tuple[str, ...] = FORMS
     least_gain: NonNegative = 0.01
     rest: Searcher = field(default_factory=NeuroShard)
+    keep_types: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.start, (Plan, str)):
@@ -73,7 +77,7 @@ class Replan(Searcher):
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the plan that moves least of those within the limit that cost hardly more than the cheapest.
 
-        It says what is moved, and warns if nothing of the old plan can stay.
+        It says what is moved, and warns if nothing of the old plan can stay, or optimizer state can't be loaded.
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
@@ -81,7 +85,7 @@ class Replan(Searcher):
             InfeasibleError: no plan fits in memory.
         """
         before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
-        begun = self._begun(before, task, simulator)
+        begun = self._begun(before, with_types_of(before, task) if self.keep_types else task, simulator)
         start = settled(begun.plan)
         simulator.models.check(start.task)
         simulator.models.check_plan(start)
@@ -93,7 +97,8 @@ class Replan(Searcher):
         best = self._worth_it(before, found, simulator)
         plan = replace(best.plan, task=task)
         said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
-        return Found(plan, begun.warning or best.warning, remark=said)
+        warnings = (begun.warning or best.warning, checkpoint_remark(before, plan))
+        return Found(plan, "; ".join(filter(None, warnings)) or None, remark=said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
         """Carry the starting plan over to `task`: all of it where it can stay, else as much as fits; find the rest."""

@@ -281,6 +281,20 @@ def test_what_moving_would_save_is_said_and_not_done(path, caplog, searcher, sai
     assert ("would make that" in caplog.text) is said
 
 
+@pytest.mark.parametrize("other", [{"batch_size": 8}, {"devices": 4}])
+@pytest.mark.parametrize("keep_types", [False, True])
+def test_types_that_lose_optimizer_state_are_said_or_kept(path, caplog, other, keep_types):
+    """Searched anew and adapted: the first plan's types follow from rules that are gone afterwards."""
+    asked = QUICK | {"memory": MemoryUse(), "tables": _known(200.0), "choice": None}
+    _planner(path, **asked, rules=Constraints((TableRule("*", forms=("columns",)),))).plan(_shaped())
+    ours = _planner(path, **asked | other, keep_types=keep_types, data_parallel=True)
+    kinds = {kind for kind, _ in places(ours.plan(_shaped())).values()}
+    assert ("data_parallel" in kinds) is not keep_types
+    assert (
+        "data_parallel_optimizer trains the data-parallel ones (a: table-wise -> data" in caplog.text
+    ) is not keep_types
+
+
 @pytest.mark.parametrize(("batch", "said"), [(4, "devices"), (8, "devices, batch size")])
 def test_a_device_fewer_changes_the_plan_at_any_batch_size(path, caplog, batch, said):
     """Of three devices the last goes, with all tables; jobs may keep the batch of all devices or that of each."""

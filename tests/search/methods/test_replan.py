@@ -283,6 +283,20 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
     assert costs[2][0] < 1.02 * best
 
 
+def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
+    """Without, a warning names the tables whose optimizer state is lost to checkpoints."""
+    task = replace(_criteo(), topology=Topology(4, "80GiB"), memory=ns.MemoryUse("rowwise_adagrad"))
+    start = laid_out(task, range(4), {0: 64, 1: 64}, COPIES, *[0] * 13)
+    free, held = (Replan(start, improvement=FEW, keep_types=keep).find(task, H100) for keep in (False, True))
+    assert free.plan.forms != start.forms
+    assert "checkpoints: " in free.warning
+    assert held.warning is None
+    assert held.plan.forms == start.forms
+    assert [len(its) for its in held.plan.by_table] == [len(its) for its in start.by_table]
+    assert held.plan.task == task
+    assert ms_of(held.plan) < ms_of(start)
+
+
 def test_copies_that_do_not_pay_become_columns_and_move_nothing():
     task = _criteo(12)
     start = laid_out(task, *[COPIES] * 12)
