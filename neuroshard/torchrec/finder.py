@@ -105,7 +105,7 @@ class Finder:
     def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
         """Adapt an earlier plan to a task: `searcher=replan`, with `settings`.
 
-        Where that plan can't stay as it is, the method places the rest.
+        Where that plan can't stay as it is, the method places the rest. Gains are accepted as the method accepts them.
 
         Raises:
             UserError: more than `max_moved_bytes` has to be moved in any case, or settings aren't to be set.
@@ -115,7 +115,9 @@ class Finder:
             raise UserError(
                 f"{min(fixed)}=... can't be set: the previous plan is changed, by the planner's own searcher"
             )
-        method = searcher_of("replan", start=before, rest=self.searcher, max_moved_bytes=max_moved_bytes, **settings)
+        given = {"choice": self.searcher.choice} if hasattr(self.searcher, "choice") else {}
+        given |= {"start": before, "rest": self.searcher, "max_moved_bytes": max_moved_bytes} | settings
+        method = searcher_of("replan", **given)
         return self._found_by(method, task)
 
     def _found_by(self, method: Searcher, task: Task) -> Plan:

@@ -65,16 +65,20 @@ class Choice:
         costs less.
         """
         judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
+        available = [0, *self.accepted(costs, task, simulator)]
+        chosen = available[likeliest([judged[number] for number in available])]
+        least = cheapest(costs)
+        return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
+
+    def accepted(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list[int]:
+        """List the plans of a task whose gain over the first one is believed, by their number among `costs`."""
+        judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
         first, compute, own = judged[0], simulator.models.compute, has_own_margins(costs[0])
         known = [number for number, cost in enumerate(judged) if cost.beyond <= first.beyond]
         gains = [number for number in known if judged[number].total_ms < first.total_ms * (1 - self.least_gain)]
         blind = not compute.spread_ms(LoadSets.alone(task.loads)).any() and (own or not compute.arithmetic)
         least_doubt = 0.0 if own else self.assumed_doubt
-        accepted = [number for number in gains if self._believes(first, judged[number], blind, least_doubt)]
-        available = [0, *accepted]
-        chosen = available[likeliest([judged[number] for number in available])]
-        least = cheapest(costs)
-        return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
+        return [number for number in gains if self._believes(first, judged[number], blind, least_doubt)]
 
     def _believes(self, before: Cost, after: Cost, blind: bool, least_doubt: float) -> bool:
         """Return True if a gain exceeds the margins, by models that are `blind` to their errors or not."""
@@ -114,5 +118,5 @@ def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> 
         )
     return (
         f"a plan predicted {1 - after.total_ms / before.total_ms:.1%} cheaper was found ({after.total_ms:.2f} ms, not "
-        f"{before.total_ms:.2f}), but the first search's is kept: {why}; searcher.choice=null takes it"
+        f"{before.total_ms:.2f}), but it is not accepted: {why}; searcher.choice=null takes it"
     )

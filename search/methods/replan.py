@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
+from neuroshard.cost.cost import Cost
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.carry_over import Carried, carried_over, have_same_devices, restated
 from neuroshard.plans.checkpoints import checkpoint_remark, with_types_of
@@ -17,6 +18,7 @@ from neuroshard.plumbing.files import digest_of
 from neuroshard.plumbing.schema import ByteSize, NonNegative, readable_bytes, shown
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.choice import Choice, cheapest
 from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -45,8 +47,8 @@ class Replan(Searcher):
     Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get
     another form, where that is estimated to help and its bytes are within the limit.
 
-    Moving must be worth it: of the plans found, the one that moves least counts whose cost is within `least_gain` of
-    the cheapest.
+    Moving must be worth it: a gain counts if the default search would accept it, beside the models' margins. Of the
+    plans with such a gain, the one that moves least counts whose cost is within `least_gain` of the cheapest.
 
     Attributes:
         start: the running job's plan, a JSON file. Or the plan itself.
@@ -59,6 +61,7 @@ class Replan(Searcher):
         rest: places what has no place in the running job's plan.
         keep_types: whether every table keeps its sharding type and its number of column shards, so that optimizer state
             loads from checkpoints; rules that forbid them come first.
+        choice: which gains are accepted, as in the default search; None takes every gain for true.
     """
 
     start: Plan | str
@@ -68,6 +71,7 @@ class Replan(Searcher):
     least_gain: NonNegative = 0.01
     rest: Searcher = field(default_factory=NeuroShard)
     keep_types: bool = False
+    choice: Choice | None = field(default_factory=Choice)
 
     def __post_init__(self) -> None:
         if not isinstance(self.start, (Plan, str)):
@@ -94,11 +98,15 @@ class Replan(Searcher):
         if self.least_gain < 1:
             firsts = chain([start], self._in_other_forms(start, left, simulator))
             found += [self._improved(start, first, left, simulator) for first in firsts]
-        best = self._worth_it(before, found, simulator)
+        costs = simulator.costs(start.task, [one.plan for one in found])
+        accepted = self._accepted(found, costs, simulator)
+        best = self._worth_it(before, [found[number] for number in accepted], [costs[number] for number in accepted])
+        declined = replace(found[cheapest(costs)].plan, task=task)
         plan = replace(best.plan, task=task)
         said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
         warnings = (begun.warning or best.warning, checkpoint_remark(before, plan))
-        return Found(plan, "; ".join(filter(None, warnings)) or None, remark=said)
+        warning = "; ".join(filter(None, warnings)) or None
+        return Found(plan, warning, declined if cheapest(costs) not in accepted else None, said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
         """Carry the starting plan over to `task`: all of it where it can stay, else as much as fits; find the rest."""
@@ -140,16 +148,30 @@ class Replan(Searcher):
             )
         return most - needed
 
-    def _worth_it(self, before: Plan, found: Sequence[Found], simulator: Simulator) -> Found:
+    def _accepted(self, found: Sequence[Found], costs: Sequence[Cost], simulator: Simulator) -> list[int]:
+        """List the plans found that the default search would take in place of the first, which is among them.
+
+        Where tables change their form, it wants more of a gain from models that don't know whole steps.
+        """
+        if self.choice is None:
+            return list(range(len(found)))
+        task, start = found[0].plan.task, found[0].plan
+        same, other = (
+            choice.accepted(costs, task, simulator) for choice in (self.choice, self.choice.of_forms(simulator.models))
+        )
+        changes = [one.plan.forms != start.forms for one in found]
+        return [0, *(number for number in range(1, len(found)) if number in (other if changes[number] else same))]
+
+    def _worth_it(self, before: Plan, found: Sequence[Found], costs: Sequence[Cost]) -> Found:
         """Choose what moves least from `before` on, of all nearly as cheap as the cheapest; `found` begins as is.
 
         Any other than that one must save as much as moves are worth.
         """
-        costs = [cost.total_ms for cost in simulator.costs(found[0].plan.task, [one.plan for one in found])]
-        most, worth = min(costs) + self.least_gain * costs[0], costs[0] * (1 - self.least_gain)
+        all_ms = [cost.total_ms for cost in costs]
+        most, worth = min(all_ms) + self.least_gain * all_ms[0], all_ms[0] * (1 - self.least_gain)
         enough = [
             (moved_bytes(before, one.plan), ms, number)
-            for number, (one, ms) in enumerate(zip(found, costs, strict=True))
+            for number, (one, ms) in enumerate(zip(found, all_ms, strict=True))
             if ms <= (most if number == 0 else min(most, worth))
         ]
         return found[min(enough)[2]]

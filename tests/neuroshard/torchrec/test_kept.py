@@ -302,7 +302,7 @@ def test_a_device_fewer_changes_the_plan_at_any_batch_size(path, caplog, batch, 
     _planner(path, devices=3, **asked).plan(_shaped())
     caplog.clear()
     ours = _planner(path, **asked, batch_size=batch)
-    assert {rank for _, ranks in places(ours.plan(_shaped())).values() for rank in ranks} == {0, 1}
+    assert {rank for _, ranks in places(ours.plan(_shaped())).values() for rank in ranks} <= {0, 1}
     assert f"other tables, {said}; it is adapted" in caplog.text
     assert "3 -> 2 devices" in caplog.text
 

@@ -11,15 +11,16 @@ from neuroshard import Constraints, CostModels, Found, Plan, Searcher, Simulator
 from neuroshard.plans.moves import moved_between, moved_bytes, table_changes
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from neuroshard.testing.toys import LinearComm, LinearCompute
-from neuroshard.words.form import Form
+from neuroshard.words.form import FORMS, Form
 from tests.kit.plans import COPIES, laid_out
-from tests.kit.searches import H100, ms_of
+from tests.kit.searches import H100, ms_of, uncertain
 from tests.kit.tasks import hot_table
 
 FEW = Improvement(shakes=5)
@@ -40,7 +41,7 @@ class TestReplan(SearcherConformance):
 def _started(compute, **settings):
     task, simulator = toy_task(14), Simulator(replace(linear_models(), compute=compute))
     start = Random(0).find(task, simulator).plan
-    plan = Replan(start, improvement=FEW, **settings).find(task, simulator).plan
+    plan = Replan(start, improvement=FEW, choice=None, **settings).find(task, simulator).plan
     return start, plan, ms_of(plan, simulator)
 
 
@@ -269,7 +270,7 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
     best = ms_of(NeuroShard(improvement=FEW).find(task, H100).plan)
     costs = []
     for most in (0, 10**8, None):
-        found = Replan(start, most, FEW).find(task, H100)
+        found = Replan(start, most, FEW, choice=None).find(task, H100)
         plan = found.plan
         assert plan.violations == ()
         assert most is None or moved_between(start, plan).sum() <= most
@@ -281,6 +282,21 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
     assert costs[1][1] > 0
     assert costs[1][0] < 0.98 * costs[0][0]
     assert costs[2][0] < 1.02 * best
+
+
+@pytest.mark.parametrize("relative", [0.001, 0.5])
+@pytest.mark.parametrize("forms", [(), FORMS])
+def test_a_gain_is_accepted_as_in_the_default_search(relative, forms):
+    """With columns alone, and with tables that change their form: what one of them rejects, the other one does too."""
+    task, simulator = replace(_criteo(), topology=Topology(4, "80GiB")), uncertain(H100, relative)
+    start = laid_out(task, *(i % 4 for i in range(16)))
+    found = Replan(start, improvement=FEW, forms=forms).find(task, simulator)
+    taken = Replan(start, improvement=FEW, forms=forms, choice=None).find(task, simulator).plan
+    assert ms_of(taken, simulator) < 0.97 * ms_of(start, simulator)
+    choice = Choice() if taken.forms == start.forms else Choice().of_forms(simulator.models)
+    (chosen, declined) = choice.among(simulator.costs(task, [start, taken]), task, simulator)
+    assert (found.plan, found.declined) == ((taken, None) if chosen else (start, taken))
+    assert (chosen, declined) == ((1, None) if relative < 0.5 else (0, 1))
 
 
 def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
@@ -332,6 +348,5 @@ def test_columns_stay_apart_from_rows_of_a_host():
 def test_what_moves_less_must_be_worth_it_too(gain, costs, chosen):
     task = toy_task(3, num_devices=2)
     found = [Found(laid_out(task, *(int(t < moved) for t in range(3)))) for moved in range(3)]
-    simulator = SimpleNamespace(costs=lambda *_: [SimpleNamespace(total_ms=ms) for ms in costs])
-    start = found[0].plan
-    assert Replan(start, least_gain=gain)._worth_it(start, found, simulator) is found[chosen]
+    start, predicted = found[0].plan, [SimpleNamespace(total_ms=ms) for ms in costs]
+    assert Replan(start, least_gain=gain)._worth_it(start, found, predicted) is found[chosen]
