@@ -35,7 +35,7 @@ from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory, host_memor
 from neuroshard.torchrec.bandwidths import with_bandwidths
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.groups import Groups, groups_of
-from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
+from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in
 from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model, loaded_plan
@@ -411,7 +411,7 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(f"previous={previous!r} must be a plan of ours, or a file of one")
         if self._loader or self._finder.verifier:
             _log.warning("replan() reads no plan_loader= and measures nothing, whatever verify= says; plan() does")
-        before = previous if isinstance(previous, Plan) else load_any_plan(Path(previous))
+        before = previous if isinstance(previous, Plan) else Plan.load(previous)
         models, size = self._models(module, sharders), before.task.topology.num_devices
         model = next((one for one in models if one.left.world_size == size), models[0])
         found = self._searched(model, lambda its, task: its.changed(before, task, max_moved_bytes, **settings))

@@ -16,14 +16,20 @@ from torchrec.optim import LAMB
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.types import DataType
 
-from neuroshard import Constraints, TableRule, UserError
+from neuroshard import Constraints, Plan, TableRule, UserError
+from neuroshard.plans.kept_files import digest
+from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.searching.searcher import searcher_of
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.explain import Explain
 from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.targets.target import Export
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
-from neuroshard.torchrec.kept import KeptPlan, _digest, load_any_plan
+from neuroshard.torchrec.kept import KeptPlan
 from neuroshard.torchrec.made_for import digests, made_for
 from neuroshard.words.placement import Home, Tier
 from tests.kit.plans import table
@@ -49,8 +55,8 @@ def test_a_restarted_job_keeps_its_plan(path):
     assert (searcher.asked, never.asked) == (1, 0)
     assert again.last_plan == first.last_plan
     assert again.last_cost.total_ms == first.last_cost.total_ms > 0
-    assert load_any_plan(path) == first.last_plan
-    assert load_any_plan(path).prediction.cost_ms == pytest.approx(first.last_cost.total_ms)
+    assert Plan.load(path) == first.last_plan
+    assert Plan.load(path).prediction.cost_ms == pytest.approx(first.last_cost.total_ms)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +155,7 @@ def test_files_without_hosts_memory_have_what_their_task_says(path, device):
     kept = KeptPlan.load(path)
     content = json.loads(path.read_text())
     del content["host_memory"], content["digest"], content["format"]
-    older = {"format": json.loads(path.read_text())["format"], "digest": _digest(content)} | content
+    older = {"format": json.loads(path.read_text())["format"], "digest": digest(content)} | content
     path.write_text(json.dumps(older))
     assert KeptPlan.load(path) == kept
 
@@ -281,6 +287,20 @@ def test_what_moving_would_save_is_said_and_not_done(path, caplog, searcher, sai
     assert ("would make that" in caplog.text) is said
 
 
+def test_commands_read_kept_plans(path, tmp_path):
+    """As those that a search writes."""
+    ours = _planner(path, models="cpu", searcher="dim_greedy")
+    ours.plan(_shaped())
+    (explained,) = Explain(str(path)).run().explanations
+    assert explained.plan == ours.last_plan
+    assert explained.cost.total_ms == pytest.approx(ours.last_cost.total_ms)
+    result = Export(str(path), "torchrec", str(tmp_path / "sharding.json")).run()
+    assert result.plan == ours.last_plan
+    (entry,) = Evaluate(str(path), None, build("hardware", "cpu"))._entries()
+    assert (entry.plan, entry.error) == (ours.last_plan, None)
+    assert searcher_of("replan", start=str(path)).find(ours.last_plan.task, ours._finder.simulator).plan.task
+
+
 @pytest.mark.parametrize("other", [{"batch_size": 8}, {"devices": 4}])
 @pytest.mark.parametrize("keep_types", [False, True])
 def test_types_that_lose_optimizer_state_are_said_or_kept(path, caplog, other, keep_types):
@@ -319,7 +339,7 @@ def test_plans_with_sequence_tables_are_kept(path, rule, kind):
     planned = first.plan(_model("a"))
     assert planned.plan["sequences"]["s"].sharding_type == kind
     assert again.plan(_model("a")) == KeptPlan.load(path).sharding_plan == planned
-    assert again.last_plan == load_any_plan(path) == first.last_plan
+    assert again.last_plan == Plan.load(path) == first.last_plan
     assert again.last_plan.forms[1] == rule.forms[0]
 
 
@@ -337,7 +357,7 @@ def test_what_isnt_a_kept_plan_is_never_overwritten(path, content):
     searcher, previous = AllOnLast(), _planner(None).search(_model("a"))
     if content is None:
         previous.save(path)
-        assert load_any_plan(path) == previous
+        assert Plan.load(path) == previous
     else:
         path.write_bytes(content)
     before = path.read_bytes()
@@ -389,7 +409,7 @@ def test_a_damaged_file_is_no_reason_to_stop(path, caplog):
     for damaged in (kept[: len(kept) // 2], moved, without_digest, older):
         path.write_text(damaged)
         with pytest.raises(UserError, match=r"plan\.json"):
-            load_any_plan(path)
+            Plan.load(path)
         for anew in (1, 0):
             caplog.clear()
             assert _planner(path).plan(_model("a")) == plan
@@ -431,7 +451,7 @@ def test_models_without_pooled_tables_are_kept_too(path):
     plan = _planner(path).plan(model)
     assert _planner(path).plan(model) == plan
     with pytest.raises(UserError, match="holds no table that was planned here"):
-        load_any_plan(path)
+        Plan.load(path)
 
 
 def test_digests_say_what_differs():
