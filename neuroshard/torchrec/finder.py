@@ -148,14 +148,17 @@ class Finder:
             _log.warning(remark)
         return plan
 
+    def found_instead(self, kept: Plan | None, task: Task) -> Plan:
+        """Find a plan from nothing in place of a kept one, if any, whose types tables keep if that is asked for."""
+        if kept is None or not self.keep_types:
+            return self.found(task)
+        return replace(self.found(with_types_of(kept, task)), task=task)
+
     def _anew(self, kept: Plan | None, task: Task, why: str) -> Plan:
         """Search from nothing in place of a kept plan; warn of tables whose optimizer state then can't be loaded."""
         _log.warning("%s; searching anew", why)
-        if kept is None:
-            return self.found(task)
-        held = with_types_of(kept, task) if self.keep_types else task
-        plan = replace(self.found(held), task=task)
-        if remark := checkpoint_remark(kept, plan):
+        plan = self.found_instead(kept, task)
+        if kept is not None and (remark := checkpoint_remark(kept, plan)):
             _log.warning(remark)
         return plan
 

@@ -23,6 +23,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingPlanner
 from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.checkpoints import checkpoint_remark
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError, user_error_in
@@ -335,9 +336,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
         """Take the plan that was kept, where it was made for just what is asked; else find another one."""
-        others = [
-            kept.differences(self._asked_for(one), device_memory(one.left), host_memory(one.left)) for one in models
-        ]
+        others = [self._differences(kept, one) for one in models]
         if () in others:
             _log.info("the plan is the one that %s holds", self._keep)
             model = models[others.index(())]
@@ -346,7 +345,23 @@ class NeuroShardPlanner(ShardingPlanner):
             return self._searched(models[0], lambda finder, task: finder.found_after(kept, others[0], task))
         fewest = min(others, key=len)
         _log.warning("the kept plan was made for other %s; searching anew", ", ".join(fewest))
-        return self._best(models, self._found)
+
+        def instead(model: Model) -> _Way:
+            """Find a plan for a model in place of the kept one."""
+            return self._searched(model, lambda finder, task: finder.found_instead(kept.plan, task))
+
+        best = self._best(models, instead)
+        if kept.plan and best.plan and (remark := checkpoint_remark(kept.plan, best.plan)):
+            _log.warning(remark)
+        return best
+
+    def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
+        """Name what the kept plan was made for otherwise; constraints that such devices can't keep are others."""
+        try:
+            asked = self._asked_for(model)
+        except UserError:  # which is raised again if this model is planned
+            return ("constraints",)
+        return kept.differences(asked, device_memory(model.left), host_memory(model.left))
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
         """Take what the plan loader brings, if there is one; None, with a warning, where it fits none of the groups."""

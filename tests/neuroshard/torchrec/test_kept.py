@@ -315,6 +315,16 @@ def test_types_that_lose_optimizer_state_are_said_or_kept(path, caplog, other, k
     ) is not keep_types
 
 
+@pytest.mark.parametrize("num_groups", [1, "auto"])
+def test_tables_that_rules_cut_lose_optimizer_state_in_any_groups(path, caplog, num_groups):
+    asked = QUICK | {"devices": 4, "memory": MemoryUse("rowwise_adagrad"), "keep_types": True}
+    _planner(path, **asked).plan(_shaped())
+    cut = Constraints((TableRule("a", min_shards=2, max_shards=2),))
+    ours = _planner(path, **asked, rules=cut, batch_size=8, num_groups=num_groups)
+    assert len(places(ours.plan(_shaped()))["a"][1]) == 2
+    assert caplog.text.count("never where the number of column shards changes (a: table-wise -> 2 column sh") == 1
+
+
 @pytest.mark.parametrize(("batch", "said"), [(4, "devices"), (8, "devices, batch size")])
 def test_a_device_fewer_changes_the_plan_at_any_batch_size(path, caplog, batch, said):
     """Of three devices the last goes, with all tables; jobs may keep the batch of all devices or that of each."""
