@@ -8,9 +8,10 @@ from glob import escape
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import Layout, in_columns, layout_of
-from neuroshard.plans.moves import known_as
+from neuroshard.layouts import Layout, in_columns, layout_of, placed_loads
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import PinnedColumns, TableRule
 from neuroshard.tasks.task import Task
@@ -26,12 +27,14 @@ class Carried:
         columns: (table, dim, device) of column shards, tables by their indices in the task.
         others: placements of tables in rows or copies, whole tables only.
         homes: of tables that stay in host memory, by their indices in the task; all others lie on devices.
+        changed: indices of tables that have other rows, columns or data type than before.
     """
 
     task: Task
     columns: tuple[tuple[int, int, int], ...]
     others: tuple[Placement, ...]
     tier_assignments: dict[int, TierAssignment] = field(default_factory=dict)
+    changed: frozenset[int] = frozenset()
 
     @property
     def plan(self) -> Plan | None:
@@ -66,8 +69,9 @@ class Carried:
 
     @property
     def fitting(self) -> "Carried":
-        """What stays with as many column shards on each device as its memory has room for, the largest first.
+        """What stays with as many column shards on each device as its memory has room for.
 
+        Shards of tables that are as they were come before those of tables that changed, and the largest come first.
         Caches are counted as wide as if all column shards stayed.
         """
         tables = [self.task.tables[table].with_dim(dim) for table, dim, _ in self.columns]
@@ -77,13 +81,23 @@ class Carried:
         together, size_bytes = LoadSets.grouped(loads, devices, self.task.topology.num_devices), np.zeros_like(devices)
         size_bytes[np.argsort(devices, kind="stable")] = self.task.memory.bytes_beside(together)
         sizes = size_bytes.tolist()
-        left, kept = list(self.task.shard_memory), set[int]()
-        for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        left, kept = self._left_by_others, set[int]()
+        for number in sorted(range(len(sizes)), key=lambda n: (self.columns[n][0] in self.changed, -sizes[n])):
             device = self.columns[number][2]
             if sizes[number] <= left[device]:
                 left[device] -= sizes[number]
                 kept.add(number)
         return replace(self, columns=tuple(column for i, column in enumerate(self.columns) if i in kept))
+
+    @property
+    def _left_by_others(self) -> list[int]:
+        """(D,) bytes that tables in rows or copies leave to column shards."""
+        left = list(self.task.shard_memory)
+        others = sorted(self.others, key=lambda placement: placement.device)
+        loads = placed_loads(self.task.tables, others, self.task.batch_size, len(left))
+        for placement, size in zip(others, self.task.memory.device_bytes(loads).tolist(), strict=True):
+            left[placement.device] -= size
+        return left
 
     def largest(self, share: float) -> "Carried":
         """Keep the largest column shards only, which hold so much of the bytes of all: small ones fill gaps."""
@@ -104,27 +118,103 @@ class Carried:
 def carried_over(before: Plan, task: Task) -> Carried:
     """Find what of the plan stays: shards of tables that both have, on devices that both have.
 
-    Devices are known by their numbers. Tables in columns keep the shards whose devices stay; those in rows or copies
-    stay only where devices and hosts are as many as before, for their blocks follow from these. Tables stay in the
-    memory that they lie in. What the rules of the task forbid doesn't stay.
+    Tables are known by their names and devices by their numbers. Tables in columns keep the shards whose devices stay,
+    but a table that was cut has other shards if its columns are more or fewer. Those in rows or copies stay only where
+    devices and hosts are as many as before, for their blocks follow from these. Tables stay in the memory that they lie
+    in. What the rules of the task forbid doesn't stay.
     """
     index = {table.name: number for number, table in enumerate(task.tables)}
     devices_stay = have_same_devices(before.task, task)
     columns: list[tuple[int, int, int]] = []
     others: list[Placement] = []
-    homes: dict[int, TierAssignment] = {}
+    tier_assignments: dict[int, TierAssignment] = {}
+    changed = set[int]()
     for number, placements in enumerate(before.by_table):
         table, layout = before.task.tables[number], before.layouts[number]
         new = index.get(table.name)
-        if new is None or known_as(task.tables[new]) != known_as(table) or not _allowed(task, new, layout, placements):
+        if new is None or not _allowed(task, new, layout, placements):
             continue
-        if before.tier_assignments[number] != ON_DEVICE and (layout.free or devices_stay):
-            homes[new] = before.tier_assignments[number]
-        if layout.free:
-            columns += [(new, p.shard.dim, p.device) for p in placements if p.device < task.topology.num_devices]
-        elif devices_stay:
-            others += [replace(placed, shard=replace(placed.shard, table=new)) for placed in placements]
-    return Carried(task, tuple(columns), tuple(others), homes)
+        if _shape(table) != _shape(task.tables[new]):
+            changed.add(new)
+        if not layout.free:
+            stay = _laid_out_again(before, number, task, new) if devices_stay else None
+            others += stay or ()
+        elif (stay := _laid_out_again(before, number, task, new)) is not None:
+            columns += [(new, p.shard.dim, p.device) for p in stay if p.device < task.topology.num_devices]
+        if stay is not None and before.tier_assignments[number] != ON_DEVICE:
+            tier_assignments[new] = before.tier_assignments[number]
+    return Carried(task, tuple(columns), tuple(others), tier_assignments, frozenset(changed))
+
+
+def restated(before: Plan, task: Task) -> Plan | None:
+    """Restate a plan as one of a task with as many devices, whose tables have the same names in any order.
+
+    Returns:
+        The plan, which may break limits of the task; None if a table's new shape does not allow its old placement.
+
+    Raises:
+        UserError: the tables have other names.
+    """
+    before_of = {table.name: number for number, table in enumerate(before.task.tables)}
+    if before_of.keys() != {table.name for table in task.tables}:
+        raise UserError("the plan is of tables with other names")
+    placements: list[Placement] = []
+    for new, table in enumerate(task.tables):
+        again = _laid_out_again(before, before_of[table.name], task, new)
+        if again is None:
+            return None
+        placements += again
+    return Plan(task, tuple(placements))
+
+
+def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Placement] | None:
+    """Place the table `new` of a task as table `number` of the plan is placed; None if its shape doesn't let it."""
+    old, table, placements = before.task.tables[number], task.tables[new], before.by_table[number]
+    if (old.rows, old.dim) == (table.rows, table.dim):
+        return [replace(placed, shard=replace(placed.shard, table=new)) for placed in placements]
+    if before.layouts[number].free:
+        again = _other_columns(old, task, new, placements)
+    else:
+        again = _other_blocks(old, task, new, placements, before.layouts[number])
+    return again and [replace(placed, tier_assignment=placements[0].tier_assignment) for placed in again]
+
+
+def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placement]) -> list[Placement] | None:
+    """Place as many columns of a table on each device as before, or all of it where one device has all."""
+    dims = Counter[int]()
+    for placed in placements:
+        dims[placed.device] += placed.shard.dim
+    if old.dim != (dim := task.tables[new].dim):
+        if len(dims) > 1:
+            return None
+        dims = Counter(dict.fromkeys(dims, dim))
+    return in_columns(task, [(new, dim, device) for device, dim in dims.items()])
+
+
+def _other_blocks(
+    old: Table, task: Task, new: int, placements: Sequence[Placement], layout: Layout
+) -> list[Placement] | None:
+    """Spread each range of a table's columns over its devices; None if the table has too few rows, or other ranges."""
+    ranges = grouped(placements, lambda placed: (placed.shard.column, placed.shard.dim))
+    if len(ranges) > 1 and old.dim != task.tables[new].dim:
+        return None
+    try:
+        over = [
+            (columns, layout.over(task, new, [placed.device for placed in group])) for columns, group in ranges.items()
+        ]
+    except UserError:  # too few rows
+        return None
+    if len(over) == 1:
+        return over[0][1]
+    return [
+        replace(placed, shard=replace(placed.shard, column=column, dim=dim))
+        for (column, dim), group in over
+        for placed in group
+    ]
+
+
+def _shape(table: Table) -> tuple[int, int, int]:
+    return table.rows, table.dim, table.bytes_per_element
 
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:

@@ -1,4 +1,7 @@
-"""What has to be moved from one plan to another, whose tables or devices may be others."""
+"""What has to be moved from one plan to another, whose tables or devices may be others.
+
+A table is known by its name: its rows, columns, data type and statistics may differ between the two plans.
+"""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -10,7 +13,6 @@ from neuroshard.layouts import COLUMNS, Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.schema import readable_bytes
-from neuroshard.tables import Table
 from neuroshard.words.placement import Shard
 
 Places = tuple[tuple[int, int], ...]
@@ -57,68 +59,63 @@ def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
     old, new = _lying(before), _lying(after)
     arriving = dict(zip(new, moved_between(before, after).tolist(), strict=True))
     changed = []
-    for known in {**new, **old}:
-        (was, layout_before), (now, layout_after) = old.get(known, _NOWHERE), new.get(known, _NOWHERE)
+    for name in {**new, **old}:
+        (was, layout_before), (now, layout_after) = old.get(name, _NOWHERE), new.get(name, _NOWHERE)
         if (was, layout_before) != (now, layout_after):
-            changed.append(TableChange(known[0], was, now, arriving.get(known, 0), layout_before, layout_after))
+            changed.append(TableChange(name, was, now, arriving.get(name, 0), layout_before, layout_after))
     return tuple(sorted(changed, key=lambda change: (-change.size_bytes, change.table)))
 
 
 def moved_bytes(before: Plan, after: Plan) -> int:
     """Count the bytes of weights and optimizer state of tables of both plans that arrive on any device."""
-    known = set(map(known_as, before.task.tables))
+    known = {table.name for table in before.task.tables}
     arriving = zip(after.task.tables, moved_between(before, after).tolist(), strict=True)
-    return sum(size for table, size in arriving if known_as(table) in known)
+    return sum(size for table, size in arriving if table.name in known)
 
 
 def moved_between(before: Plan, after: Plan) -> IntArray:
     """Count (T,) bytes of weights and optimizer state of each table of `after` that arrive on any device.
 
-    Tables are known by name, rows, columns and data type, and devices by their numbers; either may be others. Of a
-    table that is new all bytes arrive; optimizer state is what the task of `after` counts. A device keeps of its rows
-    those that it has in both plans, in as many columns as it has in both.
+    Devices are known by their numbers. Of a table that is new all bytes arrive; of a table that grew, no more than the
+    rows and columns that it had: the new ones are made in place. Optimizer state is what the task of `after` counts. A
+    device keeps of its rows those that it has in both plans, in as many columns as it has in both.
     """
     loads, kept = after.device_loads.loads, np.zeros((2, len(after.placements)))
-    held, left = _held(before), _columns_held(before)
+    there = np.stack([loads.rows, loads.dim])
+    held, left, tables = _held(before), _columns_held(before), {table.name: table for table in before.task.tables}
     for number, placement in enumerate(after.by_device):
-        shard, key = placement.shard, (known_as(after.task.tables[placement.shard.table]), placement.device)
-        if (old := held.get(key)) is not None:
+        shard, name = placement.shard, after.task.tables[placement.shard.table].name
+        if (table := tables.get(name)) is not None:
+            there[:, number] = min(max(table.rows - shard.row, 0), shard.rows), min(shard.dim, table.dim)
+        if (old := held.get(key := (name, placement.device))) is not None:
             rows = min(shard.row_end, old.row_end) - max(shard.row, old.row)
             kept[:, number] = max(rows, 0), min(shard.dim, left[key])
             left[key] -= min(shard.dim, left[key])  # of a wide table the device may have further shards
     memory = after.task.memory
-    arriving = memory.state_bytes(loads) - memory.state_bytes(replace(loads, rows=kept[0], dim=kept[1]))
+    arriving, staying = (memory.state_bytes(replace(loads, rows=its[0], dim=its[1])) for its in (there, kept))
     moved: IntArray = np.zeros(len(after.task.tables), dtype=np.int64)
-    np.add.at(moved, [placement.shard.table for placement in after.by_device], arriving)
+    np.add.at(moved, [placement.shard.table for placement in after.by_device], arriving - staying)
     return moved
 
 
-_Known = tuple[str, int, int, int]
-
-
-def known_as(table: Table) -> _Known:
-    """Return what a table has in two plans, if it is the same: its name, rows, columns and bytes per element."""
-    return table.name, table.rows, table.dim, table.bytes_per_element
-
-
-def _columns_held(plan: Plan) -> Counter[tuple[_Known, int]]:
+def _columns_held(plan: Plan) -> Counter[tuple[str, int]]:
     """Count the columns of each table on each device."""
-    columns = Counter[tuple[_Known, int]]()
+    columns = Counter[tuple[str, int]]()
     for placed in plan.placements:
-        columns[known_as(plan.task.tables[placed.shard.table]), placed.device] += placed.shard.dim
+        columns[plan.task.tables[placed.shard.table].name, placed.device] += placed.shard.dim
     return columns
 
 
-def _held(plan: Plan) -> Mapping[tuple[_Known, int], Shard]:
+def _held(plan: Plan) -> Mapping[tuple[str, int], Shard]:
     """Index shards by table and device; of several columns shards, which have the same rows, the last one."""
     tables = plan.task.tables
-    return {(known_as(tables[placed.shard.table]), placed.device): placed.shard for placed in plan.placements}
+    return {(tables[placed.shard.table].name, placed.device): placed.shard for placed in plan.placements}
 
 
-def _lying(plan: Plan) -> dict[_Known, tuple[Places, Layout]]:
+def _lying(plan: Plan) -> dict[str, tuple[Places, Layout]]:
     """Find the places of every table and its layout."""
     return {
-        known_as(table): (tuple(sorted((placed.device, placed.shard.dim) for placed in its)), layout)
+        table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in its)), layout)
         for table, its, layout in zip(plan.task.tables, plan.by_table, plan.layouts, strict=True)
     }
 

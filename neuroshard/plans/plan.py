@@ -14,6 +14,7 @@ from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.layouts import Layout, given_bytes, in_columns, layouts_of, placed_loads
 from neuroshard.layouts.layout import table_of
 from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
+from neuroshard.plans.kept_files import is_kept, kept_content
 from neuroshard.plumbing.arrays import IntArray, own_places
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
@@ -284,15 +285,21 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """Load the plan in a file that `save` wrote.
+        """Load the plan in a file that `save` wrote, or in one that a planner for TorchRec keeps it in (`keep=`).
 
         Raises:
-            UserError: the file is missing, malformed, or its shards don't cover its tables exactly once.
+            UserError: the file is missing, malformed, or its shards don't cover its tables exactly once; or it is a
+                kept plan without tables that were planned here.
         """
         if Path(path).is_dir():
             plans = sorted(Path(path).glob("plans/*.json"))
             raise UserError(f"{path} is a directory; give a plan file{f', such as {plans[0]}' if plans else ''}")
-        return cls.from_json(read_json(Path(path), "plan"), str(path))
+        content = read_json(Path(path), "plan")
+        if is_kept(content):
+            content = kept_content(content, f"kept plan {path}").get("plan")
+            if content is None:
+                raise UserError(f"kept plan {path} holds no table that was planned here")
+        return cls.from_json(content, str(path))
 
     def to_json(self) -> dict[str, Any]:
         """Convert the plan to JSON-ready fields."""

@@ -298,7 +298,8 @@ LOCAL_CODEC = RowCodec(
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
     """Write tables as a Parquet table."""
-    return pa.Table.from_pylist([vars(table) for table in tables], schema=_schema(Table))
+    columns = [column for column in _schema(Table) if column.name != "unpadded_dim"]  # tables are measured as they are
+    return pa.Table.from_pylist([vars(table) for table in tables], schema=pa.schema(columns))
 
 
 def read_tables(rows: Sequence[object]) -> dict[str, Table]:

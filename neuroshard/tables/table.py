@@ -27,7 +27,7 @@ Reuse = Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=
 MAX_ROW_BLOCKS = 1024
 RowLookups = Annotated[tuple[Share, ...], Meta(max_length=MAX_ROW_BLOCKS)]
 _SLACK = 1e-3  # of sums of shares
-_RARE = ("row_lookups", "features", "pooled")  # files leave out what is usual
+_RARE = ("row_lookups", "features", "pooled", "unpadded_dim")  # files leave out what is usual
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Table:
             sums to 1. Empty where nobody knows: lookups then count as spread evenly over the rows.
         features: that read the table, up to 1,024; each has a pooled output of its own for every sample.
         pooled: False for sequence tables, whose lookups aren't summed up: each has an output of its own.
+        unpadded_dim: columns that the table had where it was read, before it was padded to `dim`; None if it was not
+            padded. Plans do not depend on it.
     """
 
     name: Name
@@ -61,6 +63,7 @@ class Table:
     row_lookups: RowLookups = ()
     features: Features = 1
     pooled: bool = True
+    unpadded_dim: Rows | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():

@@ -123,7 +123,8 @@ class Target:
         if plan.violations:
             raise UserError(f"{name}: doesn't fit its task: {plan.violations[0]}; search again, or mend the task")
         self.check(plan)
-        return self.write(plan)
+        exported = self.write(plan)
+        return replace(exported, remarks=(*plan.task.padded_remarks, *exported.remarks))
 
     def check(self, plan: Plan) -> None:
         """Raise UserError unless the target can lay every table out as planned, with table, limit and what to do."""

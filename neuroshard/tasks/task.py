@@ -19,6 +19,7 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 from neuroshard.words.topology import Topology
 
+_SHOWN_TABLES = 8  # that a line names
 _SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
 
 
@@ -110,15 +111,28 @@ class Task:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the tables was made for another batch size, in a line: a histogram can't be converted."""
+        """Lines on tables that were padded, and on those made for another batch size: histograms can't be converted."""
         made_for = ((table, table.reuse_batch_size or self.batch_size) for table in self.tables)
         others = [table for table, size in made_for if abs(size / self.batch_size - 1) > _SAME_BATCH_SIZE]
         if not others:
-            return ()
+            return self.padded_remarks
         return (
+            *self.padded_remarks,
             f"reuse histograms: made for batch size {others[0].reuse_batch_size}, not {self.batch_size} "
             f"({len(others)} of {len(self.tables)} tables, such as {others[0].name!r}): the rows that a batch touches "
             f"are estimated wrongly; make the tables with batch_size={self.batch_size}",
+        )
+
+    @property
+    def padded_remarks(self) -> tuple[str, ...]:
+        """A line on tables that were padded to a multiple of 4 columns, as the model's must be; none if none was."""
+        padded = [f"{table.name} {table.unpadded_dim} -> {table.dim}" for table in self.tables if table.unpadded_dim]
+        if not padded:
+            return ()
+        more = f", {len(padded) - _SHOWN_TABLES:,} more" if len(padded) > _SHOWN_TABLES else ""
+        what = f"{len(padded):,} table{'s' if len(padded) > 1 else ''} padded"
+        return (
+            f"padding: {what} ({', '.join(padded[:_SHOWN_TABLES])}{more}); give them that embedding_dim in your model",
         )
 
     def unlike(self, other: "Task") -> str | None:

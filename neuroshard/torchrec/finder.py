@@ -10,13 +10,15 @@ from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.moves import TableChange, table_changes
+from neuroshard.plans.checkpoints import checkpoint_remark, with_types_of
+from neuroshard.plans.moves import TableChange, moved_bytes, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Found, Searcher, Verifier, searcher_of
+from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import DEVICES, KeptPlan
 from neuroshard.torchrec.modules import Served
@@ -24,8 +26,10 @@ from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.placement import TIERS, Tier
 
 _log = logging.getLogger(__name__)
-# A kept plan is changed if only these are others.
+# A kept plan is adapted if only these are others.
 _CHANGED = {"tables", "modules", DEVICES, "constraints", "other parameters"}
+_STAY = 1.0  # `min_gain` with which tables stay if they can
+_WORTH_SAYING = 0.01  # of a step: nobody moves tables for less
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,13 @@ class Replanned:
         sharding_plan: of the whole model, for DistributedModelParallel.
         plan: of the tables that are planned here.
         changes: tables that lie elsewhere, are new or are gone, the most bytes first.
+        since: what the tables and devices are otherwise than those of the previous plan; None if nobody compared them.
     """
 
     sharding_plan: ShardingPlan
     plan: Plan
     changes: tuple[TableChange, ...]
+    since: TaskChanges | None = None
 
     @property
     def moved_bytes(self) -> int:
@@ -48,7 +54,8 @@ class Replanned:
         return sum(change.size_bytes for change in self.changes if not change.is_new)
 
     def __str__(self) -> str:
-        return "\n".join([f"{readable_bytes(self.moved_bytes)} moved", *map(str, self.changes)])
+        since = [f"changed: {self.since}"] if self.since else []
+        return "\n".join([f"{readable_bytes(self.moved_bytes)} moved", *since, *map(str, self.changes)])
 
 
 @dataclass(frozen=True)
@@ -57,11 +64,14 @@ class Finder:
 
     The best plans of a search from nothing are decided between by the verifier, by measuring; None takes the predicted
     best.
+
+    With `keep_types` tables of a kept plan keep their sharding types and numbers of column shards.
     """
 
     searcher: Searcher
     simulator: Simulator
     verifier: Verifier | None = None
+    keep_types: bool = False
 
     def served(self, topology: TorchRecTopology) -> Served:
         """Say what this search with its models can place on such devices; in host memory tables lie in columns."""
@@ -95,7 +105,7 @@ class Finder:
     def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
         """Adapt an earlier plan to a task: `searcher=replan`, with `settings`.
 
-        Where that plan can't stay as it is, the method places the rest.
+        Where that plan can't stay as it is, the method places the rest. Gains are accepted as the method accepts them.
 
         Raises:
             UserError: more than `max_moved_bytes` has to be moved in any case, or settings aren't to be set.
@@ -105,7 +115,9 @@ class Finder:
             raise UserError(
                 f"{min(fixed)}=... can't be set: the previous plan is changed, by the planner's own searcher"
             )
-        method = searcher_of("replan", start=before, rest=self.searcher, max_moved_bytes=max_moved_bytes, **settings)
+        given = {"acceptance": self.searcher.acceptance} if hasattr(self.searcher, "acceptance") else {}
+        given |= {"start": before, "rest": self.searcher, "max_moved_bytes": max_moved_bytes} | settings
+        method = searcher_of("replan", **given)
         return self._found_by(method, task)
 
     def _found_by(self, method: Searcher, task: Task) -> Plan:
@@ -113,21 +125,56 @@ class Finder:
             return _warned(find_plan(method, task, self.simulator))
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
-        """Adapt a kept plan that was made for something else if only tables or devices came or went; else search again.
+        """Adapt a kept plan to tables that came, went or changed, or to more or fewer devices; else search again.
 
-        A warning says which are the `others`, what differs.
+        Tables stay where they are, as long as the devices do. A warning says which are the `others`, what differs, what
+        moves, and what moving more would save.
         """
         said = f"the kept plan was made for other {', '.join(others)}"
-        if kept.plan is None or not _CHANGED.issuperset(others) or not _came_or_went(kept.plan, task):
-            _log.warning("%s; searching again", said)
-            return self.found(task)
+        changes = None if kept.plan is None else TaskChanges.between(kept.plan.task, task)
+        adapted = changes or "other parameters" in others
+        allowed = _CHANGED | {"batch size"} if changes and changes.of_devices else _CHANGED
+        if kept.plan is None or changes is None or not allowed.issuperset(others) or not adapted:
+            return self._searched_again(kept.plan, task, said)
+        settings: dict[str, Any] = {} if changes.of_devices else {"min_gain": _STAY}
         try:
-            plan = self.changed(kept.plan, task, None)
+            plan = self.changed(kept.plan, task, None, keep_types=self.keep_types, **settings)
         except UserError as error:
-            _log.warning("%s, and can't be changed (%s); searching again", said, error)
-            return self.found(task)
-        _log.warning("%s; it is changed:\n%s", said, "\n".join(map(str, table_changes(kept.plan, plan))))
+            return self._searched_again(kept.plan, task, f"{said}, and can't be changed ({error})")
+        moves = list(map(str, table_changes(kept.plan, plan))) or ["all tables stay where they are"]
+        lines = [f"{said}; it is adapted", *([f"changed: {changes}"] if changes else []), *moves]
+        _log.warning("%s", "\n".join(lines))
+        if settings and (remark := self._gain_of_moving(plan, kept.plan)):
+            _log.warning(remark)
         return plan
+
+    def found_instead(self, kept: Plan | None, task: Task) -> Plan:
+        """Find a plan from nothing in place of a kept one, if any, whose types tables keep if that is asked for."""
+        if kept is None or not self.keep_types:
+            return self.found(task)
+        return replace(self.found(with_types_of(kept, task)), task=task)
+
+    def _searched_again(self, kept: Plan | None, task: Task, why: str) -> Plan:
+        """Search from nothing in place of a kept plan; warn of tables whose optimizer state then can't be loaded."""
+        _log.warning("%s; searching again", why)
+        plan = self.found_instead(kept, task)
+        if kept is not None and (remark := checkpoint_remark(kept, plan)):
+            _log.warning(remark)
+        return plan
+
+    def _gain_of_moving(self, plan: Plan, kept: Plan) -> str | None:
+        """Describe what re-planning would move and save of a plan; None if it saves less than 1%."""
+        moved = self.changed(plan, plan.task, None, keep_types=self.keep_types)
+        now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))
+        if then > now * (1 - _WORTH_SAYING):
+            return None
+        before = "" if kept.prediction is None else f" ({kept.prediction.cost_ms:.2f} ms when it was kept)"
+        size = readable_bytes(moved_bytes(plan, moved))
+        return (
+            f"the kept plan is predicted to take {now:.2f} ms now{before}; moving {size} would make that {then:.2f} ms "
+            f"({1 - then / now:.1%} less): planner.replan(model, previous=...) moves them, and without the kept file "
+            "the planner searches from nothing"
+        )
 
 
 def _warned(found: Found) -> Plan:
@@ -135,9 +182,3 @@ def _warned(found: Found) -> Plan:
     if found.warning:
         _log.warning(found.warning)
     return found.plan
-
-
-def _came_or_went(before: Plan, task: Task) -> bool:
-    """Tell whether tables or devices came or went."""
-    names = [{table.name for table in some.tables} for some in (before.task, task)]
-    return names[0] != names[1] or before.task.topology.num_devices != task.topology.num_devices

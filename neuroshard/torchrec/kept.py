@@ -1,7 +1,5 @@
 """Plans that outlive a job: a file with a plan and what it was made for."""
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -11,14 +9,13 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
 
+from neuroshard.plans.kept_files import KIND, file_of, read_kept
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import has_format, read_json, write_json
-from neuroshard.plumbing.schema import of_format, parse
+from neuroshard.plumbing.files import has_format, write_json
+from neuroshard.plumbing.schema import parse
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 
-_KIND = "neuroshard-kept-plan-"
-_FORMAT = f"{_KIND}4"
 DEVICES = "devices"  # the digest that says more of them than their memory
 _ALIKE = 0.05  # of a device's memory: other drivers, other jobs, another reservation of a few hundred MiB
 _log = logging.getLogger(__name__)
@@ -56,7 +53,7 @@ class KeptPlan:
             "plan": None if self.plan is None else self.plan.to_json(),
             "modules": modules_json(self.sharding_plan),
         }
-        write_json(path, {"format": _FORMAT, "digest": _digest(content)} | content)
+        write_json(path, file_of(content))
 
     def keep_in(self, path: Path) -> None:
         """Write the plan where that can be done; else only warn, since a job that runs needs no file."""
@@ -73,10 +70,7 @@ class KeptPlan:
             UserError: the file is missing or malformed, or says something else than what was written.
         """
         where = f"kept plan {path}"
-        content = of_format(read_json(path, "kept plan"), _FORMAT, where)
-        if content.pop("digest", None) != _digest(content):
-            raise UserError(f"{where} was changed or damaged after it was written: its digest doesn't fit")
-        read = parse(content, _KeptFile, where)
+        read = parse(read_kept(path), _KeptFile, where)
         plan = None if read.plan is None else Plan.from_json(read.plan, where)
         hosts = _host_memory_of(plan) if read.host_memory is None else read.host_memory
         return cls(read.made_for, plan, sharding_plan_of(read.modules, where), read.device_memory, hosts)
@@ -137,23 +131,8 @@ def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool
 
 def check_replaceable(path: Path) -> None:
     """Raise UserError if a file is anything else than an earlier kept plan: keeping a plan there would lose it."""
-    if os.access(path, os.F_OK) and not has_format(path, _KIND):
+    if os.access(path, os.F_OK) and not has_format(path, KIND):
         raise UserError(f"keep={path} is something else than a kept plan and isn't overwritten; give another keep=FILE")
-
-
-def load_any_plan(path: Path) -> Plan:
-    """Read our plan in a kept plan's file, or in one that `Plan.save` wrote.
-
-    Raises:
-        UserError: the file is neither, or holds no table that was planned here.
-    """
-    content = read_json(path, "plan")
-    if not isinstance(content, dict) or not str(content.get("format")).startswith(_KIND):
-        return Plan.from_json(content, str(path))
-    plan = KeptPlan.load(path).plan
-    if plan is None:
-        raise UserError(f"{path} holds no table that was planned here")
-    return plan
 
 
 def kept_in(path: Path) -> KeptPlan | None:
@@ -172,8 +151,3 @@ def kept_in(path: Path) -> KeptPlan | None:
     except UserError as error:
         _log.warning("%s; searching again", error)
         return None
-
-
-def _digest(content: Mapping[str, object]) -> str:
-    """Compute the SHA-256 of JSON values, however they are set and ordered in a file."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

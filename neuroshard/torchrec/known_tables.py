@@ -38,8 +38,10 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
     """Give the model's tables the statistics of those that are known by their names; others stay as guessed.
 
+    A table that grew since it was counted keeps those statistics (`warn_of_growth`).
+
     Raises:
-        UserError: a known table has other rows or columns than the model's.
+        UserError: a known table has more rows than the model's.
     """
     return tuple(_with_statistics(table, known[table.name]) if table.name in known else table for table in guessed)
 
@@ -66,11 +68,24 @@ def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> 
         )
 
 
+def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None:
+    """Log which tables of the model have other rows or columns than when their statistics were counted."""
+    pairs = [(table, known[table.name]) for table in guessed if table.name in known]
+    other = [(its, was) for its, was in pairs if (its.rows, its.dim) != (was.rows, was.dim)]
+    if other:
+        shapes = [f"{its.name}: {was.rows:,} x {was.dim} -> {its.rows:,} x {its.dim}" for its, was in other]
+        _log.warning(
+            "%d table(s) changed since their statistics were counted (%s); they are used until you profile again",
+            len(other),
+            listed(shapes),
+        )
+
+
 def _with_statistics(guessed: Table, known: Table) -> Table:
-    if (guessed.rows, guessed.dim) != (known.rows, known.dim):
+    if known.rows > guessed.rows:
         raise UserError(
-            f"statistics of table {known.name!r} are those of {known.rows} rows and {known.dim} columns, the model's "
-            f"has {guessed.rows} and {guessed.dim}; measure it again, or leave it out of tables="
+            f"tables= describes {known.name!r} as {known.rows:,} rows, and the model's table has {guessed.rows:,}; "
+            "profile it again, or leave it out of tables="
         )
     return replace(
         guessed,

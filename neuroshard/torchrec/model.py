@@ -27,7 +27,7 @@ from neuroshard.plumbing.schema import MAX_SHARD_DIM, parse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of, widest_shard
-from neuroshard.torchrec.known_tables import warn_of_guesses
+from neuroshard.torchrec.known_tables import warn_of_growth, warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
@@ -85,6 +85,8 @@ class Model:
         division.warn_of_unknown(asked.constraints)
         tables = division.tables
         warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, asked.known)
+        guessed = [its.table(name, asked.batch_size, left.world_size) for name, its in tables.items()]
+        warn_of_growth(guessed, asked.known)
         return cls(module, sharders, division, tables, left, asked)
 
     def on(self, asked: Asked) -> "Model":

@@ -130,9 +130,12 @@ class Parameter:
         planned = tuple(np.max(ends, axis=0).tolist())
         if planned != shape:
             its, theirs = (" x ".join(map(str, sizes)) for sizes in (shape, planned))
+            do = "was made for another table; plan it again"
+            if planned[0] == shape[0] and shape[1] < planned[1] == padded(shape[1]):
+                do = f"was made for the table padded to a multiple of 4; give it embedding_dim={planned[1]}"
             raise UserError(
-                f"table {self.qualified_name!r} has {its} rows and columns, and the plan's shards end at {theirs}: it "
-                "was made for another table; plan it again"
+                f"table {self.qualified_name!r} has {its} rows and columns, and the plan's shards end at {theirs}: "
+                f"it {do}"
             )
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:

@@ -23,10 +23,12 @@ from torchrec.distributed.types import ShardingPlan, ShardingPlanner
 from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.checkpoints import checkpoint_remark
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError, user_error_in
 from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
+from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
@@ -34,7 +36,7 @@ from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory, host_memor
 from neuroshard.torchrec.bandwidths import with_bandwidths
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.groups import Groups, groups_of
-from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
+from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in
 from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model, loaded_plan
@@ -85,8 +87,11 @@ class NeuroShardPlanner(ShardingPlanner):
         searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
         given: a plan whose parameters are kept as they are; their memory is taken off.
         tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
-        keep: a file that the plan is kept in, and read from by a job that asks for the same. What isn't a kept plan is
-            refused, not overwritten; one that was changed or damaged is searched again, with a warning.
+        keep: a file that the plan is kept in, and read from by a job that asks for the same. If tables came, went, grew
+            or have other statistics, the others stay where they are, and a warning says what changed. What isn't a kept
+            plan is refused, not overwritten; one that was changed or damaged is searched again, with a warning.
+        keep_types: whether tables of the kept plan keep their sharding types and numbers of column shards where that
+            plan is adapted or searched again, so that optimizer state loads from checkpoints.
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
         callbacks: get the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
@@ -139,6 +144,7 @@ class NeuroShardPlanner(ShardingPlanner):
         given: ShardingPlan | None = None,
         tables: Known = None,
         keep: str | Path | None = None,
+        keep_types: bool = False,
         stats: Stats | Sequence[Stats] | None = None,
         callbacks: Sequence[Callback] | None = None,
         debug: bool = True,
@@ -171,6 +177,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _check_type("plan_loader", plan_loader, PlanLoader)
         _check_type("sync_steps", sync_steps, int)
         _check_type("data_parallel", data_parallel, bool)
+        _check_type("keep_types", keep_types, bool)
         topology = topology or _topology_of_group()
         batch_size = _BATCH_SIZE if batch_size is None else batch_size
         if not isinstance(batch_size, int) or batch_size < 1:
@@ -178,7 +185,9 @@ class NeuroShardPlanner(ShardingPlanner):
         if not isinstance(given, ShardingPlan | None):
             raise UserError(f"given={given!r} must be a ShardingPlan, such as load_sharding_plan reads from a file")
         of_verify = {"candidate_plans": (candidate_plans, _CANDIDATE_PLANS), "passes": (passes, _PASSES)}
-        for remark in unused_arguments(num_groups, sync_steps, use_inter_host_allreduce, verify, **of_verify):
+        for remark in unused_arguments(
+            num_groups, sync_steps, use_inter_host_allreduce, keep_types and keep is None, verify, **of_verify
+        ):
             _log.warning(remark)
         models = models or _default_models(topology.compute_device, dense_ms)
         costs, choice = _loaded_models(models, framework, dense_ms, exchange_dtype, model_optimizer)
@@ -190,7 +199,7 @@ class NeuroShardPlanner(ShardingPlanner):
             if choice is None:
                 raise UserError(f"verify={verify} takes models by their name or path, not as an object")
             verify = verifier_of(verify, choice, topology.compute_device, candidate_plans, passes, hides_input)
-        self._finder = Finder(searcher_of(searcher, **settings), simulator, verify)
+        self._finder = Finder(searcher_of(searcher, **settings), simulator, verify, keep_types)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):
             _log.warning("these models don't know what synchronising the groups takes: costs leave it out")
@@ -220,8 +229,7 @@ class NeuroShardPlanner(ShardingPlanner):
         )
         self._loader = plan_loader
         self._keep = None if keep is None else Path(keep)
-        reports = [stats] if isinstance(stats, Stats) else list(stats or ())
-        self._reports = Reports(reports, list(callbacks or ()), debug)
+        self._reports = Reports([stats] if isinstance(stats, Stats) else [*(stats or ())], list(callbacks or ()), debug)
         self._data_parallel: str | None = None  # the warning of the last plan
         self.last_plan: Plan | None = None
         self.last_cost: Cost | None = None
@@ -266,7 +274,7 @@ class NeuroShardPlanner(ShardingPlanner):
         max_moved_bytes: int | str | None = None,
         **settings: Any,
     ) -> Replanned:
-        """Change the previous plan for tables that came or went, or for another number of devices.
+        """Change the previous plan for tables that came, went or changed, or for another number of devices.
 
         Args:
             module: as it is now.
@@ -339,9 +347,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
         """Take the plan that was kept, where it was made for just what is asked; else find another one."""
-        others = [
-            kept.differences(self._asked_for(one), device_memory(one.left), host_memory(one.left)) for one in models
-        ]
+        others = [self._differences(kept, one) for one in models]
         if () in others:
             _log.info("the plan is the one that %s holds", self._keep)
             model = models[others.index(())]
@@ -350,7 +356,23 @@ class NeuroShardPlanner(ShardingPlanner):
             return self._searched(models[0], lambda finder, task: finder.found_after(kept, others[0], task))
         fewest = min(others, key=len)
         _log.warning("the kept plan was made for other %s; searching again", ", ".join(fewest))
-        return self._best(models, self._found)
+
+        def instead(model: Model) -> _Way:
+            """Find a plan for a model in place of the kept one."""
+            return self._searched(model, lambda finder, task: finder.found_instead(kept.plan, task))
+
+        best = self._best(models, instead)
+        if kept.plan and best.plan and (remark := checkpoint_remark(kept.plan, best.plan)):
+            _log.warning(remark)
+        return best
+
+    def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
+        """Name what the kept plan was made for otherwise; constraints that such devices can't keep are others."""
+        try:
+            asked = self._asked_for(model)
+        except UserError:  # which is raised again if this model is planned
+            return ("constraints",)
+        return kept.differences(asked, device_memory(model.left), host_memory(model.left))
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
         """Take what the plan loader brings, if there is one; None, with a warning, where it fits none of the groups."""
@@ -415,7 +437,7 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(f"previous={previous!r} must be a plan of ours, or a file of one")
         if self._loader or self._finder.verifier:
             _log.warning("replan() reads no plan_loader= and measures nothing, whatever verify= says; plan() does")
-        before = previous if isinstance(previous, Plan) else load_any_plan(Path(previous))
+        before = previous if isinstance(previous, Plan) else Plan.load(previous)
         models, size = self._models(module, sharders), before.task.topology.num_devices
         model = next((one for one in models if one.left.world_size == size), models[0])
         found = self._searched(model, lambda its, task: its.changed(before, task, max_moved_bytes, **settings))
@@ -423,7 +445,7 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(NO_TABLE)
         whole = self._finished(found, group, started)
         after = self.last_plan or found.plan
-        return Replanned(whole, after, table_changes(before, after))
+        return Replanned(whole, after, table_changes(before, after), TaskChanges.between(before.task, after.task))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
         """Report and remember the whole plan; rank 0 of the group keeps it if it is new."""

@@ -147,9 +147,19 @@ def no_data_parallel_remark(served: Served) -> str | None:
 
 
 def unused_arguments(
-    num_groups: object, sync_steps: int, use_inter_host_allreduce: bool, verify: object, **of_verify: tuple[int, int]
+    num_groups: object,
+    sync_steps: int,
+    use_inter_host_allreduce: bool,
+    unkept: bool,
+    verify: object,
+    **of_verify: tuple[int, int],
 ) -> Iterator[str]:
-    """List the planner's arguments that others leave unused; `of_verify` are values and their defaults, by name."""
+    """List the planner's arguments that others leave unused.
+
+    `unkept` says whether `keep_types` is given without `keep`; `of_verify` are values and their defaults, by name.
+    """
+    if unkept:
+        yield "keep_types=True counts with keep= only; give a file to keep the plan in, or pass keep_types to replan()"
     if num_groups == 1 and (sync_steps != 1 or use_inter_host_allreduce):
         yield (
             f"sync_steps={sync_steps} and use_inter_host_allreduce={use_inter_host_allreduce} count with several "

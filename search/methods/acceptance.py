@@ -69,6 +69,14 @@ class Acceptance:
         Return its index in `costs`, and the index of the plan that is predicted to cost least if that costs less.
         """
         judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
+        available = [0, *self.accepted(costs, task, simulator)]
+        chosen = available[likeliest([judged[number] for number in available])]
+        least = cheapest(costs)
+        return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
+
+    def accepted(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list[int]:
+        """List the plans of a task whose gain over the first plan is accepted, by their indices in `costs`."""
+        judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
         first, compute, own = judged[0], simulator.models.compute, has_own_margins(costs[0])
         known = [
             number for number, cost in enumerate(judged) if cost.outside_training_range <= first.outside_training_range
@@ -76,11 +84,7 @@ class Acceptance:
         gains = [number for number in known if judged[number].total_ms < first.total_ms * (1 - self.min_gain)]
         single = not compute.spread_ms(LoadSets.alone(task.loads)).any() and (own or not compute.arithmetic)
         least_fraction = 0.0 if own else self.assumed_margin_fraction
-        accepted = [number for number in gains if self._accepts(first, judged[number], single, least_fraction)]
-        available = [0, *accepted]
-        chosen = available[likeliest([judged[number] for number in available])]
-        least = cheapest(costs)
-        return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
+        return [number for number in gains if self._accepts(first, judged[number], single, least_fraction)]
 
     def _accepts(self, before: Cost, after: Cost, single: bool, least_fraction: float) -> bool:
         """Return True if a gain exceeds the acceptance margin, by models that are a `single` model or an ensemble."""
@@ -120,5 +124,5 @@ def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> 
         )
     return (
         f"a plan predicted {1 - after.total_ms / before.total_ms:.1%} cheaper was found ({after.total_ms:.2f} ms, not "
-        f"{before.total_ms:.2f}), but the first search's is kept: {why}; searcher.acceptance=null takes it"
+        f"{before.total_ms:.2f}), but the search rejects it: {why}; searcher.acceptance=null takes it"
     )

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
+from neuroshard.cost.cost import Cost
 from neuroshard.layouts.sharding_types import forms_of, sharding_types_named
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.carry_over import Carried, carried_over, have_same_devices
+from neuroshard.plans.carry_over import Carried, carried_over, have_same_devices, restated
+from neuroshard.plans.checkpoints import checkpoint_remark, with_types_of
 from neuroshard.plans.hosts import kept_on_hosts
-from neuroshard.plans.moves import known_as, moved_between, moved_bytes
+from neuroshard.plans.moves import moved_between, moved_bytes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
@@ -16,12 +19,14 @@ from neuroshard.plumbing.files import digest_of
 from neuroshard.plumbing.schema import ByteSize, NonNegative, readable_bytes, shown
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
 from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
+from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 
@@ -35,15 +40,16 @@ _HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after t
 class Replan(Searcher):
     """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
 
-    The task may differ from the plan's own in anything. Where the plan can't stay as it is, because tables came or
+    The task may differ from the plan's own in anything. A table is known by its name: one that grew, or has other
+    statistics or another data type, stays where it is. Where the plan can't stay as it is, because tables came or
     went, or devices did, or it breaks limits, what can stay is held in place while another search places the rest: on
     devices that both have, shards of tables that both have. That search's plan is improved then.
 
     Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get
     another form, where that is estimated to help and its bytes are within the limit.
 
-    Moving must be worth it: of the plans found, the one that moves least counts whose cost is within `min_gain` of
-    the cheapest.
+    Moving must be worth it: a gain counts if the default search would accept it, by the models' margins. Of the
+    plans with such a gain, the one that moves least counts whose cost is within `min_gain` of the cheapest.
 
     Attributes:
         start: the running job's plan, a JSON file. Or the plan itself.
@@ -53,8 +59,11 @@ class Replan(Searcher):
         sharding_types: that tables may change to, as far as the models know them; with [] each table keeps the type
             that it has.
         min_gain: minimum gain that moves must bring, as a fraction of the plan cost; with less, only what must move is
-            moved. 0 moves for any gain.
+            moved. 0 moves for any gain. With 1, moves that save time are not searched for.
         rest: places what has no place in the running job's plan.
+        keep_types: whether every table keeps its sharding type and its number of column shards, so that optimizer state
+            loads from checkpoints; rules that forbid them come first.
+        acceptance: which predicted gains the search accepts, as in the default search; None accepts all.
     """
 
     start: Plan | str
@@ -63,6 +72,8 @@ class Replan(Searcher):
     sharding_types: tuple[str, ...] = FORMS
     min_gain: NonNegative = 0.01
     rest: Searcher = field(default_factory=NeuroShard)
+    keep_types: bool = False
+    acceptance: Acceptance | None = field(default_factory=Acceptance)
 
     def __post_init__(self) -> None:
         if not isinstance(self.start, (Plan, str)):
@@ -72,7 +83,7 @@ class Replan(Searcher):
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the plan that moves least of those within the limit that cost hardly more than the cheapest.
 
-        It says what is moved, and warns if nothing of the old plan can stay.
+        It says what is moved, and warns if nothing of the old plan can stay, or optimizer state can't be loaded.
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
@@ -80,29 +91,34 @@ class Replan(Searcher):
             InfeasibleError: no plan fits in memory.
         """
         before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
-        begun = self._begun(before, task, simulator)
+        begun = self._begun(before, with_types_of(before, task) if self.keep_types else task, simulator)
         start = settled(begun.plan)
         simulator.models.check(start.task)
         simulator.models.check_plan(start)
         left = self._left(moved_bytes(before, start))
-        found = [replace(begun, plan=start), self._improved(start, start, left, simulator)]
-        for first in self._in_other_forms(start, left, simulator):
-            found.append(self._improved(start, first, left, simulator))
-        best = self._worth_it(before, found, simulator)
+        found = [replace(begun, plan=start)]
+        if self.min_gain < 1:
+            firsts = chain([start], self._in_other_forms(start, left, simulator))
+            found += [self._improved(start, first, left, simulator) for first in firsts]
+        costs = simulator.costs(start.task, [one.plan for one in found])
+        accepted = self._accepted(found, costs, simulator)
+        best = self._worth_it(before, [found[number] for number in accepted], [costs[number] for number in accepted])
+        rejected = replace(found[cheapest(costs)].plan, task=task)
         plan = replace(best.plan, task=task)
         said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
-        return Found(plan, begun.warning or best.warning, remark=said)
+        warnings = (begun.warning or best.warning, checkpoint_remark(before, plan))
+        warning = "; ".join(filter(None, warnings)) or None
+        return Found(plan, warning, rejected if cheapest(costs) not in accepted else None, said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
         """Carry the starting plan over to `task`: all of it where it can stay, else as much as fits; find the rest."""
         if (plan := _stayed(before, task)) is not None:
             return Found(plan)
-        if not {known_as(table) for table in before.task.tables}.intersection(map(known_as, task.tables)):
-            first = task.tables[0]
+        if len(TaskChanges.between(before.task, task).added) == len(task.tables):
             raise UserError(
-                f"the starting plan is for other tables: none of its {len(before.task.tables)} has the name, rows and "
-                f"dim of one of the task's {len(task.tables)}, such as {first.name!r} ({first.rows} x {first.dim}); "
-                "give this job's own plan, or search from nothing with searcher=neuroshard"
+                f"the starting plan is for other tables: none of its {len(before.task.tables)} has the name of one of "
+                f"the task's {len(task.tables)}, such as {task.tables[0].name!r}; give this job's own plan, or search "
+                "from nothing with searcher=neuroshard"
             )
         return self._beside(before, carried_over(before, task), simulator)
 
@@ -134,16 +150,31 @@ class Replan(Searcher):
             )
         return most - needed
 
-    def _worth_it(self, before: Plan, found: Sequence[Found], simulator: Simulator) -> Found:
+    def _accepted(self, found: Sequence[Found], costs: Sequence[Cost], simulator: Simulator) -> list[int]:
+        """List the plans found that the default search would take in place of the first, which is among them.
+
+        Where tables change their form, it wants more of a gain from models that don't know whole steps.
+        """
+        if self.acceptance is None:
+            return list(range(len(found)))
+        task, start = found[0].plan.task, found[0].plan
+        same, other = (
+            acceptance.accepted(costs, task, simulator)
+            for acceptance in (self.acceptance, self.acceptance.of_forms(simulator.models))
+        )
+        changes = [one.plan.forms != start.forms for one in found]
+        return [0, *(number for number in range(1, len(found)) if number in (other if changes[number] else same))]
+
+    def _worth_it(self, before: Plan, found: Sequence[Found], costs: Sequence[Cost]) -> Found:
         """Choose what moves least from `before` on, of all nearly as cheap as the cheapest; `found` begins as is.
 
         Any other than that one must save as much as moves are worth.
         """
-        costs = [cost.total_ms for cost in simulator.costs(found[0].plan.task, [one.plan for one in found])]
-        most, worth = min(costs) + self.min_gain * costs[0], costs[0] * (1 - self.min_gain)
+        all_ms = [cost.total_ms for cost in costs]
+        most, worth = min(all_ms) + self.min_gain * all_ms[0], all_ms[0] * (1 - self.min_gain)
         enough = [
             (moved_bytes(before, one.plan), ms, number)
-            for number, (one, ms) in enumerate(zip(found, costs, strict=True))
+            for number, (one, ms) in enumerate(zip(found, all_ms, strict=True))
             if ms <= (most if number == 0 else min(most, worth))
         ]
         return found[min(enough)[2]]
@@ -180,35 +211,25 @@ class Replan(Searcher):
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
     """Carry the plan over, shard by shard as it is; None if something has no place in `task`, or limits are broken."""
-    same = [*map(known_as, before.task.tables)] == [*map(known_as, task.tables)]
-    if same and have_same_devices(before.task, task):
-        plan = Plan(task, before.placements)
-        return None if plan.violations else plan
+    changes = TaskChanges.between(before.task, task)
+    if not (changes.added or changes.removed) and have_same_devices(before.task, task):
+        plan = restated(before, task)
+        return None if plan is None or plan.violations else plan
     return carried_over(before, task).plan
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
-    """Tell what came or went, how many bytes are moved, of how many, and what that is predicted to save.
+    """Tell what came, went or changed, how many bytes are moved, of how many, and what that is predicted to save.
 
     Of a starting plan that can't stay as it is nobody knows what it would cost: then what the new one costs.
     """
     task = plan.task
     state_bytes = int(task.memory.state_bytes(task.loads).sum())
     moves = f"moves {readable_bytes(moved_bytes(before, plan))} of {readable_bytes(state_bytes)}"
-    said = [*_came_and_went(before.task, task), moves]
+    said = [text for text in (str(TaskChanges.between(before.task, task)), moves) if text]
     if (start := _stayed(before, task)) is None:
         return ", ".join([*said, f"predicted {simulator.cost(task, plan).total_ms:.2f} ms"])
     was, now = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
     changed = sum(old is not new for old, new in zip(start.forms, plan.forms, strict=True))
     formed = f"; {changed:,} of {len(task.tables):,} tables change their sharding type" if changed else ""
     return ", ".join([*said, f"predicted {was:.2f} -> {now:.2f} ms ({1 - now / max(was, _LEAST_MS):.1%} less){formed}"])
-
-
-def _came_and_went(before: Task, after: Task) -> Iterator[str]:
-    """Tell in a few words which tables and devices came or went; nothing where all are as before."""
-    old, new = ({known_as(table) for table in task.tables} for task in (before, after))
-    for tables, what in ((new - old, "new or of another shape"), (old - new, "gone")):
-        if tables:
-            yield f"{len(tables):,} table(s) {what}"
-    if before.topology.num_devices != after.topology.num_devices:
-        yield f"{before.topology.num_devices:,} -> {after.topology.num_devices:,} devices"

@@ -10,7 +10,7 @@ import pandas as pd
 from neuroshard.cost.cost import Cost, described_expectation, described_wait
 from neuroshard.layouts import Layout
 from neuroshard.models.trust import LEVEL
-from neuroshard.plans.moves import Places, TableChange, table_changes
+from neuroshard.plans.moves import Places, TableChange
 from neuroshard.plans.picture import plan_png
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.report.explanation import Explanation, ShardShare
@@ -52,15 +52,18 @@ def all_shards(explanation: Explanation) -> Section:
     return Section("All shards", table=texts(first | shards))
 
 
-def difference(first: Explanation, second: Explanation) -> Section:
-    """Compare two plans: what it takes to get from the first to the second, the most bytes first."""
+def difference(first: Explanation, second: Explanation, steps: Sequence[TableChange], changes: str = "") -> Section:
+    """Compare two plans: what it takes to get from the first to the second, the most bytes first.
+
+    `changes` says what the second one's task has otherwise.
+    """
     change = second.cost.total_ms - first.cost.total_ms
-    steps = table_changes(first.plan, second.plan)
     facts = {
         "predicted cost": f"{first.cost.total_ms:.2f} -> {second.cost.total_ms:.2f} ms{_caveat(second.cost)}",
         "change": f"{change:+.2f} ms ({change / first.cost.total_ms:+.1%})",
         "tables that lie elsewhere": f"{len(steps):,} of {len(first.plan.task.tables):,}",
         "to be moved": readable_bytes(sum(move.size_bytes for move in steps)),
+        **({"changed": changes} if changes else {}),
     }
     text = "\n".join(f"{name}: {value}" for name, value in facts.items())
     return Section("From the first plan to the second", text, _changes(steps) if steps else None)

@@ -8,6 +8,8 @@ from rich.console import Console
 
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.carry_over import restated
+from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
@@ -16,6 +18,7 @@ from neuroshard.plumbing.schema import PathName
 from neuroshard.stages.search.report.explained import all_shards, difference, picture, sections, titled
 from neuroshard.stages.search.report.explanation import Explanation, explain
 from neuroshard.stages.search.report.page import Section, plain, render, save_page, show_sections
+from neuroshard.tasks.changes import TaskChanges
 from neuroshard.words.model_choice import ModelChoice, ModelSettings
 
 _PAGES = (".html", ".htm")
@@ -28,7 +31,7 @@ class Explain(ModelSettings):
     """Everything `neuroshard explain` needs.
 
     Attributes:
-        plans: one plan file, or two of the same tables, without a key: explain PLAN.json OTHER.json.
+        plans: one plan file, or two of tables with the same names, without a key: explain PLAN.json OTHER.json.
         model: cost models; None takes those that the plan was found with, with other settings if these are given.
         out: an HTML page; None writes none.
     """
@@ -41,7 +44,7 @@ class Explain(ModelSettings):
         """Explain each plan; with two plans, list the differences between them first.
 
         Raises:
-            UserError: a file is no plan, there are more than two, they are of different tables, or `out` is not
+            UserError: a file is no plan, there are more than two, their tables have other names, or `out` is not
                 the name of a page.
         """
         paths = [self.plans] if isinstance(self.plans, str) else list(self.plans)
@@ -49,33 +52,42 @@ class Explain(ModelSettings):
             raise UserError(f"explain takes one plan, or two to compare; {len(paths)} were given")
         page = None if self.out is None else _page_path(self.out, paths)
         plans = [Plan.load(path) for path in paths]
-        if len({tuple((table.name, table.rows, table.dim) for table in plan.task.tables) for plan in plans}) > 1:
-            raise UserError(f"{paths[0]} and {paths[1]} are plans of different tables; only like can be compared")
+        changes = TaskChanges.between(plans[0].task, plans[-1].task)
+        if changes.added or changes.removed:
+            differing = replace(changes, changed=(), devices=(0, 0))
+            raise UserError(
+                f"{paths[0]} and {paths[1]} are plans of different tables: {differing}; give plans of tables with the "
+                "same names"
+            )
         model, note = models_of(plans, None if self.model is None else self.choice_of(self.model))
         model = replace(model, **self.model_settings)
         counts_input = any(plan.prediction is not None and plan.prediction.counts_input for plan in plans)
-        simulator, (plans, other) = Simulator(CostModels.of(model), counts_input), _on_one_task(plans)
+        simulator, moves = Simulator(CostModels.of(model), counts_input), table_changes(plans[0], plans[-1])
+        plans, other = _on_one_task(plans)
         notes = note, "they count the exchange of indices, as the plan's did" if counts_input else "", other
         explained = tuple(explain(plan, simulator) for plan in plans)
-        result = ExplainResult(tuple(paths), model, "; ".join(filter(None, notes)), explained, page)
+        note = "; ".join(filter(None, notes))
+        result = ExplainResult(tuple(paths), model, note, explained, page, str(changes), moves)
         result.save()
         return result
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
-    """Put the first of two plans on the task of the second, which the same tables may have other lookups in.
+    """Put the first of two plans on the task of the second, in which the same tables may be larger or looked up more.
 
     Returns:
         The plans, and what is to be said of that, if anything; plans of as many devices alone can be put so, where
-        lookups are summed up or not as before.
+        lookups are summed up or not as before, and no table's shape rules out its place.
     """
     first, last = plans[0], plans[-1]
     what = first.task.unlike(last.task)
-    kept = all(before.pooled is now.pooled for before, now in zip(first.task.tables, last.task.tables, strict=True))
-    if what in (None, "number of devices") or not kept:
+    pairs = TaskChanges.between(first.task, last.task).changed
+    if what in (None, "number of devices") or any(before.pooled is not now.pooled for before, now in pairs):
         return list(plans), ""
-    named = "lookups" if what == "tables" else what
-    return [replace(first, task=last.task), last], f"both plans with the {named} of the second one's task"
+    if (again := restated(first, last.task)) is None:
+        return list(plans), ""
+    again = replace(again, prediction=first.prediction)
+    return [again, last], f"both plans with the {what} of the second one's task"
 
 
 def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelChoice, str]:
@@ -115,13 +127,18 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
 
 @dataclass(frozen=True)
 class ExplainResult:
-    """Explanations of plans by models, with a note on the choice of these, and where their page is."""
+    """Explanations of plans by models, with a note on the choice of these, and where their page is.
+
+    Of two plans also what the second one's task has otherwise, as text, and the tables that lie elsewhere.
+    """
 
     names: tuple[str, ...]
     model: ModelChoice
     note: str
     explanations: tuple[Explanation, ...]
     page: Path | None
+    changes: str = ""
+    moves: tuple[TableChange, ...] = ()
 
     def save(self) -> None:
         """Write the HTML page, if one was asked for."""
@@ -151,4 +168,7 @@ class ExplainResult:
         return ("First plan", "Second plan") if len(self.explanations) == 2 else ("",)
 
     def _comparison(self) -> list[Section]:
-        return [difference(*self.explanations)] if len(self.explanations) == 2 else []
+        if len(self.explanations) < 2:
+            return []
+        first, second = self.explanations
+        return [difference(first, second, self.moves, self.changes)]

@@ -100,7 +100,7 @@ def _read(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Ta
             reuse, made_for = zipf_reuse(said.rows, batch_size * said.pooling_factor, zipf_exponent), batch_size
         return Table(
             said.name, said.rows, said.dim, said.pooling_factor, reuse, said.bytes_per_element, made_for,
-            said.row_lookups or (), said.features, said.pooled,
+            said.row_lookups or (), said.features, said.pooled, said.unpadded_dim,
         )  # fmt: skip
     except UserError as error:
         where = " ".join(row.where.split())  # as errors have it, whatever blanks are in a path
@@ -147,6 +147,7 @@ class _UserTable:
     row_lookups: RowLookups | None = None
     features: Features = 1
     pooled: bool = True
+    unpadded_dim: Rows | None = None
 
 
 def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
@@ -159,7 +160,7 @@ def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
     if "dtype" in cells:
         cells["bytes_per_element"] = _bytes_of(cells.pop("dtype"))
     if type(dim := cells["dim"]) is int and 0 < dim < MAX_DIM and dim % DIM_MULTIPLE:
-        cells["dim"] = _padded(dim, pad_dims)
+        cells |= {"dim": _padded(dim, pad_dims), "unpadded_dim": dim}
     if type(cells["pooling_factor"]) in (int, float) and not cells["pooling_factor"]:
         # Nobody looks it up, but it takes room: as little as costs can be predicted for.
         cells = {name: cell for name, cell in cells.items() if name not in _LOOKUPS}

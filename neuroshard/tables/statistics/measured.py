@@ -70,7 +70,8 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
     suffix = path.suffix.lower()
     if suffix not in writers:
         raise UserError(f"{path}: tables are written to {', '.join(writers)}, not {path.suffix or 'no suffix'!r}")
-    writers[suffix](path, [asdict(table) for table in tables])
+    rows = [asdict(table) for table in tables]
+    writers[suffix](path, [{name: row[name] for name in row if name != "unpadded_dim"} for row in rows])
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from neuroshard import Constraints, PinnedShard, TableRule, Task, Tier, TierAssignment, Topology
+import pytest
+
+from neuroshard import Constraints, PinnedShard, TableRule, Task, Tier, TierAssignment, Topology, UserError
 from neuroshard.layouts import ROWS
-from neuroshard.plans.carry_over import carried_over
+from neuroshard.plans.carry_over import carried_over, restated
 from neuroshard.stages.search.space.homes import homed
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.plans import COPIES, laid_out, tables
@@ -55,8 +57,55 @@ def test_rows_and_copies_stay_on_as_many_devices():
         assert (carried.columns, carried.others) == (((3, 8, 1),), ())
 
 
-def test_tables_of_another_shape_are_others():
-    assert carried_over(laid_out(_task("a"), 1), _task("a", rows=11)).columns == ()
+LAID_OUT = {"whole": 3, "cut": {1: 4, 3: 4}, "rows": range(4), "rows on a host": [2, 3], "copies": COPIES}
+STATISTICS = {"pooling_factor": 9.0, "reuse": (0.5, 0.5, *[0.0] * 15)}
+
+
+@pytest.mark.parametrize("where", LAID_OUT.values(), ids=LAID_OUT)
+@pytest.mark.parametrize("other", [{"rows": 15}, {"rows": 7}, {"bytes_per_element": 2}, STATISTICS, {"dim": 16}])
+def test_a_table_that_changed_keeps_its_place(where, other):
+    """But for one that was cut in columns, which has other shards if it is wider."""
+    before, after = _task("ab"), _task("bxa")
+    grown = {table.name: replace(table, **other) if table.name == "a" else table for table in after.tables}
+    after = replace(after, tables=tuple(grown.values()))
+    alone = replace(after, tables=(grown["b"], grown["a"]))
+    kept = carried_over(laid_out(before, where, 1), alone)
+    again = restated(laid_out(before, where, 1), alone)
+    if where == LAID_OUT["cut"] and "dim" in other:
+        assert (kept.columns, kept.plan, again) == (((0, 8, 1),), None, None)
+    else:
+        assert again == laid_out(alone, 1, where)
+        assert sorted(kept.plan.placements) == sorted(again.placements)
+    with pytest.raises(UserError, match="other names"):
+        restated(laid_out(before, where, 1), after)
+
+
+def test_a_table_with_too_few_rows_for_its_blocks_has_no_place():
+    before, after = _task("ab"), _task("ab", rows=3)
+    assert carried_over(laid_out(before, range(4), 1), after).columns == ((1, 8, 1),)
+    assert restated(laid_out(before, range(4), 1), after) is None
+
+
+def test_wide_tables_that_grow_stay_on_their_device():
+    """Above 2,048 columns a table is several shards on its device."""
+    before = _task("ab", memory=1 << 30)
+    before = replace(before, tables=tuple(replace(table, dim=4096) for table in before.tables))
+    after = replace(before, tables=(replace(before.tables[0], rows=20), before.tables[1]))
+    assert carried_over(laid_out(before, 2, 1), after).plan == laid_out(after, 2, 1)
+
+
+def test_tables_that_grew_leave_room_to_the_others():
+    """Of two tables on a device that no longer has room for both, the one that changed moves, though it is larger."""
+    before = laid_out(_task("abc"), 0, 0, 1)
+    grown = _task("abc", memory=800)
+    grown = replace(grown, tables=(replace(grown.tables[0], rows=20), *grown.tables[1:]))
+    assert carried_over(before, grown).fitting.columns == ((1, 8, 0), (2, 8, 1))
+
+
+def test_rows_and_copies_take_room_from_columns():
+    before = laid_out(_task("abc"), COPIES, 0, 1)
+    assert carried_over(before, _task("abc", memory=640)).fitting.columns == ((1, 8, 0), (2, 8, 1))
+    assert carried_over(before, _task("abc", memory=639)).fitting.columns == ()
 
 
 def test_limits_come_first():

@@ -142,13 +142,24 @@ def test_columns_are_alike_and_rows_are_not():
     assert layout_key(blocks[0]) != layout_key(one)
 
 
-@pytest.mark.parametrize("other", [{"rows": 20}, {"dim": 16}, {"bytes_per_element": 2}])
-def test_a_table_of_another_shape_is_another_table(other):
-    before, after = whole(_task("ab")), whole(_task("ab"))
-    changed = replace(after.task, tables=(after.task.tables[0], replace(after.task.tables[1], **other)))
-    after = whole(changed)
-    assert moved_bytes(before, after) == 0
-    assert [(its.table, its.is_new, bool(its.after)) for its in table_changes(before, after)] == [
-        ("b", True, True),
-        ("b", False, False),
-    ]
+GREW = {"rows": ({"rows": 20}, 320), "dim": ({"dim": 16}, 320), "data type": ({"bytes_per_element": 2}, 160)}
+
+
+@pytest.mark.parametrize(("other", "moved"), GREW.values(), ids=GREW)
+def test_a_table_that_grew_moves_what_it_had(other, moved):
+    """New rows and columns are made where they are; a converted table moves as it is afterwards."""
+    before = whole(_task("ab"))
+    changed = replace(before.task, tables=(before.task.tables[0], replace(before.task.tables[1], **other)))
+    stayed, went = whole(changed), whole(changed, 0)
+    assert moved_bytes(before, stayed) == 0
+    assert moved_bytes(before, went) == moved
+    (only,) = table_changes(before, went)
+    assert (only.table, only.is_new, only.size_bytes) == ("b", False, moved)
+
+
+def test_blocks_of_a_table_that_grew_take_rows_from_their_neighbours():
+    """Two blocks of 5 rows become two of 8: the first takes rows 5 to 7 of what the second had; the rest is new."""
+    before = laid_out(_task("a"), [0, 1])
+    after = replace(before.task, tables=(replace(before.task.tables[0], rows=16),))
+    assert moved_bytes(before, laid_out(after, [0, 1])) == 3 * 8 * 4
+    assert moved_bytes(before, laid_out(after, COPIES)) == (5 + 5) * 8 * 4

@@ -19,7 +19,7 @@ from neuroshard.targets.target import TARGETS, constrained, target_named
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE
-from tests.kit.plans import COPIES, laid_out, placed, table
+from tests.kit.plans import COPIES, laid_out, placed, table, whole
 
 GOLDEN = Path(__file__).parent / "golden"
 HOST = TierAssignment(Tier.UVM)
@@ -417,3 +417,10 @@ def test_torchrecs_exports_say_which_pod_size_rows_on_some_hosts_need(domain, ho
     plan = laid_out(task, range(topology.domain_size), range(8))
     said = [line for line in target_named("torchrec").export(plan).remarks if "POD_SIZE" in line]
     assert [f"TORCHREC_RESOLVED_POD_SIZE={hosts} " in line for line in said] == [True] * (hosts is not None)
+
+
+@pytest.mark.parametrize("target", ["torchrec", "sok", "hugectr", "json"])
+def test_padded_tables_are_named_by_every_export(target):
+    tables = tuple(table(name, 100, 12, unpadded_dim=odd) for name, odd in (("a", 10), ("b", None)))
+    plan = whole(Task(tables, Topology(2, 1 << 20), 64))
+    assert any("1 table padded (a 10 -> 12)" in line for line in target_named(target).export(plan).remarks)

@@ -115,7 +115,9 @@ def test_nothing_moves_where_nothing_may(path):
     told = {change.table: change for change in changed.changes}
     assert set(told) == {"a", "new"}
     assert (told["a"].after, told["new"].before, told["new"].size_bytes) == ((), (), SIZE)
-    assert str(changed).startswith("0 bytes moved\ntable new: new, 6.25 KiB on device ")
+    assert str(changed).startswith(
+        "0 bytes moved\nchanged: 1 table added (new), 1 table removed (a)\ntable new: new, 6.25 KiB on "
+    )
     before.save(path)
     same = ours.replan(bags("b", "c", "d", "new"), previous=path, max_moved_bytes=0)
     assert same.plan == changed.plan

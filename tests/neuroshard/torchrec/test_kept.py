@@ -16,16 +16,24 @@ from torchrec.optim import LAMB
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.types import DataType
 
-from neuroshard import Constraints, TableRule, UserError
+from neuroshard import Constraints, Plan, TableRule, UserError
+from neuroshard.plans.kept_files import digest
+from neuroshard.plumbing.registry import build
+from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.searching.searcher import searcher_of
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.explain import Explain
 from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.targets.target import Export
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
-from neuroshard.torchrec.kept import KeptPlan, _digest, load_any_plan
+from neuroshard.torchrec.kept import KeptPlan
 from neuroshard.torchrec.made_for import digests, made_for
 from neuroshard.words.placement import Tier, TierAssignment
-from tests.kit.torchrec_models import AllOnLast, bags, planner, sequences, topology
+from tests.kit.plans import table
+from tests.kit.torchrec_models import AllOnLast, bags, places, planner, sequences, shaped_bags, topology
 
 
 def _model(*names):
@@ -47,8 +55,8 @@ def test_a_restarted_job_keeps_its_plan(path):
     assert (searcher.asked, never.asked) == (1, 0)
     assert again.last_plan == first.last_plan
     assert again.last_cost.total_ms == first.last_cost.total_ms > 0
-    assert load_any_plan(path) == first.last_plan
-    assert load_any_plan(path).prediction.cost_ms == pytest.approx(first.last_cost.total_ms)
+    assert Plan.load(path) == first.last_plan
+    assert Plan.load(path).prediction.cost_ms == pytest.approx(first.last_cost.total_ms)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +65,6 @@ def test_a_restarted_job_keeps_its_plan(path):
         ({"batch_size": 8}, "tables, batch size"),
         ({"constraints": {"b": ParameterConstraints(min_partition=8)}}, "constraints"),
         ({"models": replace(linear_models(2), compute=LinearCompute(per_table_ms=1.0), batch_size=None)}, "models"),
-        ({"constraints": {"a": ParameterConstraints(pooling_factors=[3.0])}}, "tables, constraints"),
         ({"searcher": "dim_greedy"}, "search"),
     ],
 )
@@ -148,7 +155,7 @@ def test_files_without_hosts_memory_have_what_their_task_says(path, device):
     kept = KeptPlan.load(path)
     content = json.loads(path.read_text())
     del content["host_memory"], content["digest"], content["format"]
-    older = {"format": json.loads(path.read_text())["format"], "digest": _digest(content)} | content
+    older = {"format": json.loads(path.read_text())["format"], "digest": digest(content)} | content
     path.write_text(json.dumps(older))
     assert KeptPlan.load(path) == kept
 
@@ -165,7 +172,7 @@ def test_optimizers_of_what_isnt_planned_here_count(path, caplog, given, optimiz
     _planner(path, **asked).plan(model)
     caplog.clear()
     _planner(path, **asked).plan(also)
-    assert ("the kept plan was made for other other parameters; searching again" in caplog.text) is not kept
+    assert ("the kept plan was made for other other parameters; it is adapted" in caplog.text) is not kept
 
 
 def test_ids_beside_tables_of_what_isnt_planned_here_count(path, caplog):
@@ -187,7 +194,7 @@ def test_tables_and_devices_that_come_and_go_change_the_plan(path, caplog):
     _planner(path, **given).plan(_model("a", "b", "c"))
     ours = _planner(path, **given)
     ours.plan(_model("a", "c", "d"))
-    assert "the kept plan was made for other tables, modules; it is changed" in caplog.text
+    assert "the kept plan was made for other tables, modules; it is adapted" in caplog.text
     assert "table b: gone" in caplog.text
     assert "table d: new" in caplog.text
     assert [table.name for table in ours.last_plan.task.tables] == ["a", "c", "d", "s"]
@@ -196,11 +203,138 @@ def test_tables_and_devices_that_come_and_go_change_the_plan(path, caplog):
     caplog.clear()
     wider = _planner(path, devices=4, **given)
     sharding = wider.plan(_model("a", "c", "d")).plan["sequences"]["s"]
-    assert "the kept plan was made for other tables, devices; it is changed" in caplog.text
+    assert "the kept plan was made for other tables, devices; it is adapted" in caplog.text
+    assert "2 -> 4 devices" in caplog.text
     assert "searching again" not in caplog.text
     assert wider.last_plan.task.topology.num_devices == 4
     assert wider.last_plan.violations == ()
     assert (sharding.sharding_type, len(sharding.ranks)) == ("column_wise", 2)
+
+
+NAMES = ["a", "b", "c"]
+
+
+def _shaped(shapes=None, **fields):
+    return shaped_bags(dict.fromkeys(NAMES, (100, 16)) | (shapes or {}), **fields)
+
+
+def _known(pooling_factor, rows=100):
+    return [table(name, rows, 16, pooling_factor) for name in NAMES]
+
+
+RESTARTS = {
+    "a table that grew": ({}, {"shapes": {"a": (150, 16)}}, "a: rows 100 -> 150"),
+    "a grown table with its old profile": ({"tables": _known(2.0)}, {"shapes": {"a": (150, 16)}}, "a: rows 100 -> 150"),
+    "a wider table": ({}, {"shapes": {"b": (100, 32)}}, "b: dim 16 -> 32"),
+    "other weights": ({}, {"data_type": DataType.FP16}, "a: bytes per element 4 -> 2"),
+    "other batches profiled": ({"tables": _known(2.0)}, {"tables": _known(2.5)}, "a: pooling factor 2 -> 2.5"),
+    "other pooling factors": ({}, {"constraints": {"a": ParameterConstraints(pooling_factors=[3.0])}}, "a: pooling f"),
+    "a table added": ({}, {"shapes": {"d": (100, 16)}}, "1 table added (d)"),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "said"), RESTARTS.values(), ids=RESTARTS)
+def test_tables_that_change_stay_where_they_are(path, caplog, before, after, said):
+    """All lie on the last device, which nobody who searches would choose."""
+    model = {name: value for name, value in after.items() if name in ("shapes", "data_type")}
+    asked = before | {name: value for name, value in after.items() if name not in model}
+    first = places(_planner(path, **before).plan(_shaped()))
+    caplog.clear()
+    ours = _planner(path, **asked)
+    again = places(ours.plan(_shaped(**model)))
+    assert first.items() <= again.items()
+    assert said in caplog.text
+    assert "searching again" not in caplog.text
+    assert KeptPlan.load(path).plan == ours.last_plan
+    caplog.clear()
+    never = AllOnLast()
+    assert places(_planner(path, **asked, searcher=never).plan(_shaped(**model))) == again
+    assert "the kept plan was made for other" not in caplog.text
+    assert never.asked == 0
+
+
+def test_a_table_of_torchrec_that_grew_moves_none_of_ours(path, caplog):
+    quantised = [sequences("q", rows=rows, data_type=DataType.INT8) for rows in (50, 80)]
+    models = [nn.ModuleDict({"bags": bags(*NAMES), "others": its}) for its in quantised]
+    first, again = (places(_planner(path).plan(model), "bags") for model in models)
+    assert first == again
+    assert "other other parameters; it is adapted" in caplog.text
+
+
+def test_a_table_that_no_longer_fits_moves_alone(path):
+    """All three lie on the last of two devices, as rules want that are gone afterwards; it has room for four."""
+    asked = QUICK | {"cap": 4 * SIZE, "memory": MemoryUse()}
+    last = Constraints((TableRule("*", devices=(1,)),))
+    first = places(_planner(path, rules=last, **asked).plan(_shaped()))
+    again = _planner(path, **asked)
+    moved = places(again.plan(_shaped({"a": (250, 16)})))
+    assert {name: moved[name] for name in "bc"} == {name: first[name] for name in "bc"}
+    assert (first["a"][1], moved["a"][1]) == ([1], [0])
+    assert again.last_plan.violations == ()
+
+
+@pytest.mark.parametrize(("searcher", "said"), [(AllOnLast(), True), ("neuroshard", False)])
+def test_what_moving_would_save_is_said_and_not_done(path, caplog, searcher, said):
+    first = places(_planner(path, searcher=searcher, tables=_known(2.0)).plan(_shaped()))
+    again = _planner(path, searcher=searcher, tables=_known(2.1))
+    assert places(again.plan(_shaped())) == first
+    kept_ms = again.last_cost.total_ms
+    better = again.replan(_shaped(), previous=path)
+    assert (better.moved_bytes > 0) is said
+    size = readable_bytes(better.moved_bytes)
+    gain = rf"{kept_ms:.2f} ms now .* moving {size} would make that {again.last_cost.total_ms:.2f} ms"
+    assert (re.search(gain, caplog.text) is not None) is said
+    assert ("would make that" in caplog.text) is said
+
+
+def test_commands_read_kept_plans(path, tmp_path):
+    """As those that a search writes."""
+    ours = _planner(path, models="cpu", searcher="dim_greedy")
+    ours.plan(_shaped())
+    (explained,) = Explain(str(path)).run().explanations
+    assert explained.plan == ours.last_plan
+    assert explained.cost.total_ms == pytest.approx(ours.last_cost.total_ms)
+    result = Export(str(path), "torchrec", str(tmp_path / "sharding.json")).run()
+    assert result.plan == ours.last_plan
+    (entry,) = Evaluate(str(path), None, build("hardware", "cpu"))._entries()
+    assert (entry.plan, entry.error) == (ours.last_plan, None)
+    assert searcher_of("replan", start=str(path)).find(ours.last_plan.task, ours._finder.simulator).plan.task
+
+
+@pytest.mark.parametrize("other", [{"batch_size": 8}, {"devices": 4}])
+@pytest.mark.parametrize("keep_types", [False, True])
+def test_types_that_lose_optimizer_state_are_said_or_kept(path, caplog, other, keep_types):
+    """Searched again and adapted: the first plan's types follow from rules that are gone afterwards."""
+    asked = QUICK | {"memory": MemoryUse(), "tables": _known(200.0), "acceptance": None}
+    _planner(path, **asked, rules=Constraints((TableRule("*", sharding_types=("column_wise",)),))).plan(_shaped())
+    ours = _planner(path, **asked | other, keep_types=keep_types, data_parallel=True)
+    kinds = {kind for kind, _ in places(ours.plan(_shaped())).values()}
+    assert ("data_parallel" in kinds) is not keep_types
+    assert (
+        "data_parallel_optimizer trains the data-parallel ones (a: table-wise -> data" in caplog.text
+    ) is not keep_types
+
+
+@pytest.mark.parametrize("num_groups", [1, "auto"])
+def test_tables_that_rules_cut_lose_optimizer_state_in_any_groups(path, caplog, num_groups):
+    asked = QUICK | {"devices": 4, "memory": MemoryUse("rowwise_adagrad"), "keep_types": True}
+    _planner(path, **asked).plan(_shaped())
+    cut = Constraints((TableRule("a", min_shards=2, max_shards=2),))
+    ours = _planner(path, **asked, rules=cut, batch_size=8, num_groups=num_groups)
+    assert len(places(ours.plan(_shaped()))["a"][1]) == 2
+    assert caplog.text.count("never where the number of column shards changes (a: table-wise -> 2 column sh") == 1
+
+
+@pytest.mark.parametrize(("batch", "said"), [(4, "devices"), (8, "devices, batch size")])
+def test_a_device_fewer_changes_the_plan_at_any_batch_size(path, caplog, batch, said):
+    """Of three devices the last goes, with all tables; jobs may keep the batch of all devices or that of each."""
+    asked = {"models": "roofline:h100", "memory": MemoryUse()}
+    _planner(path, devices=3, **asked).plan(_shaped())
+    caplog.clear()
+    ours = _planner(path, **asked, batch_size=batch)
+    assert {rank for _, ranks in places(ours.plan(_shaped())).values() for rank in ranks} <= {0, 1}
+    assert f"other tables, {said}; it is adapted" in caplog.text
+    assert "3 -> 2 devices" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -215,7 +349,7 @@ def test_plans_with_sequence_tables_are_kept(path, rule, kind):
     planned = first.plan(_model("a"))
     assert planned.plan["sequences"]["s"].sharding_type == kind
     assert again.plan(_model("a")) == KeptPlan.load(path).sharding_plan == planned
-    assert again.last_plan == load_any_plan(path) == first.last_plan
+    assert again.last_plan == Plan.load(path) == first.last_plan
     assert again.last_plan.forms[1] == rule.sharding_types[0]
 
 
@@ -233,7 +367,7 @@ def test_what_isnt_a_kept_plan_is_never_overwritten(path, content):
     searcher, previous = AllOnLast(), _planner(None).search(_model("a"))
     if content is None:
         previous.save(path)
-        assert load_any_plan(path) == previous
+        assert Plan.load(path) == previous
     else:
         path.write_bytes(content)
     before = path.read_bytes()
@@ -285,7 +419,7 @@ def test_a_damaged_file_is_no_reason_to_stop(path, caplog):
     for damaged in (kept[: len(kept) // 2], moved, without_digest, older):
         path.write_text(damaged)
         with pytest.raises(UserError, match=r"plan\.json"):
-            load_any_plan(path)
+            Plan.load(path)
         for again in (1, 0):
             caplog.clear()
             assert _planner(path).plan(_model("a")) == plan
@@ -327,7 +461,7 @@ def test_models_without_pooled_tables_are_kept_too(path):
     plan = _planner(path).plan(model)
     assert _planner(path).plan(model) == plan
     with pytest.raises(UserError, match="holds no table that was planned here"):
-        load_any_plan(path)
+        Plan.load(path)
 
 
 def test_digests_say_what_differs():

@@ -262,6 +262,7 @@ OF_PLANNER: dict[str, tuple[dict[str, Any], ...]] = {
     "given": ({"given": "a plan"},),
     "tables": ({"tables": [Table("t", 100, 64, 9.0, ONCE)]},),
     "keep": ({"keep": "a file"},),
+    "keep_types": [{"keep_types": True}],
     "stats": ({"stats": RECORDED},),
     "callbacks": ({"callbacks": [lambda options: RECORDED.told.append("callback") or options]},),
     "debug": ({"stats": RECORDED, "debug": False}, {"stats": RECORDED}),

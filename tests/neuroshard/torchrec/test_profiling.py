@@ -245,8 +245,17 @@ def test_tables_may_stand_in_a_file(tmp_path):
     assert _planned(path)[0].reuse_batch_size == 8
 
 
-def test_other_shapes_are_a_mistake():
-    with pytest.raises(UserError, match="'b' are those of 101 rows and 8 columns, the model's has 100 and 8"):
+def test_statistics_of_a_table_that_grew_count(caplog):
+    """The table is the same, by its name: a saved profile outlives growth."""
+    known = _table(rows=90, dim=4)
+    (planned,) = (table for table in _planned([known]) if table.name == "b")
+    assert (planned.pooling_factor, planned.reuse) == (known.pooling_factor, known.reuse)
+    assert (planned.rows, planned.dim) == (100, 8)
+    assert caplog.text.count("b: 90 x 4 -> 100 x 8") == 1
+
+
+def test_statistics_of_more_rows_are_a_mistake():
+    with pytest.raises(UserError, match="describes 'b' as 101 rows, and the model's table has 100"):
         _planned([_table(rows=101)])
     with pytest.raises(UserError, match="tables= is a mapping"):
         _planned({"b": _table()})

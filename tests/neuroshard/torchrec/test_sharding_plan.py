@@ -19,8 +19,8 @@ from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.words.placement import ON_DEVICE
-from tests.kit.plans import COPIES, laid_out
-from tests.kit.torchrec_models import META, bag
+from tests.kit.plans import COPIES, laid_out, tables
+from tests.kit.torchrec_models import META, bag, bags
 
 TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
 PLAN = assemble(TASK, [(0, 8, 3), (1, 4, 0), (1, 12, 2)])
@@ -324,3 +324,15 @@ def test_sequence_tables_that_torchrec_would_not_serve_are_refused(columns, host
     exported = to_sharding_plan(Plan(pooled, plan.placements), PATHS)
     with pytest.raises(UserError, match=message):
         from_sharding_plan(SEQUENCES, exported)
+
+
+@pytest.mark.parametrize(
+    ("dim", "said"), [(10, "give it embedding_dim=12"), (9, "give it embedding_dim=12"), (8, "plan it again")]
+)
+def test_a_plan_of_a_padded_table_says_how_wide_to_make_it(tmp_path, dim, said):
+    path = tmp_path / "sharding.json"
+    task = Task(tables("a", 100, 12, unpadded_dim=10), Topology(2, 1 << 20), 64)
+    save_sharding_plan(to_sharding_plan(laid_out(task, 1), ""), path)
+    with pytest.raises(UserError, match=said):
+        load_sharding_plan(path, bags("a", dim=dim))
+    assert load_sharding_plan(path, bags("a", dim=12)).plan

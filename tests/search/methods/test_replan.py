@@ -8,18 +8,19 @@ import pytest
 
 import neuroshard as ns
 from neuroshard import Constraints, CostModels, Found, Plan, Searcher, Simulator, TableRule, Task, Topology, UserError
-from neuroshard.plans.moves import moved_between, table_changes
+from neuroshard.plans.moves import moved_between, moved_bytes, table_changes
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from neuroshard.testing.toys import LinearComm, LinearCompute
-from neuroshard.words.form import Form
+from neuroshard.words.form import FORMS, Form
 from tests.kit.plans import COPIES, laid_out
-from tests.kit.searches import H100, ms_of
+from tests.kit.searches import H100, ms_of, uncertain
 from tests.kit.tasks import hot_table
 
 FEW = Improvement(perturbations=5)
@@ -40,7 +41,7 @@ class TestReplan(SearcherConformance):
 def _started(compute, **settings):
     task, simulator = toy_task(14), Simulator(replace(linear_models(), compute=compute))
     start = Random(0).find(task, simulator).plan
-    plan = Replan(start, improvement=FEW, **settings).find(task, simulator).plan
+    plan = Replan(start, improvement=FEW, acceptance=None, **settings).find(task, simulator).plan
     return start, plan, ms_of(plan, simulator)
 
 
@@ -88,8 +89,8 @@ def test_the_remark_names_cost_and_as_many_moved_bytes_as_explain():
 
 def test_starts_of_other_tables_are_refused():
     start = Random().find(toy_task(6), Simulator(linear_models())).plan
-    with pytest.raises(UserError, match=r"for other tables: none of its 6 .* such as 'toy0' .* searcher=neuroshard"):
-        Replan(start).find(toy_task(6, seed=1), Simulator(linear_models()))
+    with pytest.raises(UserError, match=r"for other tables: none of its 6 .* such as 'toy6'; .* searcher=neuroshard"):
+        Replan(start).find(replace(toy_task(6), tables=toy_task(12).tables[6:]), Simulator(linear_models()))
 
 
 def _where(plan):
@@ -111,7 +112,7 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     assert {name: places for name, places in _where(found.plan).items() if name != "new"} == {
         name: places for name, places in before.items() if name != "toy0"
     }
-    assert found.remark.startswith("1 table(s) new or of another shape, 1 table(s) gone, moves 0 bytes of ")
+    assert found.remark.startswith("1 table added (new), 1 table removed (toy0), moves 0 bytes of ")
     two = replace(task, topology=Topology(2, 1 << 30))
     of_two = Simulator(linear_models(2))
     gone = sum(task.tables[p.shard.table].with_dim(p.shard.dim).size_bytes for p in start.placements if p.device > 1)
@@ -127,6 +128,34 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
         Replan(start, gone - 1, **few).find(two, of_two)
 
 
+OTHERS = {"rows": {"rows": 300}, "data type": {"bytes_per_element": 2}, "lookups": {"pooling_factor": 50.0}}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_tables_that_change_are_the_same_tables(other):
+    """They stay, what the step costs with them is known, and their bytes count if they move."""
+    task, simulator = toy_task(8), Simulator(linear_models())
+    start = Random().find(task, simulator).plan
+    changed = replace(task, tables=(replace(task.tables[0], **other), *task.tables[1:]))
+    found = Replan(start, improvement=FEW, min_gain=1.0).find(changed, simulator)
+    assert _where(found.plan) == _where(start)
+    assert "toy0: " in found.remark
+    assert f"{ms_of(found.plan, simulator):.2f} -> {ms_of(found.plan, simulator):.2f} ms" in found.remark
+    (device,) = {device for device, _ in _where(start)["toy0"]}
+    elsewhere = Constraints((TableRule("toy0", devices=((device + 1) % 4,)),))
+    moved = Replan(start, improvement=FEW, min_gain=1.0).find(replace(changed, constraints=elsewhere), simulator)
+    as_now = changed.tables[0].bytes_per_element * changed.tables[0].dim
+    assert moved_bytes(start, moved.plan) == min(task.tables[0].rows, changed.tables[0].rows) * as_now
+    assert f"moves {readable_bytes(moved_bytes(start, moved.plan))} of" in moved.remark
+
+
+def test_with_a_min_gain_of_1_nothing_is_searched_that_can_stay():
+    task, simulator = toy_task(14), Simulator(linear_models())
+    start = Random().find(task, simulator).plan
+    never = Replan(start, min_gain=1.0, improvement=None, rest=None)
+    assert never.find(task, simulator).plan == start
+
+
 def test_what_limits_force_is_moved_whatever_it_gains():
     task, simulator = toy_task(6), Simulator(linear_models())
     start = Random().find(task, simulator).plan
@@ -140,7 +169,7 @@ def test_what_limits_force_is_moved_whatever_it_gains():
         assert 0 < moved_between(start, plan).sum() < task.size_bytes / 2
 
 
-def test_moves_that_save_less_than_the_least_gain_are_not_made():
+def test_moves_that_save_less_than_the_min_gain_are_not_made():
     task, simulator = toy_task(14), Simulator(linear_models())
     start = Random().find(task, simulator).plan
     plans = [Replan(start, improvement=FEW, min_gain=0.0).find(task, simulator).plan]
@@ -241,7 +270,7 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
     best = ms_of(NeuroShard(improvement=FEW).find(task, H100).plan)
     costs = []
     for most in (0, 10**8, None):
-        found = Replan(start, most, FEW).find(task, H100)
+        found = Replan(start, most, FEW, acceptance=None).find(task, H100)
         plan = found.plan
         assert plan.violations == ()
         assert most is None or moved_between(start, plan).sum() <= most
@@ -253,6 +282,37 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
     assert costs[1][1] > 0
     assert costs[1][0] < 0.98 * costs[0][0]
     assert costs[2][0] < 1.02 * best
+
+
+@pytest.mark.parametrize("relative", [0.001, 0.5])
+@pytest.mark.parametrize("types", [(), FORMS])
+def test_a_gain_is_accepted_as_in_the_default_search(relative, types):
+    """Whether tables change their sharding type or not: replan rejects the gains that the default search rejects."""
+    task, simulator = replace(_criteo(), topology=Topology(4, "80GiB")), uncertain(H100, relative)
+    start = laid_out(task, *(i % 4 for i in range(16)))
+    found = Replan(start, improvement=FEW, sharding_types=types).find(task, simulator)
+    taken = Replan(start, improvement=FEW, sharding_types=types, acceptance=None).find(task, simulator).plan
+    assert ms_of(taken, simulator) < 0.97 * ms_of(start, simulator)
+    acceptance = Acceptance()
+    if taken.forms != start.forms:
+        acceptance = acceptance.of_forms(simulator.models)
+    (chosen, rejected) = acceptance.among(simulator.costs(task, [start, taken]), task, simulator)
+    assert (found.plan, found.rejected) == ((taken, None) if chosen else (start, taken))
+    assert (chosen, rejected) == ((1, None) if relative < 0.5 else (0, 1))
+
+
+def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
+    """Without, a warning names the tables whose optimizer state is lost to checkpoints."""
+    task = replace(_criteo(), topology=Topology(4, "80GiB"), memory=ns.MemoryUse("rowwise_adagrad"))
+    start = laid_out(task, range(4), {0: 64, 1: 64}, COPIES, *[0] * 13)
+    free, held = (Replan(start, improvement=FEW, keep_types=keep).find(task, H100) for keep in (False, True))
+    assert free.plan.forms != start.forms
+    assert "checkpoints: " in free.warning
+    assert held.warning is None
+    assert held.plan.forms == start.forms
+    assert [len(its) for its in held.plan.by_table] == [len(its) for its in start.by_table]
+    assert held.plan.task == task
+    assert ms_of(held.plan) < ms_of(start)
 
 
 def test_copies_that_do_not_pay_become_columns_and_move_nothing():
@@ -290,6 +350,5 @@ def test_columns_stay_apart_from_rows_of_a_host():
 def test_what_moves_less_must_be_worth_it_too(gain, costs, chosen):
     task = toy_task(3, num_devices=2)
     found = [Found(laid_out(task, *(int(t < moved) for t in range(3)))) for moved in range(3)]
-    simulator = SimpleNamespace(costs=lambda *_: [SimpleNamespace(total_ms=ms) for ms in costs])
-    start = found[0].plan
-    assert Replan(start, min_gain=gain)._worth_it(start, found, simulator) is found[chosen]
+    start, predicted = found[0].plan, [SimpleNamespace(total_ms=ms) for ms in costs]
+    assert Replan(start, min_gain=gain)._worth_it(start, found, predicted) is found[chosen]

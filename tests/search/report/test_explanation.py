@@ -12,8 +12,9 @@ from neuroshard import CostModels, Plan, Prediction, Simulator, Table, Task, Top
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.parts import Framework
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.moves import table_changes
+from neuroshard.plans.moves import moved_bytes, table_changes
 from neuroshard.plans.plan import assemble
+from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.report.explained import difference, sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.page import show_sections
@@ -92,7 +93,7 @@ def test_moves_between_forms_are_named():
         "t0": (Form.ROW_WISE, Form.COLUMN_WISE), "t1": (Form.DATA_PARALLEL, Form.COLUMN_WISE),
     }  # fmt: skip
     assert (moves["t0"].size_bytes, moves["t1"].size_bytes) == (50 * 64 * 4, 0)
-    table = difference(explain(rows, H100), explain(columns, H100)).table
+    table = difference(explain(rows, H100), explain(columns, H100), tuple(moves.values())).table
     assert table.iloc[0].tolist()[:3] == ["t0", "rows on 2 devices, 0 to 1", "64 on 0"]
 
 
@@ -236,7 +237,7 @@ def test_a_page_never_replaces_a_plan_or_a_directory(files):
 
 
 def test_mistakes_are_named(files):
-    with pytest.raises(UserError, match="plans of different tables"):
+    with pytest.raises(UserError, match=r"plans of different tables: .* removed \("):
         Explain([str(files / "one.json"), str(files / "other.json")], str(files / "models"), None).run()
     with pytest.raises(UserError, match="3 were given"):
         Explain([str(files / "one.json")] * 3, str(files / "models"), None).run()
@@ -275,8 +276,23 @@ def test_two_plans_are_costed_on_one_task(files, capsys):
     paths = [str(files / "two.json"), str(files / "hot.json")]
     result = Explain(paths, str(files / "models"), None).run()
     assert result.explanations[0].cost.total_ms == result.explanations[1].cost.total_ms
-    assert "both plans with the lookups of the second one's task" in result.note
+    assert "both plans with the tables of the second one's task" in result.note
     assert Explain(paths[:1], str(files / "models"), None).run().note.count("both plans") == 0
+
+
+def test_plans_whose_tables_grew_are_compared(files, capsys):
+    """In any order, and beside a table whose shape rules out its place; bytes are what replan counts."""
+    plan = Plan.load(files / "two.json")
+    first, *rest = plan.task.tables
+    grown = replace(plan.task, tables=(*rest, replace(first, rows=2 * first.rows)))
+    after = whole(grown, 1 - plan.by_table[0][0].device)
+    after.save(files / "grown.json")
+    result = Explain([str(files / "two.json"), str(files / "grown.json")], str(files / "models"), None).run()
+    result.show(Console(width=200))
+    shown = capsys.readouterr().out
+    assert f"{first.name}: rows {first.rows:,} -> {2 * first.rows:,}" in shown
+    assert f"to be moved: {readable_bytes(moved_bytes(plan, after))}" in shown
+    assert {explained.plan.task == grown for explained in result.explanations} == {True}
 
 
 @pytest.mark.parametrize("change", ["devices", "pooling"])

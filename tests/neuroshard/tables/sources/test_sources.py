@@ -13,6 +13,7 @@ from neuroshard.records import DataDirectory, Manifest
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.sources.dlrm import dlrm
 from neuroshard.tables.sources.dlrm_like import dlrm_like
+from tests.kit.plans import read_back
 
 SUFFIXES = ["csv", "parquet", "json"]
 HEADER = "name,rows,dim,pooling_factor"
@@ -313,7 +314,17 @@ def test_dims_are_padded_where_that_is_asked_for(tmp_path):
     text = f"{HEADER}\na,3,10,1\nb,3,12,1\nc,3,1,1\n"
     with pytest.raises(UserError, match=r"2 tables .* line 2: .* pad it to 12, .* line 4: .* pad it to 4,"):
         _own(tmp_path, text)
-    assert [table.dim for table in ns.load_tables(str(tmp_path / "tables.csv"), pad_dims=True)] == [12, 12, 4]
+    padded = ns.load_tables(str(tmp_path / "tables.csv"), pad_dims=True)
+    assert [table.dim for table in padded] == [12, 12, 4]
+    assert [table.unpadded_dim for table in padded] == [10, None, 1]
+    task = ns.Task(padded, ns.Topology(2, 1 << 20), 65536)
+    (line,) = task.warnings
+    assert "2 tables padded (a 10 -> 12, c 1 -> 4)" in line
+    assert replace(task, tables=padded[1:2]).warnings == ()
+    assert read_back(task).warnings == (line,)
+    plain = ns.Task(tuple(replace(table, unpadded_dim=None) for table in padded), task.topology, 65536)
+    assert plain == task
+    assert "unpadded_dim" not in str(plain.to_json())
 
 
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])

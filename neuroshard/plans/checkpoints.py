@@ -1,0 +1,100 @@
+"""Tables whose optimizer state does not load from checkpoints of an earlier plan, and rules that prevent this.
+
+Tried with TorchRec 1.8 and torch.distributed.checkpoint: weights load under any plan. Optimizer state does not load in
+two cases. A state per row is saved once for every column shard, so the number of column shards must not change. And the
+optimizer of a data-parallel table, unless it is `data_parallel_optimizer`, names its states differently from fused
+kernels.
+"""
+
+from collections.abc import Mapping
+from glob import escape
+from typing import NamedTuple
+
+from neuroshard.layouts import Layout
+from neuroshard.plans.plan import Plan
+from neuroshard.tasks.constraints import TableLimits, TableRule
+from neuroshard.tasks.memory import STATE_FLOATS
+from neuroshard.tasks.task import Task
+
+_SHOWN = 3  # tables that the remark names
+
+
+class _Sharded(NamedTuple):
+    """A table's sharding type, whether a dense optimizer trains the table, and the number of its ranges of columns."""
+
+    sharding_type: str
+    dense: bool
+    column_ranges: int
+
+    def __str__(self) -> str:
+        return f"{self.column_ranges} column shards" if self.column_ranges > 1 else self.sharding_type
+
+
+def checkpoint_remark(before: Plan, after: Plan) -> str | None:
+    """Return the warning that optimizer state saved under `before` does not load under `after`; None if it loads."""
+    old, new = _sharded(before), _sharded(after)
+    pairs = {name: (old[name], sharded) for name, sharded in new.items() if name in old}
+    by_row = STATE_FLOATS[after.task.memory.optimizer][1] > 0
+    split = {
+        name: (was, now) for name, (was, now) in pairs.items() if by_row and was.column_ranges != now.column_ranges
+    }
+    dense = {name: (was, now) for name, (was, now) in pairs.items() if was.dense is not now.dense and name not in split}
+    conditions = []
+    if dense:
+        conditions.append(f"only if data_parallel_optimizer trains the data-parallel tables ({_listed(dense)})")
+    if split:
+        conditions.append(f"never if the number of column shards changes ({_listed(split)})")
+    if not conditions:
+        return None
+    return (
+        f"checkpoints: {len(dense) + len(split):,} table(s) change their sharding type or number of column shards, and "
+        f"optimizer state that was saved under the previous plan loads {', and '.join(conditions)}; keep_types=true "
+        "keeps both"
+    )
+
+
+def with_types_of(before: Plan, task: Task) -> Task:
+    """Add rules that each table keeps the sharding type and the number of column shards that a plan gives it.
+
+    A table gets no such rule if its own rules or its shape forbid its previous sharding type, and none on the number of
+    shards if these or the number of devices forbid it.
+    """
+    index = {table.name: number for number, table in enumerate(before.task.tables)}
+    rules = []
+    for table, limits in zip(task.tables, task.limits, strict=True):
+        number = index.get(table.name)
+        if number is None or table.name in task.constraints.pins:
+            continue
+        layout, placements = before.layouts[number], before.by_table[number]
+        types = limits.sharding_types & layout.allowed_by(placements, before.task.topology)
+        if not types or not layout.takes(table.dim) or not _may_be(layout, limits, task):
+            continue
+        count = len({placed.device for placed in placements})
+        most = min(limits.max_shards, task.topology.num_devices, table.dim // limits.min_dim)
+        shards = count if layout.free and limits.min_shards <= count <= most else None
+        names = tuple(sorted(types))
+        rules.append(TableRule(escape(table.name), min_shards=shards, max_shards=shards, sharding_types=names))
+    return task.with_rules(rules)
+
+
+def _may_be(layout: Layout, limits: TableLimits, task: Task) -> bool:
+    """Return True if the limits of a table allow a layout on the devices of a task."""
+    if layout.form not in limits.forms:
+        return False
+    counts = (task.topology.num_devices, task.topology.domain_size)
+    everywhere = not layout.everywhere or len(limits.devices) == task.topology.num_devices
+    return layout.free or (everywhere and any(limits.may_count(layout, count) for count in counts))
+
+
+def _sharded(plan: Plan) -> dict[str, _Sharded]:
+    """Return how each table is sharded, by its name."""
+    each = zip(plan.task.tables, plan.sharding_types, plan.layouts, plan.by_table, strict=True)
+    return {
+        table.name: _Sharded(name.replace("_", "-"), layout.dense, len({placed.shard.column for placed in placements}))
+        for table, name, layout, placements in each
+    }
+
+
+def _listed(pairs: Mapping[str, tuple[_Sharded, _Sharded]]) -> str:
+    texts = [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items()]
+    return ", ".join([*texts[:_SHOWN], *([f"{len(texts) - _SHOWN:,} more"] if len(texts) > _SHOWN else [])])

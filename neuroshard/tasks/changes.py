@@ -1,0 +1,92 @@
+"""What differs between two tasks: tables that came, went or changed, and the number of devices."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from neuroshard.tables import Table
+from neuroshard.tasks.task import Task
+
+_SHOWN = 3  # tables that a line names
+_STATISTICS = ("pooling_factor", "reuse", "row_lookups")
+
+
+@dataclass(frozen=True)
+class TaskChanges:
+    """What a task has otherwise than an earlier one. A table is known by its name; everything else of it may change.
+
+    Attributes:
+        added, removed: names of tables that only the later or only the earlier task has.
+        changed: tables of both tasks that differ, as (before, after).
+        devices: number of devices before and after.
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[tuple[Table, Table], ...]
+    devices: tuple[int, int]
+
+    @classmethod
+    def between(cls, before: Task, after: Task) -> "TaskChanges":
+        """Compare two tasks."""
+        old, new = ({table.name: table for table in task.tables} for task in (before, after))
+        return cls(
+            tuple(name for name in new if name not in old),
+            tuple(name for name in old if name not in new),
+            tuple((old[name], table) for name, table in new.items() if name in old and old[name] != table),
+            (before.topology.num_devices, after.topology.num_devices),
+        )
+
+    @property
+    def of_devices(self) -> bool:
+        """Whether the number of devices changed."""
+        return self.devices[0] != self.devices[1]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed) or self.of_devices
+
+    def __str__(self) -> str:
+        return ", ".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """Yield a few words for each kind of change."""
+        for names, what in ((self.added, "added"), (self.removed, "removed")):
+            if names:
+                yield f"{len(names):,} table{_s(names)} {what} ({_listed(names)})"
+        shapes = [text for pair in self.changed for text in _of_shape(*pair)]
+        if shapes:
+            yield _listed(shapes)
+        if statistics := [text for pair in self.changed for text in _of_statistics(*pair)]:
+            yield f"other statistics of {len(statistics):,} table{_s(statistics)} ({_listed(statistics)})"
+        if self.of_devices:
+            yield f"{self.devices[0]:,} -> {self.devices[1]:,} devices"
+
+
+def _of_shape(before: Table, after: Table) -> Iterator[str]:
+    """Yield what differs in the weights of a table, and in what reads it."""
+    pairs = {
+        "rows": (f"{before.rows:,}", f"{after.rows:,}"),
+        "dim": (str(before.dim), str(after.dim)),
+        "bytes per element": (str(before.bytes_per_element), str(after.bytes_per_element)),
+        "features": (str(before.features), str(after.features)),
+        "lookups": tuple("pooled" if table.pooled else "not pooled" for table in (before, after)),
+    }
+    differing = (f"{what} {old} -> {new}" for what, (old, new) in pairs.items() if old != new)
+    if text := " and ".join(differing):
+        yield f"{before.name}: {text}"
+
+
+def _of_statistics(before: Table, after: Table) -> Iterator[str]:
+    """Yield what differs in the statistics of a table."""
+    if all(getattr(before, name) == getattr(after, name) for name in _STATISTICS):
+        return
+    old, new = (f"{table.pooling_factor:.4g}" for table in (before, after))
+    yield f"{before.name}: pooling factor {old} -> {new}" if old != new else before.name
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - _SHOWN
+    return ", ".join([*texts[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])])
+
+
+def _s(texts: Sequence[str]) -> str:
+    return "" if len(texts) == 1 else "s"

@@ -1,0 +1,66 @@
+"""Which tables can't load their optimizer state under another plan, and rules that keep them loading."""
+
+from itertools import permutations
+
+import pytest
+
+from neuroshard import Constraints, MemoryUse, PinnedShard, TableRule, Task, Topology
+from neuroshard.plans.checkpoints import checkpoint_remark, with_types_of
+from tests.kit.plans import COPIES, laid_out, tables
+
+PLACES = {
+    "whole": 1,
+    "halves": {0: 8, 3: 8},
+    "quarters": dict.fromkeys(range(4), 4),
+    "row-wise": range(4),
+    "data-parallel": COPIES,
+}
+SHARDS = {"halves": 2, "quarters": 4}
+
+
+def _task(names="ab", devices=4, optimizer="rowwise_adagrad", constraints=None):
+    topology = Topology(devices, 1 << 20)
+    return Task(tables(names, 100, 16), topology, 64, MemoryUse(optimizer), constraints or Constraints())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "partial_rowwise_adam", "adam"])
+@pytest.mark.parametrize(("one", "other"), permutations(PLACES, 2))
+def test_tables_whose_state_does_not_load_are_named(one, other, optimizer):
+    """As tried in `tests/neuroshard/torchrec/test_checkpoints.py`."""
+    task = _task(optimizer=optimizer)
+    remark = checkpoint_remark(laid_out(task, PLACES[one], 0), laid_out(task, PLACES[other], 3))
+    by_row = optimizer in ("rowwise_adagrad", "partial_rowwise_adam")
+    never = by_row and SHARDS.get(one, 1) != SHARDS.get(other, 1)
+    dense = "data-parallel" in (one, other) and not never
+    assert (remark is not None) is (never or dense)
+    if remark:
+        assert "1 table(s)" in remark
+        assert "(a: " in remark
+        assert ("data_parallel_optimizer" in remark, "never" in remark) == (dense, never)
+
+
+def test_tables_that_come_go_or_grow_lose_nothing():
+    before, after = _task("ab"), _task("bc")
+    assert checkpoint_remark(laid_out(before, COPIES, {0: 8, 1: 8}), laid_out(after, {1: 8, 2: 8}, 0)) is None
+
+
+@pytest.mark.parametrize("where", PLACES.values(), ids=PLACES)
+def test_rules_keep_types_and_numbers_of_shards(where):
+    before = laid_out(_task(), where, 1)
+    held = with_types_of(before, _task("xba"))
+    assert laid_out(held, 0, 2, where).violations == ()
+    for other in PLACES.values():
+        assert (laid_out(held, 0, 2, other).violations == ()) is (other == where)
+    assert held.limits[0] == _task("xba").limits[0]
+
+
+def test_rules_of_the_task_come_first():
+    before = laid_out(_task("abcd"), {0: 8, 1: 8}, range(4), dict.fromkeys(range(4), 4), 3)
+    own = Constraints(
+        (TableRule("a", max_shards=1), TableRule("b", sharding_types=("column_wise",)), TableRule("c", min_dim=8)),
+        pinned=(PinnedShard("d", 8, (0,)),),
+    )
+    held = with_types_of(before, _task("abcd", constraints=own))
+    assert laid_out(held, 0, 0, {0: 8, 1: 8}, {0: 8, 1: 8}).violations == ()
+    fewer = with_types_of(before, _task("abcd", devices=2))
+    assert laid_out(fewer, {0: 8, 1: 8}, range(2), 0, 1).violations == ()
