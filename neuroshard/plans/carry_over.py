@@ -25,8 +25,9 @@ class Carried:
     Attributes:
         task: the other one.
         columns: (table, dim, device) of column shards, tables by their indices in the task.
-        others: placements of tables in rows or copies, whole tables only.
-        homes: of tables that stay in host memory, by their indices in the task; all others lie on devices.
+        others: placements of row-wise and data-parallel tables, each with all of its shards.
+        tier_assignments: of tables that stay in host memory, by their indices in the task; other tables are in device
+            memory.
         changed: indices of tables that have other rows, columns or data type than before.
     """
 
@@ -69,10 +70,10 @@ class Carried:
 
     @property
     def fitting(self) -> "Carried":
-        """What stays with as many column shards on each device as its memory has room for.
+        """What stays if each device keeps as many column shards as it has memory for.
 
-        Shards of tables that are as they were come before those of tables that changed, and the largest come first.
-        Caches are counted as wide as if all column shards stayed.
+        Shards of unchanged tables come before shards of changed tables, and larger shards before smaller ones. Caches
+        are counted as wide as if all column shards stayed.
         """
         tables = [self.task.tables[table].with_dim(dim) for table, dim, _ in self.columns]
         homes = [self.tier_assignments.get(table, ON_DEVICE) for table, _, _ in self.columns]
@@ -91,7 +92,7 @@ class Carried:
 
     @property
     def _left_by_others(self) -> list[int]:
-        """(D,) bytes that tables in rows or copies leave to column shards."""
+        """(D,) bytes that row-wise and data-parallel tables leave to column shards."""
         left = list(self.task.shard_memory)
         others = sorted(self.others, key=lambda placement: placement.device)
         loads = placed_loads(self.task.tables, others, self.task.batch_size, len(left))
@@ -118,10 +119,10 @@ class Carried:
 def carried_over(before: Plan, task: Task) -> Carried:
     """Find what of the plan stays: shards of tables that both have, on devices that both have.
 
-    Tables are known by their names and devices by their numbers. Tables in columns keep the shards whose devices stay,
-    but a table that was cut has other shards if its columns are more or fewer. Those in rows or copies stay only where
-    devices and hosts are as many as before, for their blocks follow from these. Tables stay in the memory that they lie
-    in. What the rules of the task forbid doesn't stay.
+    Tables are known by their names and devices by their numbers. Table-wise and column-wise tables keep the shards
+    whose devices stay; but a table that was split has other shards if it has more or fewer columns. Row-wise and
+    data-parallel tables stay only if there are as many devices and hosts as before, which their shards depend on.
+    Tables stay in their tiers. Shards that the rules of the task forbid do not stay.
     """
     index = {table.name: number for number, table in enumerate(task.tables)}
     devices_stay = have_same_devices(before.task, task)
@@ -168,7 +169,7 @@ def restated(before: Plan, task: Task) -> Plan | None:
 
 
 def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Placement] | None:
-    """Place the table `new` of a task as table `number` of the plan is placed; None if its shape doesn't let it."""
+    """Place the table `new` of a task as table `number` of the plan is placed; None if the new shape forbids it."""
     old, table, placements = before.task.tables[number], task.tables[new], before.by_table[number]
     if (old.rows, old.dim) == (table.rows, table.dim):
         return [replace(placed, shard=replace(placed.shard, table=new)) for placed in placements]
@@ -227,7 +228,7 @@ def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placem
 
 
 def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
-    """Hold a table that lies in rows or copies to its devices."""
+    """Hold a row-wise or data-parallel table to its devices."""
     devices = tuple(sorted(placed.device for placed in placements))
     layout = layout_of(table, [placed.shard for placed in placements])
     return TableRule(escape(table.name), devices=devices, sharding_types=layout.type_names)

@@ -1,4 +1,4 @@
-"""What has to be moved from one plan to another, whose tables or devices may be others.
+"""Bytes that have to be moved from one plan to another plan, whose tables or devices may differ.
 
 A table is known by its name: its rows, columns, data type and statistics may differ between the two plans.
 """
@@ -77,8 +77,8 @@ def moved_between(before: Plan, after: Plan) -> IntArray:
     """Count (T,) bytes of weights and optimizer state of each table of `after` that arrive on any device.
 
     Devices are known by their numbers. Of a table that is new all bytes arrive; of a table that grew, no more than the
-    rows and columns that it had: the new ones are made in place. Optimizer state is what the task of `after` counts. A
-    device keeps of its rows those that it has in both plans, in as many columns as it has in both.
+    rows and columns that it had: new rows and columns are made in place. Optimizer state is what the task of `after`
+    counts. A device keeps of its rows those that it has in both plans, in as many columns as it has in both.
     """
     loads, kept = after.device_loads.loads, np.zeros((2, len(after.placements)))
     there = np.stack([loads.rows, loads.dim])

@@ -285,11 +285,11 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """Load the plan in a file that `save` wrote, or in one that a planner for TorchRec keeps it in (`keep=`).
+        """Load the plan from a file that `save` wrote, or from a kept plan's file (`keep=` of a planner for TorchRec).
 
         Raises:
             UserError: the file is missing, malformed, or its shards don't cover its tables exactly once; or it is a
-                kept plan without tables that were planned here.
+                kept plan without a table that NeuroShard planned.
         """
         if Path(path).is_dir():
             plans = sorted(Path(path).glob("plans/*.json"))
@@ -298,7 +298,7 @@ class Plan:
         if is_kept(content):
             content = kept_content(content, f"kept plan {path}").get("plan")
             if content is None:
-                raise UserError(f"kept plan {path} holds no table that was planned here")
+                raise UserError(f"kept plan {path} has no table that NeuroShard planned, only TorchRec's")
         return cls.from_json(content, str(path))
 
     def to_json(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Table:
             sums to 1. Empty where nobody knows: lookups then count as spread evenly over the rows.
         features: that read the table, up to 1,024; each has a pooled output of its own for every sample.
         pooled: False for sequence tables, whose lookups aren't summed up: each has an output of its own.
-        unpadded_dim: columns that the table had where it was read, before it was padded to `dim`; None if it was not
+        unpadded_dim: columns of the table before it was padded to `dim`, as read from a file; None if it was not
             padded. Plans do not depend on it.
     """
 

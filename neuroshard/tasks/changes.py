@@ -1,4 +1,4 @@
-"""What differs between two tasks: tables that came, went or changed, and the number of devices."""
+"""Differences between two tasks: tables that came, went or changed, and the number of devices."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _STATISTICS = ("pooling_factor", "reuse", "row_lookups")
 
 @dataclass(frozen=True)
 class TaskChanges:
-    """What a task has otherwise than an earlier one. A table is known by its name; everything else of it may change.
+    """Differences between a task and an earlier task. A table is known by its name; everything else may change.
 
     Attributes:
         added, removed: names of tables that only the later or only the earlier task has.
@@ -38,7 +38,7 @@ class TaskChanges:
 
     @property
     def of_devices(self) -> bool:
-        """Whether the number of devices changed."""
+        """True if the number of devices changed."""
         return self.devices[0] != self.devices[1]
 
     def __bool__(self) -> bool:
@@ -62,7 +62,7 @@ class TaskChanges:
 
 
 def _of_shape(before: Table, after: Table) -> Iterator[str]:
-    """Yield what differs in the weights of a table, and in what reads it."""
+    """Yield the differences in the weights and features of a table."""
     pairs = {
         "rows": (f"{before.rows:,}", f"{after.rows:,}"),
         "dim": (str(before.dim), str(after.dim)),
@@ -76,7 +76,7 @@ def _of_shape(before: Table, after: Table) -> Iterator[str]:
 
 
 def _of_statistics(before: Table, after: Table) -> Iterator[str]:
-    """Yield what differs in the statistics of a table."""
+    """Yield the differences in the statistics of a table."""
     if all(getattr(before, name) == getattr(after, name) for name in _STATISTICS):
         return
     old, new = (f"{table.pooling_factor:.4g}" for table in (before, after))

@@ -19,7 +19,7 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 from neuroshard.words.topology import Topology
 
-_SHOWN_TABLES = 8  # that a line names
+_SHOWN_TABLES = 8  # tables that a line names
 _SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
 
 
@@ -111,7 +111,7 @@ class Task:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Lines on tables that were padded, and on those made for another batch size: histograms can't be converted."""
+        """Lines on tables that were padded, and on reuse histograms made for another batch size."""
         made_for = ((table, table.reuse_batch_size or self.batch_size) for table in self.tables)
         others = [table for table, size in made_for if abs(size / self.batch_size - 1) > _SAME_BATCH_SIZE]
         if not others:
@@ -125,7 +125,7 @@ class Task:
 
     @property
     def padded_remarks(self) -> tuple[str, ...]:
-        """A line on tables that were padded to a multiple of 4 columns, as the model's must be; none if none was."""
+        """A line on tables that were padded to a multiple of 4 columns, if any: the model's tables must be as wide."""
         padded = [f"{table.name} {table.unpadded_dim} -> {table.dim}" for table in self.tables if table.unpadded_dim]
         if not padded:
             return ()

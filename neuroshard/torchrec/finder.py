@@ -26,7 +26,7 @@ from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.placement import TIERS, Tier
 
 _log = logging.getLogger(__name__)
-# A kept plan is adapted if only these are others.
+# A kept plan is adapted if no other inputs differ.
 _CHANGED = {"tables", "modules", DEVICES, "constraints", "other parameters"}
 _STAY = 1.0  # `min_gain` with which tables stay if they can
 _WORTH_SAYING = 0.01  # of a step: nobody moves tables for less
@@ -39,8 +39,8 @@ class Replanned:
     Attributes:
         sharding_plan: of the whole model, for DistributedModelParallel.
         plan: of the tables that are planned here.
-        changes: tables that lie elsewhere, are new or are gone, the most bytes first.
-        since: what the tables and devices are otherwise than those of the previous plan; None if nobody compared them.
+        changes: tables that are placed elsewhere, are new or are gone, the most bytes first.
+        since: differences between the tables and devices of both plans; None if nobody compared them.
     """
 
     sharding_plan: ShardingPlan
@@ -62,10 +62,9 @@ class Replanned:
 class Finder:
     """A search method with the cost models that it searches by.
 
-    The best plans of a search from nothing are decided between by the verifier, by measuring; None takes the predicted
-    best.
+    The verifier measures the best plans of a search from nothing and chooses one; None takes the predicted best.
 
-    With `keep_types` tables of a kept plan keep their sharding types and numbers of column shards.
+    If `keep_types` is true, tables of a kept plan keep their sharding types and numbers of column shards.
     """
 
     searcher: Searcher
@@ -74,7 +73,7 @@ class Finder:
     keep_types: bool = False
 
     def served(self, topology: TorchRecTopology) -> Served:
-        """Say what this search with its models can place on such devices; in host memory tables lie in columns."""
+        """Return what this search can place on such devices; in host memory, no row-wise or data-parallel tables."""
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if topology.compute_device == "cpu" else TIERS
         known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
         calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
@@ -105,7 +104,7 @@ class Finder:
     def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
         """Adapt an earlier plan to a task: `searcher=replan`, with `settings`.
 
-        Where that plan can't stay as it is, the method places the rest. Gains are accepted as the method accepts them.
+        If that plan can't stay as it is, the planner's searcher places the rest. Gains are accepted by its rule.
 
         Raises:
             UserError: more than `max_moved_bytes` has to be moved in any case, or settings aren't to be set.
@@ -127,8 +126,8 @@ class Finder:
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
         """Adapt a kept plan to tables that came, went or changed, or to more or fewer devices; else search again.
 
-        Tables stay where they are, as long as the devices do. A warning says which are the `others`, what differs, what
-        moves, and what moving more would save.
+        Tables stay where they are if the number of devices does. A warning names the inputs that differ (`others`),
+        what changed, what moves, and what moving more would save.
         """
         said = f"the kept plan was made for other {', '.join(others)}"
         changes = None if kept.plan is None else TaskChanges.between(kept.plan.task, task)
@@ -149,13 +148,13 @@ class Finder:
         return plan
 
     def found_instead(self, kept: Plan | None, task: Task) -> Plan:
-        """Find a plan from nothing in place of a kept one, if any, whose types tables keep if that is asked for."""
+        """Search from nothing, with the sharding types of the kept plan, if there is one and `keep_types` is true."""
         if kept is None or not self.keep_types:
             return self.found(task)
         return replace(self.found(with_types_of(kept, task)), task=task)
 
     def _searched_again(self, kept: Plan | None, task: Task, why: str) -> Plan:
-        """Search from nothing in place of a kept plan; warn of tables whose optimizer state then can't be loaded."""
+        """Search from nothing in place of a kept plan; warn of tables whose optimizer state does not load."""
         _log.warning("%s; searching again", why)
         plan = self.found_instead(kept, task)
         if kept is not None and (remark := checkpoint_remark(kept, plan)):

@@ -38,7 +38,7 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
     """Give the model's tables the statistics of those that are known by their names; others stay as guessed.
 
-    A table that grew since it was counted keeps those statistics (`warn_of_growth`).
+    A table that grew since its statistics were counted keeps them (`warn_of_growth`).
 
     Raises:
         UserError: a known table has more rows than the model's.
@@ -69,13 +69,13 @@ def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> 
 
 
 def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None:
-    """Log which tables of the model have other rows or columns than when their statistics were counted."""
+    """Warn of tables whose rows or columns changed since their statistics were counted."""
     pairs = [(table, known[table.name]) for table in guessed if table.name in known]
     other = [(its, was) for its, was in pairs if (its.rows, its.dim) != (was.rows, was.dim)]
     if other:
         shapes = [f"{its.name}: {was.rows:,} x {was.dim} -> {its.rows:,} x {its.dim}" for its, was in other]
         _log.warning(
-            "%d table(s) changed since their statistics were counted (%s); they are used until you profile again",
+            "%d table(s) changed since their statistics were counted (%s), which are used: profile the tables again",
             len(other),
             listed(shapes),
         )
@@ -84,8 +84,8 @@ def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None
 def _with_statistics(guessed: Table, known: Table) -> Table:
     if known.rows > guessed.rows:
         raise UserError(
-            f"tables= describes {known.name!r} as {known.rows:,} rows, and the model's table has {guessed.rows:,}; "
-            "profile it again, or leave it out of tables="
+            f"tables= describes {known.name!r} with {known.rows:,} rows, but the model's table has {guessed.rows:,}. "
+            "Profile it again, or remove it from tables="
         )
     return replace(
         guessed,

@@ -87,11 +87,12 @@ class NeuroShardPlanner(ShardingPlanner):
         searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
         given: a plan whose parameters are kept as they are; their memory is taken off.
         tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
-        keep: a file that the plan is kept in, and read from by a job that asks for the same. If tables came, went, grew
-            or have other statistics, the others stay where they are, and a warning says what changed. What isn't a kept
-            plan is refused, not overwritten; one that was changed or damaged is searched again, with a warning.
-        keep_types: whether tables of the kept plan keep their sharding types and numbers of column shards where that
-            plan is adapted or searched again, so that optimizer state loads from checkpoints.
+        keep: a file for the plan; a later job with the same inputs reads it. If tables came, went, grew or have other
+            statistics, all other tables stay where they are, and a warning says what changed. A file that is not a kept
+            plan is refused, not overwritten. If the file was changed or damaged, a warning says so, and the search runs
+            again.
+        keep_types: if true, tables of the kept plan keep their sharding types and numbers of column shards when that
+            plan is adapted or a new search replaces it, so that optimizer state loads from checkpoints.
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
         callbacks: get the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
@@ -346,7 +347,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._finished(found, group, started)
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
-        """Take the plan that was kept, where it was made for just what is asked; else find another one."""
+        """Take the kept plan if it was made for the same inputs; else adapt it or search for another plan."""
         others = [self._differences(kept, one) for one in models]
         if () in others:
             _log.info("the plan is the one that %s holds", self._keep)
@@ -367,7 +368,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return best
 
     def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
-        """Name what the kept plan was made for otherwise; constraints that such devices can't keep are others."""
+        """Name the inputs that differ from those of the kept plan; constraints that such devices can't keep differ."""
         try:
             asked = self._asked_for(model)
         except UserError:  # which is raised again if this model is planned

@@ -154,12 +154,12 @@ def unused_arguments(
     verify: object,
     **of_verify: tuple[int, int],
 ) -> Iterator[str]:
-    """List the planner's arguments that others leave unused.
+    """List the planner's arguments that other arguments leave unused.
 
-    `unkept` says whether `keep_types` is given without `keep`; `of_verify` are values and their defaults, by name.
+    `unkept` is True if `keep_types` is given without `keep`; `of_verify` are values and their defaults, by name.
     """
     if unkept:
-        yield "keep_types=True counts with keep= only; give a file to keep the plan in, or pass keep_types to replan()"
+        yield "keep_types=True has no effect without keep=; give keep= a file, or pass keep_types to replan()"
     if num_groups == 1 and (sync_steps != 1 or use_inter_host_allreduce):
         yield (
             f"sync_steps={sync_steps} and use_inter_host_allreduce={use_inter_host_allreduce} count with several "

@@ -41,15 +41,16 @@ class Replan(Searcher):
     """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
 
     The task may differ from the plan's own in anything. A table is known by its name: one that grew, or has other
-    statistics or another data type, stays where it is. Where the plan can't stay as it is, because tables came or
-    went, or devices did, or it breaks limits, what can stay is held in place while another search places the rest: on
-    devices that both have, shards of tables that both have. That search's plan is improved then.
+    statistics or another data type, stays where it is. If the plan can't stay as it is, because tables or devices came
+    or went, or the plan breaks limits, the shards that can stay are held in place while another search places the rest:
+    shards of tables that both tasks have, on devices that both tasks have. That search's plan is then improved.
 
-    Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get
-    another form, where that is estimated to help and its bytes are within the limit.
+    Every table stays in its tier. Local search moves column shards. Before that, tables may change their sharding type,
+    if that is estimated to help and the moved bytes are within the limit.
 
-    Moving must be worth it: a gain counts if the default search would accept it, by the models' margins. Of the
-    plans with such a gain, the one that moves least counts whose cost is within `min_gain` of the cheapest.
+    Moving must be worth it: `replan` accepts a gain by the rule of the default search, which compares it with the
+    models' margins. Of the accepted plans whose cost is within `min_gain` of the cheapest, it takes the plan that moves
+    least.
 
     Attributes:
         start: the running job's plan, a JSON file. Or the plan itself.
@@ -59,10 +60,10 @@ class Replan(Searcher):
         sharding_types: that tables may change to, as far as the models know them; with [] each table keeps the type
             that it has.
         min_gain: minimum gain that moves must bring, as a fraction of the plan cost; with less, only what must move is
-            moved. 0 moves for any gain. With 1, moves that save time are not searched for.
-        rest: places what has no place in the running job's plan.
-        keep_types: whether every table keeps its sharding type and its number of column shards, so that optimizer state
-            loads from checkpoints; rules that forbid them come first.
+            moved. 0 moves for any gain. 1 searches for no other moves.
+        rest: the search that places shards without a place in the running job's plan.
+        keep_types: if true, every table keeps its sharding type and its number of column shards, so that optimizer
+            state loads from checkpoints, unless rules forbid that.
         acceptance: which predicted gains the search accepts, as in the default search; None accepts all.
     """
 
@@ -83,11 +84,12 @@ class Replan(Searcher):
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the plan that moves least of those within the limit that cost hardly more than the cheapest.
 
-        It says what is moved, and warns if nothing of the old plan can stay, or optimizer state can't be loaded.
+        The remark says what is moved. A warning says that nothing of the old plan can stay, or that optimizer state
+        does not load.
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
-                in any case; or the models don't know the forms that its tables lie in.
+                in any case; or the models don't know the sharding types of its tables.
             InfeasibleError: no plan fits in memory.
         """
         before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
@@ -111,7 +113,7 @@ class Replan(Searcher):
         return Found(plan, warning, rejected if cheapest(costs) not in accepted else None, said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
-        """Carry the starting plan over to `task`: all of it where it can stay, else as much as fits; find the rest."""
+        """Carry the starting plan over to `task`: all of it if it can stay, else as much as fits; search the rest."""
         if (plan := _stayed(before, task)) is not None:
             return Found(plan)
         if len(TaskChanges.between(before.task, task).added) == len(task.tables):
@@ -151,9 +153,9 @@ class Replan(Searcher):
         return most - needed
 
     def _accepted(self, found: Sequence[Found], costs: Sequence[Cost], simulator: Simulator) -> list[int]:
-        """List the plans found that the default search would take in place of the first, which is among them.
+        """List the indices of the first plan and of the plans that the default search would accept in its place.
 
-        Where tables change their form, it wants more of a gain from models that don't know whole steps.
+        If tables change their sharding type, models that do not know whole steps must predict a larger gain.
         """
         if self.acceptance is None:
             return list(range(len(found)))
@@ -166,9 +168,9 @@ class Replan(Searcher):
         return [0, *(number for number in range(1, len(found)) if number in (other if changes[number] else same))]
 
     def _worth_it(self, before: Plan, found: Sequence[Found], costs: Sequence[Cost]) -> Found:
-        """Choose what moves least from `before` on, of all nearly as cheap as the cheapest; `found` begins as is.
+        """Choose the plan that moves least from `before` on, of all nearly as cheap as the cheapest.
 
-        Any other than that one must save as much as moves are worth.
+        `found` begins with the plan that makes required moves only; any other plan must save `min_gain` at least.
         """
         all_ms = [cost.total_ms for cost in costs]
         most, worth = min(all_ms) + self.min_gain * all_ms[0], all_ms[0] * (1 - self.min_gain)
@@ -180,7 +182,7 @@ class Replan(Searcher):
         return found[min(enough)[2]]
 
     def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
-        """Yield plans with other forms, for changes of form that move at most so many bytes, and half of them."""
+        """Yield plans with other sharding types, whose changes move at most `most` bytes, and at most half as many."""
         changes = FormChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:
             return
@@ -210,7 +212,7 @@ class Replan(Searcher):
 
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
-    """Carry the plan over, shard by shard as it is; None if something has no place in `task`, or limits are broken."""
+    """Carry the whole plan over, each shard as it is; None if a shard has no place in `task`, or limits are broken."""
     changes = TaskChanges.between(before.task, task)
     if not (changes.added or changes.removed) and have_same_devices(before.task, task):
         plan = restated(before, task)
@@ -219,9 +221,9 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
-    """Tell what came, went or changed, how many bytes are moved, of how many, and what that is predicted to save.
+    """Describe what came, went or changed, how many bytes are moved, and what that is predicted to save.
 
-    Of a starting plan that can't stay as it is nobody knows what it would cost: then what the new one costs.
+    A starting plan that can't stay as it is has no cost in the new task: then the remark has the new plan's cost only.
     """
     task = plan.task
     state_bytes = int(task.memory.state_bytes(task.loads).sum())

@@ -53,15 +53,15 @@ def all_shards(explanation: Explanation) -> Section:
 
 
 def difference(first: Explanation, second: Explanation, steps: Sequence[TableChange], changes: str = "") -> Section:
-    """Compare two plans: what it takes to get from the first to the second, the most bytes first.
+    """Compare two plans: the moves from the first to the second, the most bytes first.
 
-    `changes` says what the second one's task has otherwise.
+    `steps` are the tables that are placed elsewhere; `changes` describes the differences between the tasks.
     """
     change = second.cost.total_ms - first.cost.total_ms
     facts = {
         "predicted cost": f"{first.cost.total_ms:.2f} -> {second.cost.total_ms:.2f} ms{_caveat(second.cost)}",
         "change": f"{change:+.2f} ms ({change / first.cost.total_ms:+.1%})",
-        "tables that lie elsewhere": f"{len(steps):,} of {len(first.plan.task.tables):,}",
+        "tables placed elsewhere": f"{len(steps):,} of {len(first.plan.task.tables):,}",
         "to be moved": readable_bytes(sum(move.size_bytes for move in steps)),
         **({"changed": changes} if changes else {}),
     }

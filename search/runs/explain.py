@@ -44,7 +44,7 @@ class Explain(ModelSettings):
         """Explain each plan; with two plans, list the differences between them first.
 
         Raises:
-            UserError: a file is no plan, there are more than two, their tables have other names, or `out` is not
+            UserError: a file is not a plan, there are more than two, their tables have different names, or `out` is not
                 the name of a page.
         """
         paths = [self.plans] if isinstance(self.plans, str) else list(self.plans)
@@ -73,11 +73,11 @@ class Explain(ModelSettings):
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
-    """Put the first of two plans on the task of the second, in which the same tables may be larger or looked up more.
+    """Restate the first of two plans for the task of the second, in which the same tables may have grown.
 
     Returns:
-        The plans, and what is to be said of that, if anything; plans of as many devices alone can be put so, where
-        lookups are summed up or not as before, and no table's shape rules out its place.
+        The plans, and a remark if the first was restated. It can be if both plans have as many devices, every table is
+        pooled as before, and no table's new shape forbids its place.
     """
     first, last = plans[0], plans[-1]
     what = first.task.unlike(last.task)
@@ -129,7 +129,7 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
 class ExplainResult:
     """Explanations of plans by models, with a note on the choice of these, and where their page is.
 
-    Of two plans also what the second one's task has otherwise, as text, and the tables that lie elsewhere.
+    Of two plans also the differences between their tasks, as text, and the tables that are placed elsewhere.
     """
 
     names: tuple[str, ...]

@@ -311,7 +311,7 @@ def test_types_that_lose_optimizer_state_are_said_or_kept(path, caplog, other, k
     kinds = {kind for kind, _ in places(ours.plan(_shaped())).values()}
     assert ("data_parallel" in kinds) is not keep_types
     assert (
-        "data_parallel_optimizer trains the data-parallel ones (a: table-wise -> data" in caplog.text
+        "data_parallel_optimizer trains the data-parallel tables (a: table-wise -> data" in caplog.text
     ) is not keep_types
 
 
@@ -322,7 +322,7 @@ def test_tables_that_rules_cut_lose_optimizer_state_in_any_groups(path, caplog, 
     cut = Constraints((TableRule("a", min_shards=2, max_shards=2),))
     ours = _planner(path, **asked, rules=cut, batch_size=8, num_groups=num_groups)
     assert len(places(ours.plan(_shaped()))["a"][1]) == 2
-    assert caplog.text.count("never where the number of column shards changes (a: table-wise -> 2 column sh") == 1
+    assert caplog.text.count("never if the number of column shards changes (a: table-wise -> 2 column sh") == 1
 
 
 @pytest.mark.parametrize(("batch", "said"), [(4, "devices"), (8, "devices, batch size")])
@@ -460,7 +460,7 @@ def test_models_without_pooled_tables_are_kept_too(path):
     model = _model("a")["sequences"]
     plan = _planner(path).plan(model)
     assert _planner(path).plan(model) == plan
-    with pytest.raises(UserError, match="holds no table that was planned here"):
+    with pytest.raises(UserError, match="no table that NeuroShard planned"):
         Plan.load(path)
 
 
