@@ -54,7 +54,7 @@ class TaskDraw:
     def __post_init__(self) -> None:
         halvings(self.max_dim)
         if self.min_tables > self.max_tables:
-            raise UserError(f"tasks: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
+            raise UserError(f"tasks: min_tables={self.min_tables} must be in 1..max_tables={self.max_tables}")
 
 
 def drawn(
