@@ -53,7 +53,7 @@ class Called(NamedTuple):
     counts: FloatArray
 
     def beside(self, other: "Called") -> "Called":
-        """Add to these calls others that the same devices make besides."""
+        """Add other calls that the same devices make to these calls."""
         return Called(*(own + its for own, its in zip(self, other, strict=True)))
 
 
@@ -264,7 +264,7 @@ def described_wait(waited_ms: float) -> str | None:
         return None
     return (
         f"devices wait {waited_ms:.2f} ms until it has launched all their work; dense work hides that "
-        "(dense_ms=8 predicts beside a dense network of 8 ms)"
+        "(dense_ms=8 predicts the cost with a dense network of 8 ms)"
     )
 
 
