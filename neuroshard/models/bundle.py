@@ -1,7 +1,7 @@
-"""Cost models that belong together, and bundles of them on disk: `bundle.json`, which says what they are, and weights.
+"""Sets of cost models, and bundles of them on disk: `bundle.json`, which describes the models, and their weights.
 
 A bundle is one unit. The file of weights is named by the hash of its content; `bundle.json` names it and is written
-last: replacing it replaces the whole bundle at once, whenever a run ends and whatever else lies in the directory.
+last: replacing it replaces the whole bundle at once, whenever a run ends and whatever else is in the directory.
 """
 
 import hashlib
@@ -151,22 +151,22 @@ class ModelSet:
 
     @property
     def forms(self) -> Forms:
-        """The forms that all three models know costs of."""
+        """The families of sharding types (`Form`) whose costs all three models know."""
         return self.compute.forms & self.forward.forms & self.backward.forms
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise UserError unless the models can cost the forms of `plan`."""
+        """Raise UserError unless the models know costs of the sharding types and tiers of `plan`."""
         for call in (CALLS[number] for number in np.unique(plan.device_loads.loads.call)):
-            self._check_call(call, f"sequence tables in {call.form.value}")
+            self._check_call(call, f"{call.form.value} sequence tables")
         plan.check_layouts(
             lambda layout: layout.form in self.forms,
             f"these cost models know costs of {', '.join(sorted(self.forms))} only",
-            "lay it out so, or take models that know more, such as model=roofline:h100",
+            "give the table another sharding type, or take models that know more, such as model=roofline:h100",
         )
         self._check_exchanges(plan)
 
     def _check_exchanges(self, plan: Plan) -> None:
-        """Raise UserError unless the models know what tables of a plan exchange that lie on one host."""
+        """Raise UserError unless the models know the exchanges of a plan's tables whose rows are on one host."""
         for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
             known = self.forward.collectives & self.backward.collectives
             if which not in known and plan.traffic.given(which).any():
@@ -176,7 +176,7 @@ class ModelSet:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError unless the models know costs of sequence tables and of host memory, where it is called so."""
+        """Raise UserError unless the models know a kernel call of sequence tables or of tables in host memory."""
         if call in self.compute.calls:
             return
         if call.tier is not Tier.DEVICE:

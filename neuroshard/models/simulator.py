@@ -59,32 +59,33 @@ class Simulator:
     def __init__(self, models: CostModels, count_input: bool = False) -> None:
         if count_input and models.input is None:
             raise UserError(
-                "these cost models don't know the exchange of indices; leave count_input out, or fit models to data "
-                "that holds it: neuroshard collect experiment=collect_sharding_types"
+                "these cost models don't know the input dist; leave count_input out, or fit models to data with it: "
+                "neuroshard collect experiment=collect_sharding_types"
             )
         self.models = models
         self.count_input = count_input
 
     def beside_dense(self, dense_ms: float) -> "Simulator":
-        """Return the simulator of the same steps beside a dense network of that many ms: `CostModels.beside_dense`."""
+        """Return the simulator of the same steps with a dense network of `dense_ms` ms (`CostModels.beside_dense`)."""
         return Simulator(self.models.beside_dense(dense_ms), self.count_input)
 
     def cost(self, task: Task, plan: Plan) -> Cost:
         """Predict the plan's cost.
 
         Raises:
-            UserError: the plan is another task's, or the models can't serve the task or the plan's forms.
+            UserError: the plan is another task's, or the models do not know the task's tables or the plan's sharding
+                types.
         """
         return self.costs(task, [plan])[0]
 
     def costs(self, task: Task, plans: Sequence[Plan]) -> list[Cost]:
-        """Predict each plan's cost; memory is not checked, and neither are constraints, which plans may have more of.
+        """Predict each plan's cost; memory and constraints are not checked, and plans may have more constraints.
 
-        A device calls a kernel for each form that tables lie in there, and others for sequence tables, one after the
-        other: their costs add up.
+        A device has a kernel call for each family of sharding types (`Form`) of its tables, and other calls for
+        sequence tables, one after the other: their costs add up.
 
         Raises:
-            UserError: a plan is another task's, or the models can't serve the task or a plan's forms.
+            UserError: a plan is another task's, or the models do not know the task's tables or a plan's sharding types.
         """
         self.models.check(task)
         for plan in plans:
@@ -244,10 +245,10 @@ class Simulator:
         return versions_caveat(self.models.versions, self.models.hardware)
 
     def warnings(self, plan: Plan) -> tuple[str, ...]:
-        """List what makes the costs of a plan doubtful, one line each.
+        """List the reasons why the predicted costs of a plan may be wrong, one line each.
 
-        That nobody measured them on such a machine or with these versions, histograms made for another batch
-        size, tables that do not fit in device memory, and what is outside the training range.
+        Reasons are models that were measured on another machine or with other versions, histograms for another batch
+        size, tables that are not in device memory, and values outside the training range.
         """
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
         told = [f"predicted costs: {caveat}" for caveat in caveats] + [one for one in (self._elsewhere,) if one]
@@ -273,7 +274,7 @@ class Simulator:
 
     @property
     def _replaced(self) -> tuple[str, ...]:
-        """A line on models that were put in the place of others without a margin; nothing if no margins are known."""
+        """A line on models that replaced others without a margin; empty if no margins are known."""
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
             return ()
@@ -283,7 +284,7 @@ class Simulator:
         )
 
     def _outside(self, plan: Plan) -> tuple[str, ...]:
-        """List what of a plan lies outside the models' range."""
+        """List the values of a plan that are outside the models' training range, one line each."""
         ranges = self.models.ranges
         if ranges is None:
             return ()
@@ -295,7 +296,7 @@ class Simulator:
         return lines
 
     def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield what each part of a plan's step depends on, by its name; columns and all-to-alls left out."""
+        """Yield the values on which a part of a step depends, by name; column-wise tables and all-to-alls left out."""
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
         yield EXCHANGES, {"hosts": np.array([hosts])} | dict([imbalance(plan.traffic.columns)])
