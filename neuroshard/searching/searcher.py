@@ -90,7 +90,7 @@ class Searcher(ABC):
 
     @property
     def takes_forms(self) -> Forms:
-        """The forms that a table may be restricted to: column-wise, and those of a setting `sharding_types`."""
+        """The families that a table may be restricted to: column-wise, and those of a setting `sharding_types`."""
         return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
@@ -137,9 +137,9 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
     """Find a plan of a task; if there is none, of the task with rules for tables in host memory.
 
-    The rules assign tables to hosts, and keep cached tables of unequal widths apart. Tables that lie `in_rows`, by
-    name, are on all hosts alike, and get no rules. If nothing is found either way, the first error counts: the others
-    are of the rules that were chosen.
+    The rules assign tables to hosts, and keep cached tables of unequal widths apart. The tables `in_rows`, by name, are
+    row-wise over all hosts, and get no rules. If no plan is found with any rules, the first error is raised: the other
+    errors are about the added rules.
     """
     try:
         return find(task)

@@ -206,7 +206,7 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _inside(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Compute (m,) what ranges of a table's rows have of what K equal blocks of rows, (K,), have so much of."""
+    """Compute (m,) amounts in ranges of a table's rows, from the amounts (K,) in K equal blocks of rows."""
     before = np.concatenate([[0.0], blocks.cumsum()])
     ends = np.stack([first, first + rows]) / table_rows * len(blocks)
     start, end = np.interp(ends, np.arange(len(before)), before)

@@ -53,7 +53,7 @@ _TEXTS = frozenset(["name", "row_lookups", "dtype"])
 _WHOLE = ("rows", "dim", "bytes_per_element", "reuse_batch_size", "features")
 _DTYPES = {"fp32": 4, "float32": 4, "float": 4, "fp16": 2, "float16": 2, "half": 2}
 _MOST_SHOWN = 5  # wrong tables in an error
-_LOOKUPS = ("reuse", "reuse_batch_size", "row_lookups")  # what is said of them, besides how many they are
+_LOOKUPS = ("reuse", "reuse_batch_size", "row_lookups")  # columns about lookups, except their number
 
 
 @checked

@@ -74,7 +74,7 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write shares of the histogram in columns of their own, those of `row_lookups` in one, with spaces between."""
+    """Write tables as CSV: each share of the histogram has a column; `row_lookups` are one column, space-separated."""
     cells = [
         {name: value for name, value in row.items() if name != "reuse"}
         | {f"reuse_{i}": share for i, share in enumerate(row["reuse"])}
