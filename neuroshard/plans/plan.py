@@ -119,7 +119,7 @@ class Plan:
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """D sets of loads: what the placements ask of each device."""
+        """D sets of loads: the work that the placements give each device."""
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
         loads = placed_loads(self.task.tables, self.by_device, self.task.batch_size, num_devices, self.layouts)
@@ -127,7 +127,7 @@ class Plan:
 
     @cached_property
     def traffic(self) -> Traffic:
-        """What the devices exchange in a step (B = 1)."""
+        """The traffic between devices in a step (B = 1)."""
         topology = self.task.topology
         given = given_bytes(self.device_loads.loads, topology.num_devices)
         return Traffic.of(self.device_loads, given, topology.num_devices, self.task.batch_size, topology.fast_links)
@@ -172,13 +172,13 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every device's shards fit in its memory, and in its host's."""
+        """True if the shards of every device fit in the device's memory, and tables in host memory in the host's."""
         pairs = zip(self.device_bytes, self.task.shard_memory, strict=True)
         return all(used <= free for used, free in pairs) and max(self.host_bytes) <= self.task.topology.host_bytes
 
     @cached_property
     def violations(self) -> tuple[str, ...]:
-        """What the plan breaks of the task's memory and constraints, one line each; empty if nothing."""
+        """The memory limits and constraints of the task that the plan breaks, one line each; empty if none."""
         return tuple(self._broken())
 
     def _broken(self) -> Iterator[str]:
@@ -253,7 +253,7 @@ class Plan:
 
     @property
     def described_shards(self) -> str:
-        """How many tables have each sharding type, and which are in host memory, for people."""
+        """The numbers of tables of each sharding type and in host memory, as text."""
         types, tiers = Counter(self.sharding_types), Counter(home.tier for home in self.tier_assignments)
         shards = Counter(self.sharding_types[placed.shard.table] for placed in self.placements)
         described = [

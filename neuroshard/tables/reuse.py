@@ -44,14 +44,14 @@ def histogram(counts: IntArray) -> tuple[float, ...]:
 def zipf_reuse(
     rows: Rows, lookups: Positive, exponent: Exponent = ZIPF_EXPONENT, shift: _Shift = 0.0
 ) -> tuple[float, ...]:
-    """Estimate the reuse histogram of a table of which no more is known than that some rows are hot, by a Zipf law.
+    """Estimate the reuse histogram of a table whose lookups are unknown, by a Zipf law.
 
     Args:
-        rows: of the table.
-        lookups: in a whole batch: global batch size x pooling factor.
+        rows: number of rows of the table.
+        lookups: number of lookups in a global batch: global batch size x pooling factor.
         exponent: the row of rank r = 1, 2, ... is looked up with probability proportional to (r + shift) ** -exponent;
-            0 makes all rows equally hot, 1.05 is what is assumed of tables without a histogram.
-        shift: in ranks; the larger, the more alike the hottest rows.
+            0 makes all rows equally hot, 1.05 is assumed for tables without a histogram.
+        shift: shift of ranks; a larger shift makes the hottest rows more equal.
 
     Returns:
         (17,) expected share of the unique rows touched that are touched (0,1], (1,2], (2,4], ..., (16384,32768], >32768

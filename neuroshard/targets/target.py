@@ -34,12 +34,12 @@ TARGETS = tuple(_MODULES)
 
 @dataclass(frozen=True)
 class Exported:
-    """What another system gets of a plan.
+    """A plan as another system reads it.
 
     Attributes:
-        content: JSON-ready.
-        snippet: Python that sets the same up there; None where the JSON is what it reads.
-        remarks: lines on what it asks of whoever trains with it.
+        content: JSON-ready content.
+        snippet: Python code that sets the tables up in the system; None if the system reads the JSON.
+        remarks: requirements of the plan for training, a line each.
     """
 
     content: dict[str, Any]
@@ -294,15 +294,15 @@ def target_named(name: str | None, module: str = "") -> Target:
 
 
 def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
-    """Translate a plan into another system's words; `save(out)` of what is returned writes them.
+    """Translate a plan for another system; `export_plan(...).save(out)` writes the result to a file.
 
     Args:
-        plan: any that keeps its task's limits; `search target=...` finds those that a system can express.
-        to: "sok" (NVIDIA's SparseOperationKit), "hugectr" (its embedding collection), "torchrec", or "json" for plain
-            placements.
-        module: of TorchRec, path of the collection inside the model that has the tables, such as "sparse_arch.ebc".
+        plan: a plan that keeps its task's limits; `search target=...` finds plans that a system can express.
+        to: "sok" (NVIDIA's SparseOperationKit), "hugectr" (the embedding collection of NVIDIA's HugeCTR), "torchrec",
+            or "json" for plain placements.
+        module: for "torchrec", path of the collection of the tables inside the model, such as "sparse_arch.ebc".
 
-    What the plan asks of whoever trains with it is in `remarks` of what is returned, and one `NeuroShardWarning`.
+    Requirements of the plan for training are in `remarks` of the result, and in one `NeuroShardWarning`.
 
     Raises:
         UserError: there is no such system, the plan breaks its task, or the system can't express it; the line names the

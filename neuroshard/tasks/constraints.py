@@ -97,7 +97,7 @@ class TableRule:
 
     @property
     def is_wild(self) -> bool:
-        """Whether the rule's pattern is more than a name."""
+        """True if the rule's pattern has wildcards."""
         return bool(_WILD.intersection(self.tables))
 
     def concerns(self, names: Collection[str]) -> bool:
@@ -227,19 +227,19 @@ class Constraints:
             object.__setattr__(self, name, tuple(tuple(group) for group in getattr(self, name)))
 
     def with_rules(self, rules: Iterable[TableRule]) -> "Constraints":
-        """Add rules behind its own."""
+        """Return constraints with these rules added behind the present ones."""
         return replace(self, rules=(*self.rules, *rules))
 
     def limits(self, table: Table, num_devices: int, num_hosts: int = 1) -> TableLimits:
-        """Combine all that the rules say of one table: each limit is that of the strictest rule.
+        """Return the limits of a table: each limit is that of the strictest rule for the table.
 
         Args:
-            table: which.
-            num_devices: of the topology.
-            num_hosts: of the topology, or the domains that fast links join.
+            table: the table.
+            num_devices: number of devices of the topology.
+            num_hosts: number of hosts of the topology, or of the domains that fast links join.
 
         Raises:
-            UserError: they contradict each other or the topology.
+            UserError: the rules contradict each other or the topology.
         """
         rules = self.rules_of(table.name)
         together = table.name in self.group_of
@@ -274,12 +274,12 @@ class Constraints:
 
     @cached_property
     def pins(self) -> dict[str, list[PinnedShard]]:
-        """The pinned shards of each table that has any, by its name."""
+        """The pinned shards of each table that has any, by the table's name."""
         return grouped(self.pinned, lambda shard: shard.table)
 
     @cached_property
     def group_of(self) -> dict[str, tuple[str, ...]]:
-        """The group that each table is kept together with, itself in it, by its name."""
+        """The group of each table that is kept together with others, by the table's name."""
         return {name: group for group in reversed(self.together) for name in group}
 
     @cached_property
@@ -297,7 +297,7 @@ class Constraints:
         return [shard for shard in self.pins.get(table.name, []) if shard.dim == table.dim]
 
     def of(self, tables: Sequence[Table]) -> "Constraints":
-        """Pick what the constraints say of some tables: the rest is left out."""
+        """Return the constraints that concern some tables, without all others."""
         names = {table.name for table in tables}
         together, apart = (
             tuple(kept for group in groups if len(kept := tuple(name for name in group if name in names)) > 1)

@@ -72,13 +72,14 @@ class MemoryUse:
     """What counts against a device's memory in addition to the weights. Bytes are exact, or refused beyond 2^60.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: sgd keeps nothing, rowwise_adagrad a
-            float for every row, adagrad one for every element, partial_rowwise_adam both, adam two for every element.
-        batches_in_flight: batches whose inputs and outputs are in memory at once; more in a pipeline that prefetches. 0
-            counts no buffers, as the papers do; 1 is plain training.
-        pipeline: none | sparse_dist | prefetch | semi_sync: the training pipeline whose buffers count, instead of so
-            many batches in flight; null counts those. With prefetch, each width of cached tables has a cache of its
-            own, as in TorchRec.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer whose state counts. sgd has
+            no state, rowwise_adagrad a float for every row, adagrad a float for every element, partial_rowwise_adam
+            both, adam two floats for every element.
+        batches_in_flight: number of batches whose inputs and outputs are in memory at once; larger in a pipeline that
+            prefetches. 0 counts no buffers, as the papers do; 1 is plain training.
+        pipeline: none | sparse_dist | prefetch | semi_sync: training pipeline whose buffers count instead of
+            batches_in_flight; null counts batches_in_flight. With prefetch, each width of cached tables has a cache of
+            its own, as in TorchRec.
         dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
             data-parallel tables, which the fused kernels do not update; null counts the state of `optimizer`.
         host_tables: fbgemm | hkv: what keeps tables in host memory: FBGEMM with its caches, or the hash tables of

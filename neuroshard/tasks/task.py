@@ -66,7 +66,7 @@ class Task:
 
     @cached_property
     def limits(self) -> tuple[TableLimits, ...]:
-        """(T,) all that the constraints say of each table."""
+        """(T,) the limits that the constraints set for each table."""
         return tuple(
             self.constraints.limits(table, self.topology.num_devices, len(self.topology.domains))
             for table in self.tables

@@ -199,8 +199,8 @@ def withheld_remark(parameters: Iterable[Parameter]) -> str:
     if not withheld:
         return ""
     return (
-        f"; or let {listed(withheld)} be row-wise by naming sharding_types=['row_wise']. But these tables are mean-"
-        "pooled or have processed features, and TorchRec 1.8 then computes outputs of other tables wrongly"
+        f"; or let {listed(withheld)} be row-wise by naming sharding_types=['row_wise'], but they are mean-pooled or "
+        "have processed features, and TorchRec 1.8 then computes outputs of other tables wrongly"
     )
 
 

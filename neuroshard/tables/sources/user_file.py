@@ -64,13 +64,13 @@ def user_file(
 
     Args:
         path: a CSV, Parquet or JSON file; tables=FILE.csv is short for it.
-        batch_size: global, for which reuse histograms are computed.
-        zipf_exponent: of the lookups, where the file gives no histogram.
-        pad_dims: true: dims are rounded up to multiples of 4, as your model's must be then.
+        batch_size: global batch size for which reuse histograms are computed.
+        zipf_exponent: exponent of the Zipf law of lookups, for tables without a histogram in the file.
+        pad_dims: true rounds dims up to multiples of 4; your model must do the same.
 
     Raises:
-        UserError: the file can't be read, has a column that nobody knows or lacks one, or holds values that are out of
-            range: the first of them, and how many more.
+        UserError: the file can't be read, has an unknown column, lacks a column, or has values out of range: the
+            message names the first of them, and the number of others.
     """
     rows = read_rows(Path(path), _TEXTS, _named)
     if not rows:
