@@ -251,7 +251,7 @@ def test_what_has_an_empty_split_is_left_out(partial):
         "compute.data_parallel is left out: there are 24 train, 0 valid, 8 test samples of it, and each split needs"
         in said
     )
-    with pytest.raises(UserError, match="no compute samples in copies for the valid split; collect more"):
+    with pytest.raises(UserError, match="no compute samples of data_parallel tables for the valid split; collect more"):
         _pretrain(partial, calls=("data_parallel",)).run()
 
 

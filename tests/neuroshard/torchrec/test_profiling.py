@@ -233,7 +233,7 @@ SAID = ParameterConstraints(pooling_factors=[2.0])
 def test_lookups_that_nobody_named_are_said_once(known, given, warnings, caplog, path):
     _planned(known, given, keep=path)
     said = [record.getMessage() for record in caplog.records]
-    expected = [*warnings, "what TorchRec adds to a step isn't known"]
+    expected = [*warnings, "the overhead of TorchRec isn't known"]
     assert all(part in text for part, text in zip(expected, said, strict=True))
 
 
