@@ -33,9 +33,9 @@ class Replanned:
     """A plan that was changed.
 
     Attributes:
-        sharding_plan: of the whole model, for DistributedModelParallel.
-        plan: of the tables that are planned here.
-        changes: tables that lie elsewhere, are new or are gone, the most bytes first.
+        sharding_plan: the plan of the whole model, for DistributedModelParallel.
+        plan: the NeuroShard plan of the tables that are planned here.
+        changes: tables that are new, are gone, or change their devices or sharding type; the most bytes first.
     """
 
     sharding_plan: ShardingPlan
@@ -44,7 +44,7 @@ class Replanned:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of weights and optimizer state that are moved; those of new tables aren't."""
+        """Bytes of weights and optimizer state that move; new tables do not count."""
         return sum(change.size_bytes for change in self.changes if not change.is_new)
 
     def __str__(self) -> str:
@@ -55,8 +55,8 @@ class Replanned:
 class Finder:
     """A search method with the cost models that it searches by.
 
-    The best plans of a search from nothing are decided between by the verifier, by measuring; None takes the predicted
-    best.
+    The verifier measures the best plans of a search from nothing, and chooses one of them; None takes the predicted
+    best plan.
     """
 
     searcher: Searcher
@@ -64,7 +64,7 @@ class Finder:
     verifier: Verifier | None = None
 
     def served(self, topology: TorchRecTopology) -> Served:
-        """Say what this search with its models can place on such devices; in host memory tables lie in columns."""
+        """Return what this search can place on such devices; tables in host memory are table-wise or column-wise."""
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if topology.compute_device == "cpu" else TIERS
         known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
         calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)

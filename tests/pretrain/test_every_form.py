@@ -238,7 +238,7 @@ def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
     ):
         _pretrain(tmp_path / "data", out, calls=calls, **BRIEF_SETS)
         assert CostModels.load(tmp_path / out).compute.calls == known
-    for call, its in (("row_wise", "in rows"), ("sequence_row_wise", "of sequence tables in rows")):
+    for call, its in (("row_wise", "of row_wise tables"), ("sequence_row_wise", "of row_wise sequence tables")):
         with pytest.raises(UserError, match=f"no compute samples {its} for the train split"):
             _pretrain(tmp_path / "data", "wrong", calls=(call,), **BRIEF_SETS)
 

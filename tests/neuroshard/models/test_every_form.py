@@ -123,7 +123,7 @@ def test_the_input_is_shown_and_counts_where_it_is_asked_for():
     assert "not counted" in str(shown)
     assert "not counted" not in str(counted)
     assert "input" not in str(Simulator(replace(MODELS, input=None)).cost(task, plan))
-    with pytest.raises(UserError, match="don't know the exchange of indices; leave count_input out"):
+    with pytest.raises(UserError, match="don't know the input dist; leave count_input out"):
         Simulator(replace(MODELS, input=None), count_input=True)
 
 

@@ -289,7 +289,7 @@ def test_models_loaded_to_leave_it_out_stay_so_for_torchrec():
 @pytest.mark.parametrize("name", ["sok", "hugectr"])
 def test_what_other_systems_add_to_a_step_is_said_to_be_unknown(name):
     target = target_named(name)
-    alone = f"predicted costs are of kernels and exchanges alone: what {target.title} adds to a step isn't known"
+    alone = f"predicted costs are of kernels and exchanges alone: the overhead of {target.title} isn't known"
     assert target.cost_warnings(PLAIN) == (alone,)
     with pytest.raises(UserError, match=rf"and {target.title} trains without it; leave framework=torchrec out"):
         target.costed(COUNTED)
@@ -298,7 +298,7 @@ def test_what_other_systems_add_to_a_step_is_said_to_be_unknown(name):
 def test_what_torchrec_adds_is_said_to_be_unknown_where_it_is():
     torchrec, plain = target_named("torchrec"), target_named(None)
     assert torchrec.cost_warnings(torchrec.costed(PLAIN)) == plain.cost_warnings(PLAIN) == ()
-    assert "what TorchRec adds to a step" in torchrec.cost_warnings(random_form_models())[0]
+    assert "the overhead of TorchRec" in torchrec.cost_warnings(random_form_models())[0]
     assert plain.costed(COUNTED) is COUNTED
 
 

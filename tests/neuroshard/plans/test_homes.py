@@ -128,7 +128,7 @@ def test_rules_say_where_tables_may_lie():
         "table 'b' must not lie in tier host, only in cached",
     )
     other = rehomed(_plan(), task, (TierAssignment(Tier.UVM), TierAssignment(Tier.UVM_CACHING, 0.1), ON_DEVICE))
-    assert other.violations == ("table 'b' has a cache for 0.1 of its rows, not for 0.5",)
+    assert other.violations == ("table 'b' has cache_load_factor 0.1, not 0.5",)
 
 
 def test_a_task_whose_memories_are_settled_has_rules_for_them_alone():

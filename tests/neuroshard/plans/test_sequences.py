@@ -29,7 +29,7 @@ HALVES = {1: 8, 3: 8}
         ({1: 4, 3: 12}, "'s' is a sequence table in shards of 4 and 12 columns"),
         (dict.fromkeys(range(4), 4), "'s' is on 4 devices, not on 1 to 2"),
         (COPIES, "'s' must not be data_parallel"),
-        ([2, 3], "'s' is a sequence table in rows on 2 devices; put it on all 4"),
+        ([2, 3], "'s' is a sequence table split by rows over 2 devices; split it over all 4"),
     ],
 )
 def test_they_are_whole_halved_or_in_rows(where, message):

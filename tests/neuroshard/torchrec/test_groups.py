@@ -115,7 +115,7 @@ def test_numbers_whose_groups_a_given_plan_does_not_fit_are_left_out():
     ours = planner(4, cap=GIB, given=given, num_groups="auto", **said)
     assert ours.plan(model).plan[""]["rows"].ranks == [0, 1, 2, 3]
     assert ours.last_groups.num_groups == 1
-    with pytest.raises(UserError, match="table 'rows' lies on rank 3, and the job has 2"):
+    with pytest.raises(UserError, match="table 'rows' is on rank 3, and the job has 2"):
         planner(4, cap=GIB, given=given, num_groups=2, **said).plan(model)
 
 

@@ -334,8 +334,8 @@ def test_tables_with_too_few_rows_for_blocks_are_left_to_torchrec():
 @pytest.mark.parametrize(
     ("devices", "why"),
     [
-        (2, "given: table 't' lies on rank 3, and the job has 2 (0 to 1); plan it for this job"),
-        (8, "given: table 't' lies on 4 of the job's 8 ranks, and 'row_wise' takes all; plan it for this job"),
+        (2, "given: table 't' is on rank 3, and the job has 2 (0 to 1); plan it for this job"),
+        (8, "given: table 't' is on 4 of the job's 8 ranks, and 'row_wise' takes all; plan it for this job"),
     ],
 )
 def test_given_plans_are_for_as_many_ranks(devices, why):
