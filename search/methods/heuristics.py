@@ -126,7 +126,7 @@ def _sizes(task: Task) -> Sizes:
     """Compute the sizes of all shards of a task's tables.
 
     Raises:
-        InfeasibleError: nothing in columns can fit.
+        InfeasibleError: the bytes alone prove that no column-wise plan fits.
     """
     sizes = Sizes.of(Items.of(Base.empty(task)))
     check_total(sizes)
@@ -169,7 +169,7 @@ def _held(
             put(room, item, width, choose(shard, devices))
             continue
         too_often = halvings >= max_halvings or count[item] >= limits.max_shards[item]
-        free_bytes = room.free_bytes[devices_with_room(room, item, 0)]  # where it may lie, if not for its bytes
+        free_bytes = room.free_bytes[devices_with_room(room, item, 0)]  # where it may be, bytes aside
         if too_often or width < 2 * limits.min_width[item] or not len(free_bytes):
             size_bytes = int(sizes.size_bytes[sizes.first[item] + width])
             raise no_room(items, item, width, size_bytes, free_bytes, method)

@@ -54,7 +54,7 @@ class PolicySearch(Searcher):
 
         Raises:
             InfeasibleError: all of them get stuck, with a table that no device has room for.
-            UserError: no such policy, or the models are of a form that it can't look at.
+            UserError: there is no such policy, or the policy cannot read models of this kind.
         """
         simulator.models.check(task)
         with torch_threads(1):

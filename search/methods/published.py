@@ -21,8 +21,9 @@ from neuroshard.tasks.task import Task
 class BeamSearch(Searcher):
     """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
 
-    From 64 devices on, models that know what a shard adds wherever it lies, as all but the papers' networks do, place
-    it by that alone, and the layout found once more by whole devices; plans are costed by whole models all the same.
+    With 64 or more devices, a shard is placed by the cost that it adds on any device, if the models know that cost (all
+    models but the papers' networks do). The best layout is then placed once more by the costs of whole devices. Plans
+    are always costed by whole models.
 
     Attributes:
         num_candidates: candidates for a split: this many by size and this many by predicted compute.

@@ -35,20 +35,21 @@ _HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after t
 class Replan(Searcher):
     """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
 
-    The task may differ from the plan's own in anything. Where the plan can't stay as it is, because tables came or
-    went, or devices did, or it breaks limits, what can stay is held in place while another search places the rest: on
-    devices that both have, shards of tables that both have. That search's plan is improved then.
+    The task may differ from the plan's own task in anything. If the plan cannot stay as it is, because tables or
+    devices came or went or the plan breaks limits, then shards of tables that both tasks have stay on devices that both
+    tasks have, as far as possible. The searcher `rest` places the rest, and its plan is improved.
 
-    Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get
-    another form, where that is estimated to help and its bytes are within the limit.
+    Every table keeps its tier. Local search moves the shards of column-wise tables. Before that, tables may change
+    their sharding type, if that is estimated to help and moves no more bytes than the limit.
 
-    Moving must be worth it: of the plans found, the one that moves least counts whose cost is within `min_gain` of
-    the cheapest.
+    Moving must pay: among the plans found that cost at most `min_gain` more than the cheapest plan, the search returns
+    the plan that moves the fewest bytes.
 
     Attributes:
         start: the running job's plan, a JSON file. Or the plan itself.
-        max_moved_bytes: of weights and optimizer state, over all devices; None sets no limit. A number, or text such as
-            "20GB". What is moved in any case counts first; tables that are new are made where they lie.
+        max_moved_bytes: maximum bytes of weights and optimizer state moved between devices, over all devices; None sets
+            no limit. A number, or text such as "20GB". Shards that must move in any case count first; new tables are
+            created in place and count nothing.
         improvement: local search.
         sharding_types: that tables may change to, as far as the models know them; with [] each table keeps the type
             that it has.
@@ -76,7 +77,7 @@ class Replan(Searcher):
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
-                in any case; or the models don't know the forms that its tables lie in.
+                in any case; or the models do not know the sharding types that its tables have.
             InfeasibleError: no plan fits in memory.
         """
         before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
@@ -123,7 +124,7 @@ class Replan(Searcher):
         return Found(plan, f"re-planning: the previous plan can't stay ({refused}); planning from nothing")
 
     def _left(self, needed: int) -> int | None:
-        """Count the bytes that may be moved besides those that have to be; None for any number."""
+        """Return the bytes that may be moved in addition to the `needed` bytes; None if there is no limit."""
         most = self.max_moved_bytes
         if most is None:
             return None
@@ -149,7 +150,7 @@ class Replan(Searcher):
         return found[min(enough)[2]]
 
     def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
-        """Yield plans with other forms, for changes of form that move at most so many bytes, and half of them."""
+        """Yield plans with other sharding types that move at most `most` bytes, then at most half as many."""
         changes = FormChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:
             return
@@ -161,7 +162,7 @@ class Replan(Searcher):
                 yield plan
 
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
-        """Move the columns of `first` as far as `most` bytes from `start` on let them, if predicted to help."""
+        """Move shards of the column-wise tables of `first` if predicted to help, at most `most` bytes from `start`."""
         kept = kept_on_hosts(first)
         base = Base.of_plan(kept, simulator.compute_for(kept.task))
         if not len(base.in_columns):

@@ -30,7 +30,8 @@ _ESTIMATES = ("torchrec", "simulator")
 class TorchRecSearch(Searcher):
     """TorchRec's EmbeddingShardingPlanner, run with several settings; the plan that costs least counts.
 
-    It plans table-wise and column-wise, and in other forms where asked to, under the task's own count of memory.
+    It plans table-wise and column-wise tables, and other `sharding_types` if asked to, with memory as the task counts
+    it.
 
     Attributes:
         split_factors: column cuts to try: whole, halves, quarters, eighths. One run for each: column-wise shards are
@@ -40,8 +41,8 @@ class TorchRecSearch(Searcher):
             simulator: our cost models.
         sharding_types: that its planner may choose, as far as the models know them and the task allows them.
             column_wise allows whole tables, too; table_row_wise counts on several hosts.
-        cache_load_factor: of a table's rows that caches have room for, where hosts have memory for tables. One run for each: its
-            planner takes the share as fixed.
+        cache_load_factor: fractions of a table's rows that caches have room for, if hosts have memory for tables. One
+            run for each, because TorchRec's planner takes the fraction as fixed.
     """
 
     split_factors: Sequence[int] = (1, 2, 4, 8)
@@ -100,7 +101,7 @@ class TorchRecSearch(Searcher):
 def _plans(
     settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: BoolArray, storage: Any
 ) -> Iterator[Plan]:
-    """Yield the plan, in forms `allowed` (T, F), that each setting finds; settings that find nothing are left out.
+    """Yield the plan of sharding types `allowed` (T, F) that each setting finds; settings without a plan are left out.
 
     The class `storage`, of `torchrec_estimators`, counts the bytes of every shard.
     """
@@ -165,7 +166,7 @@ def _planner(
     if len(set(memory)) > 1:
         each = {"hbm_cap": list(memory), "ddr_cap": [on_host] * devices}
         sizes = {"custom_topology_data": CustomTopologyData(each, devices)}
-    pods = {"local_world_size": host, "pod_size": task.topology.domain_size // host}  # rows of a table lie in one
+    pods = {"local_world_size": host, "pod_size": task.topology.domain_size // host}  # rows of a table are in one
     topology = Topology(devices, "cuda", created_by_factory=True, **pods, **sizes)
     batch_size = max(task.batch_size // devices, 1)
     estimator, perf_model = _cost_model(estimates, task, simulator, topology)
@@ -198,9 +199,9 @@ def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any)
 def _constraints(
     task: Task, index: int, forms: Sequence[bool], types: Collection[str], factor: int, share: float
 ) -> Any:
-    """Put what the task says of a table, by its index, that may lie in forms (F,), into TorchRec's words.
+    """Return TorchRec's constraints of a table, by its index, that may have sharding types `forms` (F,).
 
-    A cache, where there is one, has room for that share of the rows.
+    A cache, if there is one, has room for the fraction `share` of the rows.
     """
     from torchrec.distributed.planner.types import ParameterConstraints
 
