@@ -162,7 +162,7 @@ class CostNetwork(nn.Module):
         return vectors.amax(dim=-2)
 
 
-PlacementCosts = SimulatorCosts | CostNetwork  # from one vector for each item: of what lies on each device
+PlacementCosts = SimulatorCosts | CostNetwork  # from one vector per item: costs of the items on each device
 
 
 @dataclass(frozen=True, eq=False)

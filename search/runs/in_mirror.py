@@ -82,7 +82,7 @@ class ExchangesOfStep(NamedTuple):
     """Predicted ms of a plan's exchanges, each begun by all devices together; not numbers without models.
 
     Attributes:
-        waited_ms: of embeddings, gradients and copies.
+        waited_ms: exchanges of embeddings, of gradients, and of data-parallel tables' gradients.
         input_ms: of indices; 0 where the models don't know it.
     """
 

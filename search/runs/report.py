@@ -98,6 +98,6 @@ class ReportResult:
     num_sections: int
 
     def show(self, console: Console) -> None:
-        """Print where the report lies."""
+        """Print the path of the report."""
         text = f"{self.num_sections} section(s): {self.path / 'report.html'} (tables/*.csv, figures/*.png)"
         console.print(plain(text), soft_wrap=True)

@@ -63,7 +63,7 @@ class TrainPolicy(ModelSettings):
         """
         if not 0 < self.num_valid < len(self.tasks):
             raise UserError(
-                f"num_valid={self.num_valid} must lie in 1..{len(self.tasks) - 1}, there are {len(self.tasks)} tasks"
+                f"num_valid={self.num_valid} must be in 1..{len(self.tasks) - 1}: there are {len(self.tasks)} tasks"
             )
         simulator = Simulator(CostModels.of(self.choice_of(self.model)))
         for task in self.tasks:
@@ -97,7 +97,7 @@ class TrainPolicy(ModelSettings):
         return result
 
     def _settings(self) -> dict[str, Any]:
-        """Collect what a policy depends on, besides the tasks."""
+        """Collect everything that a policy depends on, except the tasks."""
         return {
             "method": self.method,
             "model": self.choice_of(self.model).normalized.fields,

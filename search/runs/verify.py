@@ -54,7 +54,7 @@ class Verify:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the answers depend on, besides the search's; JSON-ready."""
+        """Settings that the answers depend on, in addition to the search's; JSON-ready."""
         return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
