@@ -139,7 +139,7 @@ def test_other_searchers_leave_tables_where_rules_put_them():
         (0.5, 0.0, (), "the tables take"),
         (0.3, 0.3, (), "device and host memory are both short: the tables take"),
         (0.3, 2.0, (TableRule("*", tiers=("device",)),), "device memory is short: with all tables on hosts"),
-        (1.5, 0.5, (TableRule("*", tiers=("uvm",)),), "host memory is short: tables that must lie there take"),
+        (1.5, 0.5, (TableRule("*", tiers=("uvm",)),), "host memory is short: tables that must be in it take"),
     ],
 )
 def test_the_memory_that_is_short_is_named(share, host_share, rules, why):

@@ -81,7 +81,7 @@ def test_plans_with_rows_and_copies_are_explained():
     assert {share.table.name: share.size_bytes for share in found.shards}["t0"] == 50 * 64 * 4
     text = _shown(found, 120)
     assert "64, 50 rows" in text
-    assert "8, a copy" in text
+    assert "8, data-parallel" in text
 
 
 def test_moves_between_forms_are_named():

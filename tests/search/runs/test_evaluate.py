@@ -262,7 +262,7 @@ def _trusted(predicted, measured, margin, models=None, method="m"):
 
 def test_coverage_is_said_as_what_it_is():
     inside = [_trusted(10.0, 10.5, 1.0)] * 9 + [_trusted(10.0, 12.0, 1.0)]
-    said = "9 of 10 measured costs lie inside their predicted 90% intervals, where 9 should"
+    said = "9 of 10 measured costs are inside their predicted 90% intervals, where 9 should"
     assert list(trust_lines(inside, EPYC)) == [said]
     first, second = trust_lines([_trusted(10.0, 20.0, 1.0)] * 4, EPYC)
     assert first.startswith("0 of 4")
