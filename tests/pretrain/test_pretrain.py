@@ -427,7 +427,7 @@ def test_impossible_settings_are_refused(kind, setting):
 
 
 @SETS_GROUP
-def test_a_start_of_another_form_is_refused_before_anything_is_fitted(data, by_sets, monkeypatch):
+def test_a_starting_model_of_another_kind_is_refused_before_anything_is_fitted(data, by_sets, monkeypatch):
     """The communication model's too."""
     monkeypatch.setattr(Ensemble, "fit", lambda *_: pytest.fail("fitted"))
     mixed = BRIEF_SETS | {"comm_model": BRIEF_PAPER["comm_model"]}

@@ -115,7 +115,7 @@ def _check_other_rows_as_often(one, lookups, changed, plain):
 
 
 @given(st.integers(0, 50), st.floats(0.01, 1))
-def test_where_the_hot_rows_lie_changes_nothing_else(seed, hot_first):
+def test_the_place_of_hot_rows_changes_nothing_else(seed, hot_first):
     one = toy_tables(1, seed)[0]
     plain, first = (draw_lookups(one, 256, _generator(seed), *hot) for hot in ((), (hot_first,)))
     _check_other_rows_as_often(one, len(plain[0]), first, plain)

@@ -102,7 +102,7 @@ def test_every_call_has_a_model_that_sums_and_predicts_alike(call):
     assert own.head(np.zeros_like(vectors[0])) == pytest.approx(0.269 if call.tier is Tier.UVM_CACHING else 0.109)
 
 
-def test_calls_of_several_memories_follow_one_another():
+def test_calls_of_several_tiers_follow_one_another():
     """Each with a launch of its own; the model that searches compile says the same."""
     homes = [ON_DEVICE, _cached(0.2), IN_HOST, _cached(0.5), ON_DEVICE]
     loads = Loads.of(toy_tables(5), 1000).at(homes)

@@ -61,7 +61,7 @@ def test_gpu_models_are_shipped_with_a_complete_card():
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_they_know_every_form_and_whole_steps(name):
+def test_they_know_every_sharding_type_and_whole_steps(name):
     models = CostModels.load(name)
     assert models.forms == set(Form)
     assert models.input is not None

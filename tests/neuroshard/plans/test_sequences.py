@@ -32,7 +32,7 @@ HALVES = {1: 8, 3: 8}
         ([2, 3], "'s' is a sequence table in rows on 2 devices; put it on all 4"),
     ],
 )
-def test_they_are_whole_halved_or_in_rows(where, message):
+def test_sequence_tables_are_whole_halved_or_row_wise(where, message):
     found = laid_out(TASK, where, 2).violations
     assert (not found) if message is None else any(message in line for line in found)
 

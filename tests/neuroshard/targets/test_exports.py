@@ -396,7 +396,7 @@ def test_what_a_target_can_not_serve_is_refused(target, task, message):
     assert message in str(refused.value)
 
 
-def test_sequence_tables_lie_in_rows():
+def test_sequence_tables_are_row_wise():
     tables = (TABLE, replace(TABLE, name="s[1]", pooled=False))
     for name in ("sok", "hugectr"):
         found = target_named(name).constrained(replace(TASK, tables=tables)).constraints

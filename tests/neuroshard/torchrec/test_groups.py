@@ -35,7 +35,7 @@ def _job(devices=16, local=8, device="cuda", memory=GIB):
         (4, True, 4, [1, 5, 9, 13]),
     ],
 )
-def test_groups_lie_as_dmp_collection_has_them(number, apart, host, copies):
+def test_groups_have_the_ranks_of_dmp_collection(number, apart, host, copies):
     groups = Groups(_job(), number, use_inter_host_allreduce=apart)
     topology = groups.topology
     assert (topology.world_size, topology.local_world_size) == (16 // number, host)

@@ -109,7 +109,7 @@ def test_a_production_shape_on_64_gpus():
     assert sum(table.rows * table.dim for table in ours.task.tables) == pytest.approx(18e9, rel=0.02)
 
 
-def test_a_table_that_fits_on_no_device_lies_in_rows_on_all():
+def test_a_table_that_fits_on_no_device_is_row_wise_on_all():
     """Six and a half billion rows, of which 4 columns fit nowhere either, beside ordinary tables."""
     rows, batch_size = 6_500_000_000, 65_536
     huge = Table("huge", rows, 32, 1.0, zipf_reuse(rows, batch_size, 1.05))

@@ -137,7 +137,7 @@ def test_constraints_of_both_kinds_hold():
         (None, None, "columns"),
     ],
 )
-def test_tables_are_copied_only_where_sharding_types_and_kernels_allow_it(types, kernels, found, caplog):
+def test_tables_are_data_parallel_only_if_sharding_types_and_kernels_allow_it(types, kernels, found, caplog):
     """Six small tables on eight devices: copies cost least."""
     given = ParameterConstraints(sharding_types=types, compute_kernels=kernels)
     constraints = dict.fromkeys("abcdef", given) if types else {}
@@ -317,7 +317,7 @@ for use in (lambda: __import__("neuroshard.torchrec"), lambda: ns.search(task, s
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
-def test_forms_that_want_several_devices_are_left_to_torchrec_on_one(kind, caplog):
+def test_sharding_types_for_several_devices_are_left_to_torchrec_on_one_device(kind, caplog):
     ours = planner(1, "cuda", models="roofline:h100", batch_size=64, **_of_t(sharding_types=[kind]))
     assert ours.plan(bags("t", rows=1000, dim=64)).plan[""]["t"].sharding_type == kind
     assert "which can't have its rows on each of 1 device(s)" in caplog.text

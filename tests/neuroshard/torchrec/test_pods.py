@@ -104,7 +104,7 @@ class _OneLink:
         return start
 
 
-def test_copies_count_as_joined_by_fast_links_only_within_a_pod():
+def test_replicas_count_as_joined_by_fast_links_only_within_a_pod():
     for groups, _, pod in _every_groups():
         if groups.num_groups == 1:
             continue
@@ -262,7 +262,7 @@ def _step(rank, devices, num_groups, apart):
 
 
 @pytest.mark.parametrize(("world_size", "host"), [(4, 1), pytest.param(8, 2, marks=pytest.mark.slow)])
-def test_tables_in_rows_over_pods_train_as_the_whole_module_does(world_size, host):
+def test_row_wise_tables_over_pods_train_as_the_whole_module_does(world_size, host):
     cases = {
         "successive ranks in groups": (world_size, host, 2, True, 2),
         "every second rank in a group": (world_size, host, 2, False, 4),

@@ -54,7 +54,7 @@ def test_single_tables_are_the_whole_truth_of_a_linear_model():
     assert _gap(WithModels(BeamSearch(), SingleTableCosts()), simulator) == pytest.approx(1, abs=1e-3)
 
 
-def test_single_tables_of_a_model_of_any_form():
+def test_single_table_costs_work_for_models_of_any_sharding_type():
     task, models = toy_task(6), replace(linear_models(), compute=OpaqueCompute())
     found = WithModels(BeamSearch(), SingleTableCosts()).find(task, Simulator(models)).plan
     twice = replace(models, compute=LinearCompute(0.1, 0.02))  # alone, a table costs twice what the linear model says

@@ -154,7 +154,7 @@ def _table(name, rows, dim, pooling_factor, **others):
     return ns.Table(name, rows, dim, pooling_factor, ns.zipf_reuse(rows, 1024 * pooling_factor), **others)
 
 
-def test_a_form_more_does_not_hide_plans_without_it():
+def test_one_more_sharding_type_does_not_hide_plans_without_it():
     """Memory is tight, and half of what tables save out of rows goes to copies' all-reduce unless none is a copy."""
     tables = (
         _table("a", 118_298, 4, 20.0), _table("b", 103_308, 4, 60.0, pooled=False), _table("c", 73_044, 32, 0.1),

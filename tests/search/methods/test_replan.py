@@ -57,7 +57,7 @@ def test_the_more_may_move_the_lower_the_cost(compute, known):
     assert after[2] >= after[3] * known
 
 
-def test_models_that_do_not_know_a_form_of_the_plan_are_refused():
+def test_models_that_do_not_know_a_sharding_type_of_the_plan_are_refused():
     task = toy_task(3)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
         said = f"table 'toy0' lies in {form}, and these cost models know costs of columns"
@@ -204,7 +204,7 @@ class TestReplanOfForms(SearcherConformance):
 
 
 @pytest.mark.parametrize("use", [ns.MemoryUse(), ns.MemoryUse("rowwise_adagrad", batches_in_flight=1)])
-def test_columns_move_beside_rows_and_copies_that_stay(use):
+def test_column_wise_tables_move_while_row_wise_and_data_parallel_tables_stay(use):
     task = _criteo(memory=use)
     start = _mixed(task)
     settings = {**KEEP, "improvement": Improvement(perturbations=20)}
@@ -235,7 +235,7 @@ def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
     assert sum(plan.device_dims[2:]) > 3 * sum(plan.device_dims[:2])
 
 
-def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_limit():
+def test_tables_change_their_sharding_type_if_that_helps_and_moves_bytes_within_the_limit():
     task = replace(_criteo(), topology=Topology(4, "80GiB"))
     start = NeuroShard(sharding_types=("column_wise",), improvement=FEW).find(task, H100).plan
     best = ms_of(NeuroShard(improvement=FEW).find(task, H100).plan)
@@ -255,7 +255,7 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
     assert costs[2][0] < 1.02 * best
 
 
-def test_copies_that_do_not_pay_become_columns_and_move_nothing():
+def test_data_parallel_tables_that_do_not_pay_become_column_wise_and_move_nothing():
     task = _criteo(12)
     start = laid_out(task, *[COPIES] * 12)
     plan = Replan(start, 0, FEW).find(task, H100).plan

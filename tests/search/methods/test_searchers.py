@@ -107,7 +107,7 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
     assert max(gains) > 0.001
 
 
-def test_models_of_any_form_are_searched():
+def test_models_of_any_sharding_type_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
     task, simulator = toy_task(5), Simulator(opaque)
     few_splits = (

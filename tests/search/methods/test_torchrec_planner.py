@@ -72,7 +72,7 @@ def test_buffers_that_leave_no_memory_are_named():
 
 
 @pytest.mark.parametrize(("devices", "domain"), [(4, None), (8, 4), (4, 4)])
-def test_its_rows_may_lie_on_hosts_that_fast_links_join(devices, domain):
+def test_its_rows_may_be_on_hosts_that_fast_links_join(devices, domain):
     """TorchRec chooses the type, we read it right."""
     rules = Constraints((TableRule("*", sharding_types=("row_wise",)),))
     topology = Topology(devices, 1 << 30, devices_per_host=2, devices_per_domain=domain)

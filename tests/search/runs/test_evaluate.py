@@ -124,7 +124,7 @@ def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_plans_in_all_forms_are_measured(tmp_path):
+def test_plans_of_all_sharding_types_are_measured(tmp_path):
     tables = toy_task(4, num_devices=2).tables
     task = Task(tables, Topology(4, 1 << 30, devices_per_host=2), 256)
     laid_out(task, range(4), [2, 3], 0, COPIES).save(tmp_path / "mixed.json")

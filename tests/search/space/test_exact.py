@@ -207,7 +207,7 @@ def _columns_task(base):
     return Task(tables, Topology(devices, memory), task.batch_size, task.memory)
 
 
-def test_small_tasks_have_no_plan_in_any_form_if_none_is_found():
+def test_small_tasks_have_no_plan_of_any_sharding_type_if_none_is_found():
     kept = otherwise = refused = 0
     for seed in range(16):
         task = _tight(seed)
@@ -223,7 +223,7 @@ def test_small_tasks_have_no_plan_in_any_form_if_none_is_found():
 
 
 @pytest.mark.parametrize("seed", [19, 67, 91, 238])
-def test_tables_move_to_other_forms_until_the_rest_fits(seed):
+def test_tables_change_to_other_sharding_types_until_the_rest_fits(seed):
     """All tables in columns do not fit, and neither do the largest ones in rows with the rest in columns."""
     task = _tight(seed, most_devices=4, tables=(4, 8))
     with pytest.raises(InfeasibleError):
@@ -232,7 +232,7 @@ def test_tables_move_to_other_forms_until_the_rest_fits(seed):
 
 
 @pytest.mark.parametrize("together", [(), (("t0", "t1"),)])
-def test_copies_that_fit_where_columns_do_not_are_found(together):
+def test_data_parallel_tables_that_fit_if_column_wise_ones_do_not_are_found(together):
     """A copy takes no output buffers of the global batch; tables kept together are copied together."""
     loose = plain_task([32, 32], 40, 1.0, memory=MemoryUse("sgd", 1))
     copies = replace(loose, constraints=Constraints((TableRule("*", sharding_types=("data_parallel",)),)))
@@ -324,7 +324,7 @@ def test_named_memory_suffices_if_buffers_fill_every_device():
 
 @settings(max_examples=25)
 @given(st.integers(0, 1 << 20))
-def test_named_memory_suffices_for_tables_of_all_forms(seed):
+def test_named_memory_suffices_for_tables_of_all_sharding_types(seed):
     _suffices(QUICKLY, _tight(seed), H100)
 
 
@@ -336,7 +336,7 @@ def test_sizes_are_rounded_up(size):
     assert size <= to_bytes(text.replace(" bytes", ""), "size") <= size * 1.011 + 1
 
 
-def test_tables_that_may_lie_in_rows_only_say_what_they_take():
+def test_errors_for_tables_that_must_be_row_wise_name_their_bytes():
     rules = Constraints((TableRule("*", sharding_types=("row_wise",)),))
     task = replace(_of_kib([1000, 600], 160 * KIB, MemoryUse()), constraints=rules)
     said = r"take at least 1.56 MiB, 4 devices of 160 KiB hold 640 KiB; give each"

@@ -66,7 +66,7 @@ def _cost(task, forms):
     ids=["kernels", "a model for each form", "whole steps", "whole steps with their input", "waiting for hosts"],
 )
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
-def test_rows_and_copies_cost_what_is_estimated(forms, simulator):
+def test_row_wise_and_data_parallel_tables_cost_what_is_estimated(forms, simulator):
     task, forms = _task(), np.array(forms)
     plan = Plan(task, tuple(Spread(task).others(forms)))
     held_up, evenly = _estimates(task, simulator).costs(Forms(forms[None]))
@@ -77,7 +77,7 @@ def test_rows_and_copies_cost_what_is_estimated(forms, simulator):
 
 @pytest.mark.parametrize("simulator", [H100, BY_FORM], ids=["kernels", "a model for each form"])
 @pytest.mark.parametrize("sequences", [[False] * 12, [True, False] * 6, [True] * 12], ids=["none", "some", "all"])
-def test_placed_columns_cost_what_their_plan_does_beside_any_forms(sequences, simulator):
+def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding_types(sequences, simulator):
     """Rows of sequence tables are calls of their own, exchanged like columns: in one all-to-all with them."""
     base, rng = _task(), np.random.default_rng(5)
     tables = tuple(replace(t, pooled=not its) for t, its in zip(base.tables, sequences, strict=True))

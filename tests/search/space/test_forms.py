@@ -50,7 +50,7 @@ def _allowed(task, calls=CALLS):
         (Constraints(apart=(("t0", "t1"),)), "m"),
     ],
 )
-def test_constraints_say_which_forms_a_table_may_have(constraints, first):
+def test_constraints_limit_the_sharding_types_of_a_table(constraints, first):
     found = _allowed(replace(TASK, constraints=constraints))
     assert found[0] == first
     assert found[2:] == ["mrp", "mrp"]
@@ -67,7 +67,7 @@ def test_one_device_and_settings_leave_columns_only():
     assert _allowed(TASK, {IN_COLUMNS}) == ["m"] * 4
 
 
-def test_sequence_tables_are_never_copied():
+def test_sequence_tables_are_never_data_parallel():
     task = replace(TASK, tables=(replace(TABLES[0], pooled=False), *TABLES[1:]))
     assert _allowed(task) == ["mr", "mrp", "mrp", "mrp"]
     assert _allowed(task, {*map(Call, Form), Call(Form.COLUMN_WISE, False)}) == ["m", "mrp", "mrp", "mrp"]
@@ -139,7 +139,7 @@ def _held_up(choices):
     return columns.max(axis=1) + calls, columns.mean(axis=1) + calls
 
 
-def test_every_table_gets_its_best_form():
+def test_every_table_gets_its_best_sharding_type():
     path = descent(FIRST, ALL, _weights)
     assert path[-1].tolist() == [0, 1, 2, 0, 1, 2]
     costs = _weights(Forms(np.array(path)))[0]
@@ -156,7 +156,7 @@ def test_tables_are_changed_together_where_one_alone_does_not_help():
     assert _held_up(Forms(last[None]))[0][0] < 4
 
 
-def test_forms_that_are_not_allowed_are_never_taken():
+def test_sharding_types_that_are_not_allowed_are_never_taken():
     allowed = ALL.copy()
     allowed[1] = [True, False, True]
     last = descent(FIRST, allowed, _weights)[-1]

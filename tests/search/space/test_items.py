@@ -85,12 +85,12 @@ def test_a_whole_table_may_be_pinned_and_kept_together():
         replace(task, constraints=replace(rules, pinned=(PinnedShard("t0", 8, (1,)),)))
 
 
-def test_tables_that_may_not_lie_in_columns_are_refused():
+def test_tables_that_may_not_be_column_wise_are_refused():
     with pytest.raises(UserError, match="'t1' may lie in copies or rows only, and searches lay tables out in columns"):
         _items(TableRule("t1", sharding_types=("row_wise", "data_parallel")))
 
 
-def test_plans_with_rows_or_copies_are_no_items():
+def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
     task = toy_task(2)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
         with pytest.raises(UserError, match=f"table 'toy0' lies in {form}, and searches set out from columns only"):
