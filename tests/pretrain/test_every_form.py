@@ -1,4 +1,4 @@
-"""Models of all forms and collectives, fitted to made-up devices whose costs are known."""
+"""Models of all sharding types and collectives, fitted to made-up devices whose costs are known."""
 
 import json
 from dataclasses import replace
@@ -171,7 +171,7 @@ def test_fitting_further_goes_on_from_every_part(data):
 
 
 def test_rows_begin_where_columns_ended(data):
-    """The kernel is the same; copies have another, and begin from nothing."""
+    """Both have the same kernel; data-parallel tables have another, whose model begins from nothing."""
     networks = {"compute_model": Additive((8,), training=STILL), "comm_model": SetCommunication((8,), STILL)}
     _pretrain(data, "still", **networks)
     model, loads = CostModels.load(data.parent / "still").compute, Loads.of(TABLES[:20], 4096)
@@ -184,7 +184,7 @@ def test_models_of_the_papers_kind_serve_every_sharding_type_at_one_batch_size(t
     _write(tmp_path / "data", 300, 400)
     networks = {"compute_model": PaperCompute(training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
     with pytest.raises(UserError, match=r"measured at batch sizes 1024, 2048; choose features=physical"):
-        _pretrain(tmp_path / "data", "wrong", **networks)  # copies, which several numbers of devices share
+        _pretrain(tmp_path / "data", "wrong", **networks)  # data_parallel was measured with several numbers of devices
     _pretrain(tmp_path / "data", "row_wise", calls=("row_wise",), **networks)
     models = CostModels.load(tmp_path / "rows")
     assert models.forms == {Form.COLUMN_WISE, Form.ROW_WISE}

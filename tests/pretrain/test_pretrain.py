@@ -230,7 +230,7 @@ PARTIAL = {name: {"train": 24, "valid": 0, "test": 8} for name in ("compute.data
 
 @pytest.fixture
 def partial(data):
-    """Beside what is needed, copies and their exchange without samples for validation."""
+    """A data set with data-parallel tables and their exchange, for which there are no samples for validation."""
     copies = [replace(m, sample=replace(m.sample, form=Form.DATA_PARALLEL)) for m in _compute(40) if m.split != "valid"]
     gathered = [
         replace(m, sample=CommSample((4096,) * 3, m.sample.start_ms, 64, Collective.ALL_REDUCE))

@@ -1,4 +1,4 @@
-"""What placements ask of a device's kernels, and what devices exchange, form by form, counted by hand."""
+"""What placements ask of a device's kernels, and what devices exchange, by sharding type, counted by hand."""
 
 from dataclasses import fields, replace
 
@@ -85,7 +85,7 @@ def test_hot_rows_are_looked_up_on_their_device():
 
 
 def test_the_shards_of_all_devices_make_up_the_table():
-    """Rows, weights and lookups of columns and rows add up; copies have all weights each and all lookups together."""
+    """Shards add up to the table; data-parallel tables have all weights on each device and all lookups together."""
     task = Task(tuple(replace(TABLE, name=name) for name in "abc"), TASK.topology, BATCH)
     loads = laid_out(task, range(4), COPIES, {0: 12, 3: 4}).device_loads.loads
     size = [loads.size_bytes[loads.form == form].sum() for form in range(3)]
@@ -163,7 +163,7 @@ def _assert_same(one, other):
 
 
 def test_parts_of_whole_tables_are_as_they_are_placed():
-    """The first of their blocks, and a copy of each."""
+    """The first row-wise block, and one data-parallel table, of each."""
     whole = Loads.of(TASK.tables, BATCH)
     even = replace(TASK, tables=EVEN)
     blocks = _placed(range(4), range(4), task=even)
@@ -227,7 +227,7 @@ def test_columns_alone_are_the_same_either_way():
 @given(st.integers(1, 1024))
 @settings(max_examples=20)
 def test_every_feature_is_exchanged(features):
-    """Pooled embeddings and lengths of each; indices, and gradients of copies, are those of the table."""
+    """Pooled embeddings and lengths grow with features; indices and data-parallel gradients do not."""
     task = replace(IN_ALL_FORMS, tables=tuple(replace(table, features=features) for table in TABLES))
     shared = Plan(task, PLAN.placements)
     assert shared.device_dims == tuple(features * dim for dim in PLAN.device_dims)
@@ -236,7 +236,7 @@ def test_every_feature_is_exchanged(features):
         expected = [features * size for size in _given(collective)]
         assert _given(collective, shared.traffic) == expected
     assert _given(Collective.ALL_REDUCE, shared.traffic) == _given(Collective.ALL_REDUCE)
-    lengths = 8 * BATCH * np.array([1, 2, 2, 3])  # of table 0 everywhere, 1 in halves, 3 in columns
+    lengths = 8 * BATCH * np.array([1, 2, 2, 3])  # of table 0 everywhere, 1 in halves, 3 column-wise
     more = np.array(_given(Collective.INPUT, shared.traffic)) - _given(Collective.INPUT)
     assert more.tolist() == ((features - 1) * lengths).tolist()
 

@@ -128,7 +128,7 @@ def test_hot_rows_come_first_in_the_order_of_their_heat():
     hot = counts > 1
     assert torch.equal(rows[hot], torch.arange(int(hot.sum())))
     assert (counts[hot].diff() <= 0).all()
-    assert rows[~hot].double().mean() > 40_000  # rows touched once lie anywhere behind them
+    assert rows[~hot].double().mean() > 40_000  # rows touched once are anywhere behind them
     half, counts = draw_lookups(one, 30_000, _generator(1), hot_first=0.5)[0].unique(return_counts=True)
     early = int((half[counts > 1] < hot.sum() // 2).sum())
     assert 0.4 < early / int(hot.sum()) < 0.6

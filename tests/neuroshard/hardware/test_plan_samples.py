@@ -1,4 +1,4 @@
-"""What is measured of a plan in several forms."""
+"""What is measured of a plan with several sharding types."""
 
 from dataclasses import replace
 
@@ -93,7 +93,7 @@ def test_exchanges_are_those_of_the_traffic():
         Collective.HOST_ALL_TO_ALL,
         Collective.ALL_REDUCE,
     ]
-    assert forward == backward[:-1]  # gradients of copies go one way
+    assert forward == backward[:-1]  # data-parallel gradients go one way
     for exchange in backward:
         assert exchange.size_bytes == tuple(MIXED.traffic.given(exchange.collective)[0])
         assert exchange.devices_per_host == 2

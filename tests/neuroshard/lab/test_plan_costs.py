@@ -25,7 +25,7 @@ def _took(ms):
 
 
 def _measured(seen, sample, _):
-    """Calls take 1 ms a table, and 10 ms more as copies; exchanges 5 ms forward after the wait, and 3 ms backward."""
+    """Calls take 1 ms a table, 10 ms more if data-parallel; exchanges 5 ms forward after the wait, 3 ms backward."""
     seen.append(sample)
     if isinstance(sample, ComputeSample):
         return _took(len(sample.tables) + 10.0 * (sample.form is Form.DATA_PARALLEL))

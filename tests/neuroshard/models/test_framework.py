@@ -73,7 +73,7 @@ def _outputs_ms(plan, **slopes):
 
 
 def test_outputs_of_several_sharding_types_are_joined():
-    """All that a device gets for its samples, once more, whichever form it comes from."""
+    """All outputs that a device gets for its samples, once more, whichever sharding type they come from."""
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(_mixed(), MB_out_of_several_forms=2.0) == pytest.approx([2 * out] * 2)
     sequences = laid_out(SEQUENCE, [0, 1], 1, 0, 1)  # joined to nothing
@@ -149,7 +149,7 @@ def test_tables_stay_whole_where_cuts_cost_more_than_they_save(expensive):
 
 
 def _used(models):
-    """The forms in which Criteo's tables are found to lie best."""
+    """The sharding types that the search finds for Criteo's tables."""
     return {form.value for form in search(CRITEO, Simulator(models)).forms}
 
 

@@ -154,7 +154,7 @@ def test_figures_that_cannot_be_are_refused(model, settings, message):
 
 
 def test_a_datasheet_s_link_comes_on_top_of_what_was_fitted():
-    """For forms whose calls in device memory are known; what was known stays as it was, and host memory costs more."""
+    """Known calls in device memory stay as they were; the same sharding types cost more in host memory."""
     own = random_regression()
     models = replace(random_models(), compute=own)
     both = with_host_tiers(models, "roofline:h100").compute

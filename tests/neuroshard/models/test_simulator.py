@@ -89,7 +89,7 @@ def test_a_datasheets_share_of_a_cost_makes_it_one():
 
 
 def _mixed(task):
-    """One table in rows, one in copies, the rest whole."""
+    """One row-wise table, one data-parallel table, the rest whole."""
     return laid_out(task, range(4), COPIES, *(i % 4 for i in range(2, len(task.tables))))
 
 

@@ -103,7 +103,7 @@ def test_plans_may_be_for_different_numbers_of_devices():
 
 
 def test_rows_stay_where_they_are_in_both_plans():
-    """Three blocks of rows on three devices become four on four; then copies, and one of them alone."""
+    """Three blocks of rows on three devices become four on four; then data-parallel, then table-wise."""
     few, many = (
         Task((table("t", 12, 8),), Topology(count, 1 << 30), 64, MemoryUse("rowwise_adagrad")) for count in (3, 4)
     )

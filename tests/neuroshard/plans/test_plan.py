@@ -1,4 +1,4 @@
-"""Plans: made of shards that lie in a form that is served, told to people, written to files and read."""
+"""Plans: their sharding types, their text for people, and their files."""
 
 import json
 import re

@@ -48,7 +48,7 @@ def test_limits_leave_equal_halves(dim, most, narrowest):
 
 @given(st.floats(0.1, 50), st.integers(1, 5), st.integers(4, 5000))
 def test_what_is_given_out_is_a_row_for_every_lookup(pooling, features, batch_size):
-    """In columns and in rows alike: all of it goes to the devices of its samples, nothing is added up."""
+    """Column-wise and row-wise alike: all of it goes to the devices of its samples, nothing is added up."""
     task = Task((replace(TABLE, pooling_factor=pooling, features=features),), TASK.topology, batch_size)
     lookups = batch_size * pooling
     for plan in (laid_out(task, HALVES), laid_out(task, range(4))):

@@ -30,7 +30,7 @@ def _task(tables, num_devices=4, host_size=2):
 
 
 def _homed(plan, *homes):
-    """The plan with its first tables in these memories."""
+    """The plan with these tiers for its first tables."""
     given = dict(enumerate(homes))
     return replace(
         plan,
@@ -275,7 +275,7 @@ def test_plain_placements_are_those_of_the_plan(plan):
 
 
 def _plan(its, where, tier_assignment=ON_DEVICE, others=4):
-    """Of a table, and one on every GPU besides."""
+    """Of a table, with another table on every GPU."""
     task = _task([its, *(table(f"other{n}") for n in range(others))])
     return _homed(laid_out(task, where, *range(others)), home)
 

@@ -57,7 +57,7 @@ def test_plans_count_what_their_task_counts():
 
 
 def _mixed(memory):
-    """A table in rows, one in copies, on two devices with plenty of memory."""
+    """A row-wise and a data-parallel table on two devices with plenty of memory."""
     task = Task((TABLE, replace(TABLE, name="u", rows=50)), Topology(2, 1 << 20), 64, memory)
     return laid_out(task, [0, 1], COPIES)
 

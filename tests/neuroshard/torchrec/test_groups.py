@@ -62,7 +62,7 @@ def test_numbers_that_divide_nothing_are_refused():
 
 
 def _large(memory=GIB, **settings):
-    """Planned: 8 tables of 128 MB on 16 devices, in columns in their memory."""
+    """Planned: 8 tables of 128 MB on 16 devices, column-wise in device memory."""
     shapes = {f"t{i}": (1 << 18, 128) for i in range(8)}
     alone = {"sharding_types": ["column_wise"], "compute_kernels": ["fused"]}
     said = {name: ParameterConstraints(pooling_factors=[20.0], **alone) for name in shapes}

@@ -52,12 +52,12 @@ def _built(collection, sharder, plan, rank, devices):
         found = [(name.split(".")[-2], held) for name, held in made.named_parameters() if held.numel()]
         sharded = [held for name, held in found if plan.plan[""][name].sharding_type != "data_parallel"]
         assert sharded
-        assert all(held.device == META for held in sharded)  # copies are small, and are made at once
+        assert all(held.device == META for held in sharded)  # data-parallel tables are small, and are made at once
         return sorted((name, tuple(held.shape)) for name, held in found)
 
 
 def _on_meta(plan):
-    """The same plan where shards lie nowhere: TorchRec compares their devices with the weights'."""
+    """The same plan with all shards on the meta device: TorchRec compares their devices with the weights'."""
     plan = deepcopy(plan)
     for sharding in (its for module in plan.plan.values() for its in module.values()):
         for shard in sharding.sharding_spec.shards if sharding.sharding_spec else ():

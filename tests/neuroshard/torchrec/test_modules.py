@@ -215,7 +215,7 @@ def test_whole_sequence_tables_are_not_column_wise_beside_halves():
 
 
 def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
-    """Else both planners might cut them, each into another width. In rows they may lie, where these are asked for."""
+    """Else both planners might cut them, each into another width. They may be row-wise if asked to."""
     delegated = _said("t", sharding_types=["data_parallel"])
     rows = _said("s", sharding_types=["table_wise", "column_wise", "row_wise"])
     found = []
@@ -249,7 +249,7 @@ def test_one_collection_may_be_planned_by_two(caplog):
     ],
 )
 def test_what_constraints_leave_alone_is_what_plans_have(make, asked, found):
-    """Sequence tables in copies are TorchRec's; everything else is planned here."""
+    """Data-parallel sequence tables are TorchRec's; everything else is planned here."""
     constraints = _said("b", **asked)
     ours, plan = planned(make("a", "b"), device="cuda", models="roofline:h100", constraints=constraints)
     assert (plan.plan[""]["b"].sharding_type, plan.plan[""]["b"].compute_kernel) == found

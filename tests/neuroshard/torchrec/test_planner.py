@@ -138,7 +138,7 @@ def test_constraints_of_both_kinds_hold():
     ],
 )
 def test_tables_are_data_parallel_only_if_sharding_types_and_kernels_allow_it(types, kernels, found, caplog):
-    """Six small tables on eight devices: copies cost least."""
+    """Six small tables on eight devices: data_parallel costs least."""
     given = ParameterConstraints(sharding_types=types, compute_kernels=kernels)
     constraints = dict.fromkeys("abcdef", given) if types else {}
     settings = {"models": "roofline:h100", "batch_size": 8192, "constraints": constraints}
@@ -347,7 +347,7 @@ def test_given_plans_are_for_as_many_ranks(devices, why):
 
 
 def test_limits_of_a_table_are_not_those_of_another_of_its_name():
-    """Ten columns are copied, and weights of eight bits are left to TorchRec: copied, they would have no room."""
+    """Ten columns become data-parallel; weights of eight bits are TorchRec's: data-parallel, they would not fit."""
     odd, large = bags("t", rows=1000, dim=10), bags("t", rows=200_000, dim=16, data_type=DataType.INT8)
     plan = planner(2, "cuda", batch_size=64, cap=4 << 20).plan(nn.ModuleDict({"odd": odd, "large": large}))
     types = {path: its["t"].sharding_type for path, its in plan.plan.items()}

@@ -228,7 +228,7 @@ def _owned(job):
 
 
 def _train(rank, world_size, host, num_groups, apart, pod):
-    """A step on tables in rows over pods is what the whole module's is, and every row is on a rank of each group."""
+    """A step on row-wise tables over pods equals the whole module's, and every row is on a rank of each group."""
     fresh = dict.fromkeys(("_INTRA_PG", "_CROSS_PG", "_INTRA_PG_2D", "_CROSS_PG_2D", "_NODE_GROUP_SIZE_2D"))
     variable = {POD_SIZE: str(pod)} if num_groups == 1 else {}
     with patch.multiple(comm, **fresh), patch.dict(os.environ, variable):

@@ -1,4 +1,4 @@
-"""Plans to TorchRec's form and back."""
+"""Plans to TorchRec's sharding plans and back."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tables in rows and copies: when the default search lays them out so, and what it never does."""
+"""Row-wise and data-parallel tables: when the default search chooses them, and what it never does."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -68,7 +68,7 @@ def _tiny_of_two_types(seed):
 
 
 def _layouts(task):
-    """All that each table may be: rows, and if pooled copies and columns cut in any way, else equal columns."""
+    """All layouts of each table: row-wise; if pooled, data-parallel and any column split, else equal column splits."""
     devices = task.topology.num_devices
     for index, table in enumerate(task.tables):
         splits = product(range(table.dim // 4 + 1), repeat=devices)
@@ -81,7 +81,7 @@ def _layouts(task):
 @pytest.mark.parametrize(
     ("task_of", "seeds", "forms"),
     [
-        (_tiny, (*range(5), 74), {*Form}),  # all in rows there, which estimates pass over
+        (_tiny, (*range(5), 74), {*Form}),  # all row-wise there, which estimates pass over
         pytest.param(_tiny, (*range(12), 74), {*Form}, marks=pytest.mark.slow),
         (_tiny_on_three, range(3), {*Form}),
         pytest.param(_tiny_on_three, range(6), {*Form}, marks=pytest.mark.slow),
@@ -114,7 +114,7 @@ def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
 
 @pytest.mark.parametrize("share", [0.52, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_plans_keep_to_little_memory(share):
-    """Two devices that hold hardly more than all tables: a plan is found wherever there is one in any form."""
+    """Two devices that hold hardly more than all tables: a plan is found if there is one of any sharding type."""
     best_found = 0
     for seed in range(8):
         task = _tiny(seed, share)
@@ -146,7 +146,7 @@ def test_a_table_that_holds_a_device_up_is_cut_into_rows():
 
 
 def test_rows_save_the_less_the_fewer_blocks_have_the_lookups():
-    """Where one has all, its device looks up as much as in columns: what is left is the cheaper exchange."""
+    """If one block has all lookups, its device has as many as column-wise: only the exchange gets cheaper."""
     spread = hot_table("hot", 10_000_000, 8, 200)
     hot = [replace(spread, row_lookups=tuple(np.eye(16)[block])) for block in (0, 15)]
     tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, *hot)]
@@ -218,7 +218,7 @@ TOGETHER = Constraints(together=(("criteo_8", "criteo_12"),))
     ],
 )
 def test_constraints_limit_the_sharding_types_of_tables(constraints, forms):
-    """Small ones are copied where nothing is said of them, and where rules leave them their form."""
+    """Small tables are data-parallel if no rule forbids it."""
     chosen = _forms(_criteo(constraints=constraints))
     assert {name: chosen[name] for name in forms} == forms
     assert Form.DATA_PARALLEL in chosen.values()
@@ -246,7 +246,7 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
     ],
 )
 def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
-    """Which find no place, or an expensive one: what lies in rows and copies alone is tried all the same."""
+    """Column-wise tables find no place or an expensive one, so plans without them are tried all the same."""
     simulator = Simulator(CostModels.load("cpu"))
     plan = found(replace(ALL, acceptance=None), task, simulator)
     assert ms_of(plan, simulator) < best_ms(task, _layouts(task), simulator) * 1.03
@@ -277,7 +277,7 @@ class _Asked:
 
 
 class _Recorded:
-    """Notes the tasks that it is asked, and how many tables it is to place in columns."""
+    """Records the tasks that it searches, and the number of column-wise tables that it places."""
 
     def __init__(self, searcher):
         self.searcher, self.asked = searcher, []
@@ -421,7 +421,7 @@ def test_the_setting_that_leaves_out_the_only_sharding_type_of_a_table_is_named(
 
 
 def test_of_rejected_plans_the_cheapest_is_reported():
-    """Columns elsewhere save less than 1%, and rows 6%."""
+    """Other column-wise plans save less than 1%, and row-wise plans 6%."""
     shapes = (("t0", 14_521, 16, 5.0, 3), ("t1", 24, 4, 60.0, 1))
     tables = tuple(
         Table(name, rows, dim, pooling, zipf_reuse(rows, 1024 * pooling), features=features)

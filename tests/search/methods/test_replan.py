@@ -181,7 +181,7 @@ def _criteo(count=16, **fields):
 
 
 def _mixed(task):
-    """Two tables in rows on all devices, one on the first host's, four copied; all columns on the last device."""
+    """Two row-wise tables on all devices, one on the first host, four data-parallel; the rest on the last device."""
     others = {0: range(4), 9: range(4), 2: [0, 1]} | dict.fromkeys((4, 5, 7, 8), COPIES)
     return laid_out(task, *(others.get(i, 3) for i in range(len(task.tables))))
 
@@ -191,7 +191,7 @@ def _others(plan):
 
 
 class _FromForms(Searcher):
-    """Re-plans a plan in all forms that the models know, with little to be moved."""
+    """Re-plans a plan of all sharding types that the models know, with few bytes to move."""
 
     def find(self, task, simulator):
         start = NeuroShard(improvement=Improvement(perturbations=0), acceptance=None).find(task, simulator).plan
@@ -224,7 +224,7 @@ def test_column_wise_tables_move_while_row_wise_and_data_parallel_tables_stay(us
 
 
 def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
-    """The hot table's rows keep the first host busy: columns that lie on one device are spread over the second."""
+    """The hot table's rows keep the first host busy: tables that are on one device are spread over the second host."""
     narrow = (hot_table(f"narrow{i}", 1_000_000, 16, 40) for i in range(12))
     tables = (hot_table("hot", 10_000_000, 64, 300), *narrow)
     task = Task(tables, Topology(4, "80GiB", devices_per_host=2), BATCH)

@@ -35,7 +35,7 @@ SETTINGS = {
 }
 
 
-PEERS = [name for name in choices("searcher") if name.startswith("torchrec")]  # whose planner copies what it looks at
+PEERS = [name for name in choices("searcher") if name.startswith("torchrec")]  # whose planner makes deep copies
 # Others with other settings.
 ALIKE = ["lookup_greedy", "size_lookup_greedy", "without_augmentation", "without_grid", "without_splits"]
 

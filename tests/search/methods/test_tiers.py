@@ -73,7 +73,7 @@ def test_less_memory_costs_more():
 
 @pytest.mark.parametrize("tasks", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_plans_of_tiny_tasks_are_near_the_best(tasks):
-    """Of whole tables on 2 devices in a few memories; searches may also cut tables and choose other caches."""
+    """Plans of whole tables on 2 devices with a few tiers; searches may also split tables and choose other caches."""
     homes = (
         ON_DEVICE,
         *(TierAssignment(Tier.UVM_CACHING, share) for share in (0.05, 0.2, 0.6)),
@@ -233,7 +233,7 @@ def test_what_is_given_to_hosts_fits_and_keeps_the_rules():
     found(Greedy("size"), _in_gib([20, 30, 50], 51, together=(("t0", "t1"),)))
     assert assigned_to_hosts(_in_gib([20, 30, 50], 101)) is None  # one host holds all
     assert assigned_to_hosts(_in_gib([20, 30, 50], 40)) is None  # both together don't
-    assert assigned_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # nothing lies there
+    assert assigned_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # no table is on hosts
 
 
 def test_the_host_memory_that_is_named_suffices():

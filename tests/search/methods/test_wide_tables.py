@@ -1,4 +1,4 @@
-"""Tables wider than a shard may be: whoever plans them cuts them, in every form, for every system."""
+"""Tables wider than a shard may be: every planner splits them, with every sharding type, for every system."""
 
 from dataclasses import replace
 

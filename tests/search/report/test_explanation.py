@@ -67,7 +67,7 @@ def test_what_all_devices_wait_for_their_hosts_is_told():
 
 
 def _mixed(memory_bytes=1 << 30):
-    """A table in rows, one in copies, two in columns."""
+    """A row-wise table, a data-parallel table and two column-wise tables."""
     task = _task([64, 8, 32, 16], memory_bytes=memory_bytes)
     return laid_out(task, [0, 1], COPIES, 0, 1)
 
@@ -332,7 +332,7 @@ def test_a_balanced_plan_has_no_bottleneck():
 
 
 def test_columns_are_counted_alike_everywhere():
-    """Copies and rows give out none: in the lines of a plan as in what explains it."""
+    """Data-parallel and row-wise tables count none: in the lines of a plan as in its explanation."""
     plan = laid_out(_task([32, 32]), COPIES, 1)
     found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")

@@ -1,4 +1,4 @@
-"""What lies on devices already: columns beside it get the memory that is left, and cost what whole plans do."""
+"""Tables on devices already: column-wise tables get the memory that is left, and cost what whole plans do."""
 
 from dataclasses import fields, replace
 
@@ -27,7 +27,7 @@ LINEAR = Simulator(replace(linear_models(4), batch_size=None))
 
 
 def _mixed(task):
-    """A copy of the first table, columns of the second and fourth, rows of the third on the second host."""
+    """The first table data-parallel, the second and fourth column-wise, the third row-wise on the second host."""
     return laid_out(task, "data_parallel", {0: 4, 3: 12}, [2, 3], 1)
 
 
@@ -116,7 +116,7 @@ def test_a_part_of_a_catalog_is_as_if_newly_made(compute):
     for seed in range(10):
         task = constrained_task(seed)
         bound = ~np.delete(allowed_forms(task, known_calls(H100.models)), COLUMNS, 1)
-        stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change form together
+        stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change together
         base = Base.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
         part, made = catalog_of(task, simulator).beside(base), Catalog.checked(base, simulator)
         assert part.items.items == made.items.items

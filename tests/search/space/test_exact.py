@@ -172,7 +172,7 @@ def test_packings_keep_constraints():
 
 
 def _tight(seed, most_devices=3, tables=(2, 3)):
-    """A few small tables, batches in flight counted, with about as much memory as some form of each needs."""
+    """A few small tables, batches in flight counted, with about as much memory as some sharding type of each needs."""
     rng = np.random.default_rng(seed)
     devices = int(rng.integers(2, most_devices + 1))
     drawn = tuple(
@@ -186,7 +186,7 @@ def _tight(seed, most_devices=3, tables=(2, 3)):
 
 
 def _has_plan(task):
-    """Whether any choice of forms leaves columns that fit, by trying all."""
+    """Return True if column-wise tables fit for some choice of sharding types, by trying all."""
     allowed = allowed_forms(task, known_calls(H100.models))
     for forms in product(*(np.flatnonzero(row).tolist() for row in allowed)):
         try:
@@ -199,7 +199,7 @@ def _has_plan(task):
 
 
 def _columns_task(base):
-    """The tables in columns as a task of their own, with the memory that others leave: a byte at least."""
+    """The column-wise tables as a task of their own, with the memory that others leave: a byte at least."""
     task, tables = base.task, tuple(base.task.tables[table] for table in base.in_columns)
     columns, devices = sum(table.output_columns for table in tables), task.topology.num_devices
     received = task.memory.received_bytes(columns, task.batch_size, devices)
@@ -224,7 +224,7 @@ def test_small_tasks_have_no_plan_of_any_sharding_type_if_none_is_found():
 
 @pytest.mark.parametrize("seed", [19, 67, 91, 238])
 def test_tables_change_to_other_sharding_types_until_the_rest_fits(seed):
-    """All tables in columns do not fit, and neither do the largest ones in rows with the rest in columns."""
+    """All tables do not fit column-wise, and neither do the largest row-wise with the rest column-wise."""
     task = _tight(seed, most_devices=4, tables=(4, 8))
     with pytest.raises(InfeasibleError):
         BeamSearch(max_splits=1).find(task, H100)
@@ -233,7 +233,7 @@ def test_tables_change_to_other_sharding_types_until_the_rest_fits(seed):
 
 @pytest.mark.parametrize("together", [(), (("t0", "t1"),)])
 def test_data_parallel_tables_that_fit_if_column_wise_ones_do_not_are_found(together):
-    """A copy takes no output buffers of the global batch; tables kept together are copied together."""
+    """Data-parallel tables have no output buffers of the global batch; tables kept together change together."""
     loose = plain_task([32, 32], 40, 1.0, memory=MemoryUse("sgd", 1))
     copies = replace(loose, constraints=Constraints((TableRule("*", sharding_types=("data_parallel",)),)))
     copied = NeuroShard(improvement=Improvement(perturbations=0)).find(copies, H100).plan

@@ -1,4 +1,4 @@
-"""Estimates of choices of forms, beside what whole plans of them cost."""
+"""Estimates of choices of sharding types, compared with the costs of whole plans."""
 
 from dataclasses import replace
 

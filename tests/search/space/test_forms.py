@@ -1,4 +1,4 @@
-"""Which forms tables may have, sums over the tables of a form, and steps from choice to choice."""
+"""Sharding types that tables may have, sums over the tables of one type, and steps from choice to choice."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ FIRST = np.full(6, COLUMNS)
 
 
 def _allowed(task, calls=CALLS):
-    """Initials of the forms of each table: m for columns, r for rows, p for copies."""
+    """Initials of the sharding types of each table: m for column-wise, r for row-wise, p for data-parallel."""
     letters = np.array(["m", "r", "p"])
     return ["".join(letters[may]) for may in allowed_forms(task, calls)]
 
@@ -123,7 +123,7 @@ def test_the_largest_of_some_are_found(always):
 
 
 def _weights(choices):
-    """Every table has a form of its own that is cheapest."""
+    """Every table has its own cheapest sharding type."""
     forms = choices.forms
     wanted = np.arange(6) % 3
     cost = (forms != wanted) @ np.arange(1.0, 7.0)
@@ -131,7 +131,7 @@ def _weights(choices):
 
 
 def _held_up(choices):
-    """The most expensive table in columns counts, and a call of rows costs something: one in rows alone never helps."""
+    """The most expensive column-wise table counts, and row-wise calls cost: one row-wise table alone never helps."""
     forms = choices.forms
     ms = np.array([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])
     columns = np.where(forms == COLUMNS, ms, 0)
@@ -171,16 +171,16 @@ def test_what_fits_nowhere_stays_and_what_fits_somewhere_is_found():
     def never(choices):
         return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
 
-    def in_rows_only(choices):
+    def row_wise_only(choices):
         cost = np.where((choices.forms == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
         return cost, cost
 
     assert len(descent(FIRST, ALL, never)) == 1
-    assert in_rows_only(Forms(descent(FIRST, ALL, in_rows_only)[-1][None]))[0][0] == pytest.approx(1.0)
+    assert row_wise_only(Forms(descent(FIRST, ALL, row_wise_only)[-1][None]))[0][0] == pytest.approx(1.0)
 
 
 def test_not_all_changes_are_looked_at_as_long_as_likely_ones_help():
-    """400 tables that each help by themselves, by ever less: all get their best form, in few looks at all changes."""
+    """400 tables that each help, by ever less: all get their best sharding type, and all changes are rarely ranked."""
     wanted, weight, looked = np.arange(400) % 3, 0.97 ** np.arange(400), []
 
     def costs(choices):

@@ -1,4 +1,4 @@
-"""The memories that tables get: the cheapest that fit."""
+"""The tiers that tables get: the cheapest that fit."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ HOMES = (
 
 
 def _options(size, cost):
-    """Of tables that take (T, 1) bytes wherever they lie whole."""
+    """Options of tables that take (T, 1) bytes in any tier."""
     device = np.floor(size * np.array([1.0, 0.1, 0.5, 0.0])).astype(np.int64)
     return HomeOptions(HOMES, cost, device, np.where(np.arange(4) == 0, 0, size))
 
@@ -29,7 +29,7 @@ ALIKE = _options(np.full((3, 1), 10), np.array([[1.0, 4.0, 3.0, 9.0]] * 3))
 
 @st.composite
 def options(draw):
-    """Tables whose cheaper memories take more of the devices, as a rule."""
+    """Tables whose cheaper tiers take more device memory, as a rule."""
     count = draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 20)))
     size = rng.integers(1, 1000, count)[:, None]

@@ -1,4 +1,4 @@
-"""Constraints as the search sees them, where a shard may lie, and what devices hold, beside what plans say of it."""
+"""Constraints as the search sees them, allowed devices of shards, and items on devices compared with plans."""
 
 from dataclasses import fields, replace
 

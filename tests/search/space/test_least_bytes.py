@@ -51,7 +51,7 @@ def _rule(pattern, **limits):
     return Constraints((TableRule(pattern, **limits),))
 
 
-NARROW = Table("narrow", 200_000, 4, 2.0, ONCE)  # 3.2 MB, in columns of 4
+NARROW = Table("narrow", 200_000, 4, 2.0, ONCE)  # 3.2 MB, 4 columns wide
 PINNED = Constraints((), tuple(PinnedShard(f"t{number}", 32, (1,)) for number in range(9)))
 REFUSED = {
     "devices": _task(0.99),
