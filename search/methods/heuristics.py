@@ -43,9 +43,10 @@ class Greedy(Searcher):
     """Tables in descending order of a score, each to the device with the least score among those with room.
 
     Attributes:
-        score: size | dim | lookup | size_lookup: what is balanced. NeuroShard's baselines (section 4): size (bytes),
-            dim (for each feature), lookup (dim x pooling factor), size_lookup (lookup x log10 rows).
-        max_halvings: of a table that no device has room for, at most; 0 leaves it whole. The papers leave all whole.
+        score: size | dim | lookup | size_lookup: the score that is balanced. NeuroShard's baselines (section 4): size
+            (bytes), dim (for each feature), lookup (dim x pooling factor), size_lookup (lookup x log10 rows).
+        max_halvings: maximum number of times that a table is halved if no device has room for it; 0 leaves tables
+            whole, as the papers do.
     """
 
     score: str
@@ -103,7 +104,7 @@ class Random(Searcher):
 
     Attributes:
         seed: fixes the choices.
-        max_halvings: of a table that no device has room for, at most; 0 leaves it whole.
+        max_halvings: maximum number of times that a table is halved if no device has room for it; 0 leaves it whole.
     """
 
     seed: Seed = 0

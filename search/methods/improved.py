@@ -100,13 +100,13 @@ class ExistingPlan:
 @dataclass(frozen=True)
 @checked
 class ImprovedSearch(Searcher):
-    """Local search from several first plans, which goes on from the one that it improves most.
+    """Local search from several first plans, which goes on from the cheapest plan that it reaches.
 
     Attributes:
-        starts: give the first plans.
-        improvement: local search.
-        max_moved_bytes: of weights and optimizer state, over all devices, away from the first plan, as a number or as
-            text such as "20GB"; None sets no limit.
+        starts: sources of the first plans.
+        improvement: settings of the local search.
+        max_moved_bytes: maximum bytes of weights and optimizer state moved away from the first plan, over all devices,
+            as a number or as text such as "20GB"; None sets no limit.
         acceptance: which gains over the first start's plan the search accepts; None takes the plan that is predicted
             to be cheapest.
     """

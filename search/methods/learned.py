@@ -28,7 +28,7 @@ class PolicySearch(Searcher):
     Attributes:
         policy: installed (dreamshard, autoshard), or a directory that train-policy wrote.
         samples: plans drawn in addition to the likeliest one; the cheapest by prediction counts. The papers use 0.
-        seed: of the samples.
+        seed: seed of the samples.
     """
 
     policy: str

@@ -55,7 +55,7 @@ _QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quic
 @dataclass(frozen=True)
 @checked
 class NeuroShard(Searcher):
-    """The published search, evenly split layouts and heuristics beside it, then local search from the cheapest plans.
+    """Searches from the published search, even splits and heuristics; then local search improves the cheapest plans.
 
     The plan is never predicted to cost more than the published search's plan, except for `tolerance`. The search keeps
     the published search's plan if a gain may be an error of the models. The settings of all stages are attributes of
@@ -77,17 +77,17 @@ class NeuroShard(Searcher):
     types, and searches the likely ones.
 
     Attributes:
-        num_candidates: candidates for a split: this many by size and this many by predicted compute.
-        beam_width: layouts kept after every split.
-        max_splits: splits in a layout, at most; 0 leaves every table whole.
-        grid: caps of the greedy grid search, for both starts.
-        improvement: the local search.
+        num_candidates: number of shards that may be split next: this many by size and this many by predicted compute.
+        beam_width: number of layouts kept after every split.
+        max_splits: maximum number of splits in a layout; 0 leaves every table whole.
+        grid: caps of the greedy grid search, for the published search and for even splits.
+        improvement: settings of the local search.
         acceptance: which gains over the published search's plan the search accepts; None accepts every gain.
-        sharding_types: that tables may have, as far as the models know them: table_wise (never split), column_wise
-            (whole or split by columns), row_wise, table_row_wise (rows on the devices of one host), data_parallel;
-            also table_column_wise and grid_shard.
-        sharding_type_trials: choices of sharding types that are tried by quick searches, at most.
-        tolerance: how much more, relative, a plan with fewer shards may cost and still be taken; 0 keeps every gain.
+        sharding_types: sharding types that tables may have, if the models know them: table_wise (never split),
+            column_wise (whole or split by columns), row_wise, table_row_wise (rows on the devices of one host),
+            data_parallel; also table_column_wise and grid_shard.
+        sharding_type_trials: maximum number of choices of sharding types that quick searches try.
+        tolerance: the search takes a plan with fewer shards if it costs at most this fraction more; 0 keeps every gain.
     """
 
     num_candidates: PositiveCount = 10

@@ -26,9 +26,9 @@ class BeamSearch(Searcher):
     are always costed by whole models.
 
     Attributes:
-        num_candidates: candidates for a split: this many by size and this many by predicted compute.
-        beam_width: layouts kept after every split.
-        max_splits: splits in a layout, at most; 0 leaves every table whole.
+        num_candidates: number of shards that may be split next: this many by size and this many by predicted compute.
+        beam_width: number of layouts kept after every split.
+        max_splits: maximum number of splits in a layout; 0 leaves every table whole.
         grid: caps of the greedy grid search.
     """
 

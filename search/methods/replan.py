@@ -33,7 +33,7 @@ _HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after t
 @dataclass(frozen=True)
 @checked
 class Replan(Searcher):
-    """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
+    """Improves the plan of a running job, with a limit on the bytes moved between devices.
 
     The task may differ from the plan's own task in anything. If the plan cannot stay as it is, because tables or
     devices came or went or the plan breaks limits, then shards of tables that both tasks have stay on devices that both
@@ -46,16 +46,16 @@ class Replan(Searcher):
     the plan that moves the fewest bytes.
 
     Attributes:
-        start: the running job's plan, a JSON file. Or the plan itself.
+        start: the running job's plan, as the path of a JSON file or as a `Plan`.
         max_moved_bytes: maximum bytes of weights and optimizer state moved between devices, over all devices; None sets
             no limit. A number, or text such as "20GB". Shards that must move in any case count first; new tables are
             created in place and count nothing.
-        improvement: local search.
-        sharding_types: that tables may change to, as far as the models know them; with [] each table keeps the type
-            that it has.
-        min_gain: minimum gain that moves must bring, as a fraction of the plan cost; with less, only what must move is
-            moved. 0 moves for any gain.
-        rest: places what has no place in the running job's plan.
+        improvement: settings of the local search.
+        sharding_types: sharding types that tables may change to, if the models know them; with [] each table keeps its
+            sharding type.
+        min_gain: minimum gain that moves must bring, as a fraction of the plan cost; if the gain is smaller, only
+            shards that must move are moved. 0 moves for any gain.
+        rest: searcher that places the shards without a place in the running job's plan.
     """
 
     start: Plan | str
@@ -71,9 +71,9 @@ class Replan(Searcher):
         object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the plan that moves least of those within the limit that cost hardly more than the cheapest.
+        """Find the plan that moves the fewest bytes among plans within the limit that cost nearly the least.
 
-        It says what is moved, and warns if nothing of the old plan can stay.
+        Its remark names the bytes that are moved; it warns if no shard of the old plan can stay.
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
@@ -189,9 +189,9 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
-    """Tell what came or went, how many bytes are moved, of how many, and what that is predicted to save.
+    """Return the changed tables and devices, the bytes moved, and the predicted saving, as text.
 
-    Of a starting plan that can't stay as it is nobody knows what it would cost: then what the new one costs.
+    A starting plan that cannot stay as it is has no known cost: then the text has the new plan's cost only.
     """
     task = plan.task
     state_bytes = int(task.memory.state_bytes(task.loads).sum())

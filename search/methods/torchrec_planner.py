@@ -28,19 +28,19 @@ _ESTIMATES = ("torchrec", "simulator")
 
 @dataclass(frozen=True)
 class TorchRecSearch(Searcher):
-    """TorchRec's EmbeddingShardingPlanner, run with several settings; the plan that costs least counts.
+    """TorchRec's EmbeddingShardingPlanner, run with several settings; the cheapest plan is returned.
 
     It plans table-wise and column-wise tables, and other `sharding_types` if asked to, with memory as the task counts
     it.
 
     Attributes:
-        split_factors: column cuts to try: whole, halves, quarters, eighths. One run for each: column-wise shards are
-            this part of a table's width. TorchRec calls the width min_partition, and has one for a table.
+        split_factors: numbers of column-wise shards per table to try: 1 (whole), 2, 4, 8. One run for each; TorchRec
+            calls the width of a shard min_partition and allows one width per table.
         sort_by: orders in which shards are placed: storage, perf. One run for each; TorchRec's default is "storage".
-        estimates: whose costs it searches with. torchrec: its own arithmetic, with its default bandwidths of a GPU;
-            simulator: our cost models.
-        sharding_types: that its planner may choose, as far as the models know them and the task allows them.
-            column_wise allows whole tables, too; table_row_wise counts on several hosts.
+        estimates: costs that the planner searches with: torchrec for its own arithmetic with its default bandwidths of
+            a GPU, simulator for our cost models.
+        sharding_types: sharding types that the planner may choose, if the models know them and the task allows them.
+            column_wise allows whole tables, too; table_row_wise needs several hosts.
         cache_load_factor: fractions of a table's rows that caches have room for, if hosts have memory for tables. One
             run for each, because TorchRec's planner takes the fraction as fixed.
     """

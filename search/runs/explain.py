@@ -29,8 +29,8 @@ class Explain(ModelSettings):
 
     Attributes:
         plans: one plan file, or two of the same tables, without a key: explain PLAN.json OTHER.json.
-        model: cost models; None takes those that the plan was found with, with other settings if these are given.
-        out: an HTML page; None writes none.
+        model: cost models; None takes the models that the plan was found with, with any other settings given here.
+        out: path of an HTML page to write; None writes no page.
     """
 
     plans: PathName | Sequence[PathName]

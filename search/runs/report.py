@@ -28,8 +28,8 @@ class Report:
     """Everything `neuroshard report` needs.
 
     Attributes:
-        runs: directories that hold runs, at any depth, without a key (report RUN_DIR ...).
-        out: directory for the page, its tables and figures.
+        runs: directories that contain runs, at any depth, without a key (report RUN_DIR ...).
+        out: directory for the page, the tables and the figures.
     """
 
     runs: PathName | Sequence[PathName]

@@ -45,13 +45,14 @@ class Search(ModelSettings):
     """Everything `neuroshard search` needs.
 
     Attributes:
-        model: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
-        tasks: what is searched.
-        searcher: how; `method` is its name in results.
-        method: its name in results.
-        out: None is the next free directory under runs/search; a run that was stopped resumes there.
-        count_input: whether predicted costs count the exchange of indices; false: a pipeline hides it, as papers
-            assume. Where it counts, searches place shards by it too.
+        model: cost models: an installed name (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
+        tasks: tasks to search plans for.
+        searcher: search method.
+        method: name of the searcher in results.
+        out: directory of the run; None is the next free directory under runs/search. A run that was stopped resumes
+            in its directory.
+        count_input: true counts the exchange of indices in predicted costs, and searches place shards by it; false
+            assumes that a pipeline hides it, as papers do.
         verify: measures several plans of each task and takes the best of them; None takes the predicted best.
         target: None | sok | hugectr | torchrec | json: search only plans that neuroshard export can write for this
             target; None allows all sharding types that the models know.

@@ -38,12 +38,13 @@ class TrainPolicy(ModelSettings):
     """Everything `neuroshard train-policy` needs.
 
     Attributes:
-        model: the simulator: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
-        tasks: of equally many tables and devices; the last `num_valid` say which round's policy is kept.
-        num_valid: of the tasks, the last ones: they say which round's policy is kept.
-        learner: how it is trained.
-        method: its name in results.
-        seed: fixes all random choices; the same seed gives the same policy.
+        model: cost models: an installed name (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
+        tasks: tasks to train and validate on, all with the same numbers of tables and devices.
+        num_valid: number of validation tasks, the last of `tasks`: the policy of the round with the cheapest plans for
+            them is kept.
+        learner: settings of the training.
+        method: name of the policy in results.
+        seed: seed of all random choices; the same seed gives the same policy.
         out: directory for the policy; it must not hold a run or a policy yet.
     """
 
