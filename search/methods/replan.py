@@ -130,8 +130,8 @@ class Replan(Searcher):
             return None
         if needed > most:
             raise UserError(
-                f"max_moved_bytes={most}: {needed} bytes are moved at least, away from devices that are gone or too "
-                "small, or where constraints say so; allow as many"
+                f"max_moved_bytes={most}: at least {needed} bytes must be moved, because devices are gone or too small "
+                f"or constraints require it; set max_moved_bytes to at least {needed}"
             )
         return most - needed
 

@@ -95,7 +95,7 @@ def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelCh
     first = known[0].models
     if first is None or (Path(first.name).is_absolute() and not Path(first.name).exists()):
         found = "models without a name" if first is None else first.name
-        raise UserError(f"the plan was found with {found}, not to be had here; give model=NAME")
+        raise UserError(f"the plan was found with {found}, not available here; give model=NAME")
     others = sorted({str(prediction.models) for prediction in known} - {str(first)})
     return first, f"the other plan was found with {others[0]}" if others else ""
 

@@ -123,7 +123,7 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     cost_ms = ms_of(found.plan, of_two)
     forced = f"{readable_bytes(gone)} must be moved in any case, which alone would give {cost_ms:.2f} ms"
     assert found.remark.endswith(f"; {forced}")
-    with pytest.raises(UserError, match=f"max_moved_bytes={gone - 1}: {gone} bytes are moved at least"):
+    with pytest.raises(UserError, match=f"max_moved_bytes={gone - 1}: at least {gone} bytes must be moved"):
         Replan(start, gone - 1, **few).find(two, of_two)
 
 
