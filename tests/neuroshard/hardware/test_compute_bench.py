@@ -173,7 +173,7 @@ def test_operators_share_the_arena():
         lambda: compute_bench.make_arenas()[4].reserve(1 << 45),
         lambda: _dense(ComputeSample((replace(toy_tables(1)[0], rows=1 << 38),), 16, Form.DATA_PARALLEL)),
     ],
-    ids=["arena", "copies"],
+    ids=["arena", "data-parallel"],
 )
 def test_more_weights_than_memory_is_an_error_not_a_crash(reserve):
     with pytest.raises(MemoryError, match="GiB available"):

@@ -48,7 +48,7 @@ WIDE = {
     "over all four": (3, {0: 8, 2: 24}, {0: 4, 1: 12, 2: 40, 3: 8}),
     "rows of a host": ([0, 1], 3, [2, 3]),
     "a grid": ({3: 4, 0: 12}, GRID, COPIES),
-    "all forms": (range(4), GRID, [2, 3]),
+    "all sharding types": (range(4), GRID, [2, 3]),
 }
 
 
@@ -63,7 +63,7 @@ def _formed(world_size):
     return {
         "rows": (rows, rows, rows),
         "data_parallel": (COPIES, COPIES, COPIES),
-        "rows, copies and columns": (rows, COPIES, CUT),
+        "row-wise, data-parallel and column-wise": (rows, COPIES, CUT),
         "rows of what two features share": (1, rows, COPIES),
     }
 

@@ -63,7 +63,13 @@ def _cost(task, forms):
 @pytest.mark.parametrize(
     "simulator",
     [H100, BY_FORM, *(Simulator(IN_STEPS, count_input=its) for its in (False, True)), Simulator(ON_HOSTS)],
-    ids=["kernels", "a model for each form", "whole steps", "whole steps with their input", "waiting for hosts"],
+    ids=[
+        "kernels",
+        "a model for each sharding type",
+        "whole steps",
+        "whole steps with their input",
+        "waiting for hosts",
+    ],
 )
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
 def test_row_wise_and_data_parallel_tables_cost_what_is_estimated(forms, simulator):
@@ -75,7 +81,7 @@ def test_row_wise_and_data_parallel_tables_cost_what_is_estimated(forms, simulat
     assert simulator.models.framework is None or held_up[0] > ms_of(plan) + 0.5
 
 
-@pytest.mark.parametrize("simulator", [H100, BY_FORM], ids=["kernels", "a model for each form"])
+@pytest.mark.parametrize("simulator", [H100, BY_FORM], ids=["kernels", "a model for each sharding type"])
 @pytest.mark.parametrize("sequences", [[False] * 12, [True, False] * 6, [True] * 12], ids=["none", "some", "all"])
 def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding_types(sequences, simulator):
     """Rows of sequence tables are calls of their own, exchanged like columns: in one all-to-all with them."""
