@@ -33,28 +33,29 @@ _HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after t
 @dataclass(frozen=True)
 @checked
 class Replan(Searcher):
-    """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
+    """Improves the plan of a running job, with a limit on the bytes moved between devices.
 
-    The task may differ from the plan's own in anything. Where the plan can't stay as it is, because tables came or
-    went, or devices did, or it breaks limits, what can stay is held in place while another search places the rest: on
-    devices that both have, shards of tables that both have. That search's plan is improved then.
+    The task may differ from the plan's own task in anything. If the plan cannot stay as it is, because tables or
+    devices came or went or the plan breaks limits, then shards of tables that both tasks have stay on devices that both
+    tasks have, as far as possible. The searcher `rest` places the rest, and its plan is improved.
 
-    Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get
-    another form, where that is estimated to help and its bytes are within the limit.
+    Every table keeps its tier. Local search moves the shards of column-wise tables. Before that, tables may change
+    their sharding type, if that is estimated to help and moves no more bytes than the limit.
 
-    Moving must be worth it: of the plans found, the one that moves least counts whose cost is within `min_gain` of
-    the cheapest.
+    Moving must pay: among the plans found that cost at most `min_gain` more than the cheapest plan, the search returns
+    the plan that moves the fewest bytes.
 
     Attributes:
-        start: the running job's plan, a JSON file. Or the plan itself.
-        max_moved_bytes: of weights and optimizer state, over all devices; None sets no limit. A number, or text such as
-            "20GB". What is moved in any case counts first; tables that are new are made where they lie.
-        improvement: local search.
-        sharding_types: that tables may change to, as far as the models know them; with [] each table keeps the type
-            that it has.
-        min_gain: minimum gain that moves must bring, as a fraction of the plan cost; with less, only what must move is
-            moved. 0 moves for any gain.
-        rest: places what has no place in the running job's plan.
+        start: the running job's plan, as the path of a JSON file or as a `Plan`.
+        max_moved_bytes: maximum bytes of weights and optimizer state moved between devices, over all devices; None sets
+            no limit. A number, or text such as "20GB". Shards that must move in any case count first; new tables are
+            created in place and count nothing.
+        improvement: settings of the local search.
+        sharding_types: sharding types that tables may change to, if the models know them; with [] each table keeps its
+            sharding type.
+        min_gain: minimum gain that moves must bring, as a fraction of the plan cost; if the gain is smaller, only
+            shards that must move are moved. 0 moves for any gain.
+        rest: searcher that places the shards without a place in the running job's plan.
     """
 
     start: Plan | str
@@ -70,13 +71,13 @@ class Replan(Searcher):
         object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the plan that moves least of those within the limit that cost hardly more than the cheapest.
+        """Find the plan that moves the fewest bytes among plans within the limit that cost nearly the least.
 
-        It says what is moved, and warns if nothing of the old plan can stay.
+        Its remark names the bytes that are moved; it warns if no shard of the old plan can stay.
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
-                in any case; or the models don't know the forms that its tables lie in.
+                in any case; or the models do not know the sharding types that its tables have.
             InfeasibleError: no plan fits in memory.
         """
         before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
@@ -123,14 +124,14 @@ class Replan(Searcher):
         return Found(plan, f"re-planning: the previous plan can't stay ({refused}); planning from nothing")
 
     def _left(self, needed: int) -> int | None:
-        """Count the bytes that may be moved besides those that have to be; None for any number."""
+        """Return the bytes that may be moved in addition to the `needed` bytes; None if there is no limit."""
         most = self.max_moved_bytes
         if most is None:
             return None
         if needed > most:
             raise UserError(
-                f"max_moved_bytes={most}: {needed} bytes are moved at least, away from devices that are gone or too "
-                "small, or where constraints say so; allow as many"
+                f"max_moved_bytes={most}: at least {needed} bytes must be moved, because devices are gone or too small "
+                f"or constraints require it; set max_moved_bytes to at least {needed}"
             )
         return most - needed
 
@@ -149,7 +150,7 @@ class Replan(Searcher):
         return found[min(enough)[2]]
 
     def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
-        """Yield plans with other forms, for changes of form that move at most so many bytes, and half of them."""
+        """Yield plans with other sharding types that move at most `most` bytes, then at most half as many."""
         changes = FormChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:
             return
@@ -161,7 +162,7 @@ class Replan(Searcher):
                 yield plan
 
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
-        """Move the columns of `first` as far as `most` bytes from `start` on let them, if predicted to help."""
+        """Move shards of the column-wise tables of `first` if predicted to help, at most `most` bytes from `start`."""
         kept = kept_on_hosts(first)
         base = Base.of_plan(kept, simulator.compute_for(kept.task))
         if not len(base.in_columns):
@@ -188,9 +189,9 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
-    """Tell what came or went, how many bytes are moved, of how many, and what that is predicted to save.
+    """Return the changed tables and devices, the bytes moved, and the predicted saving, as text.
 
-    Of a starting plan that can't stay as it is nobody knows what it would cost: then what the new one costs.
+    A starting plan that cannot stay as it is has no known cost: then the text has the new plan's cost only.
     """
     task = plan.task
     state_bytes = int(task.memory.state_bytes(task.loads).sum())

@@ -1,4 +1,4 @@
-"""Plans: made of shards that lie in a form that is served, told to people, written to files and read."""
+"""Plans: their sharding types, their text for people, and their files."""
 
 import json
 import re
@@ -89,7 +89,7 @@ def _rows(devices, *blocks, dim=16):
         (_task(4, 2), {(2, 3): 4, (0, 1): 12}, Form.ROW_WISE),
     ],
 )
-def test_what_is_served_has_a_form_and_survives_its_file(task, where, form):
+def test_valid_plans_have_a_sharding_type_and_survive_their_file(task, where, form):
     plan = laid_out(task, where)
     assert plan.forms == (form,)
     assert read_back(plan) == plan
@@ -141,14 +141,14 @@ def test_what_nobody_serves_is_refused(task, placements, message):
         Plan(task, tuple(placements))
 
 
-def test_forms_have_an_order():
+def test_sharding_types_have_an_order():
     assert FORMS == (Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL)
     assert layout_of(table(), [Shard(0, 0, 16, 0, 100)]).form is Form.COLUMN_WISE
     with pytest.raises(UserError, match="unknown sharding type 'row'"):
         Form("row")
 
 
-def test_plans_in_any_form_read_well():
+def test_plans_of_any_sharding_type_read_well():
     task = _task(4, 2, names=("cut", "host", "grid", "copied", "whole"))
     lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES, 1)).splitlines()
     types = "1 table-wise, 1 row-wise, 1 table-row-wise, 1 grid-shard, 1 data-parallel"
@@ -164,7 +164,7 @@ def test_the_example_of_the_page_runs():
     assert names["plan"].sharding_types == ("row_wise", "table_row_wise", "data_parallel", "column_wise")
 
 
-def test_bytes_of_each_form_make_up_a_device():
+def test_bytes_of_all_sharding_types_make_up_a_device():
     plan = laid_out(_task(2, names="abc"), [0, 1], COPIES, 1)
     assert plan.form_bytes.tolist() == [[0, 320, 640], [640, 320, 640]]
     assert plan.device_bytes == (960, 1600)

@@ -85,7 +85,7 @@ def test_broken_constraints_are_named(rules, places, broken):
     assert broken is None or re.search(broken, found[0])
 
 
-def test_tables_that_are_kept_together_do_not_lie_in_rows():
+def test_tables_that_are_kept_together_are_not_row_wise():
     task = replace(TASK, constraints=Constraints(together=(("user_a", "user_b"),)))
     first, _ = laid_out(task, range(4), range(4), 0).violations
     assert "'user_a' is on 4 devices, not on 1 to 1" in first
@@ -101,7 +101,7 @@ def test_many_pins_of_one_table_are_checked_at_once():
     assert "pinned shards" in laid_out(task, narrow | {24: 8}).violations[0]
 
 
-def test_more_shards_than_columns_make_are_possible_in_rows():
+def test_row_wise_tables_may_have_more_shards_than_columns_allow():
     narrow = replace(TASK, tables=(table("user_a", dim=4), *TABLES[1:]))
     rules = _rule("user_a", sharding_types=("row_wise",), min_shards=4)
     assert laid_out(replace(narrow, constraints=rules), *ROWS).violations == ()
@@ -213,7 +213,7 @@ def test_rules_survive_tasks_files_and_what_they_do_not_say_leaves_no_trace():
     assert said == others | {"min_blocks", "equal_widths"}
 
 
-def test_forms_of_all_rules_intersect():
+def test_sharding_types_of_all_rules_intersect():
     rules = constraints(
         rules=[
             {"tables": "*", "sharding_types": ["row_wise", "column_wise"]},
@@ -232,7 +232,7 @@ def test_forms_of_all_rules_intersect():
     ("forms", "tiers"),
     [(("data_parallel",), {Tier.DEVICE}), (("row_wise", "data_parallel"), set(Tier)), (None, set(Tier))],
 )
-def test_tables_that_must_be_copied_lie_on_devices_alone(forms, tiers):
+def test_tables_that_must_be_data_parallel_are_in_device_memory_only(forms, tiers):
     assert _rule("t", sharding_types=forms).limits(table(), 4).tiers == tiers
 
 

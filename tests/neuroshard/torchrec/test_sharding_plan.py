@@ -1,4 +1,4 @@
-"""Plans to TorchRec's form and back."""
+"""Plans to TorchRec's sharding plans and back."""
 
 import json
 from dataclasses import replace
@@ -182,7 +182,7 @@ HOSTS = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
 MIXED = laid_out(HOSTS, {1: 4, 2: 12}, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES)
 
 
-def test_every_form_has_torchrecs_word_and_the_blocks_that_it_wants(path):
+def test_every_sharding_type_has_torchrecs_word_and_blocks(path):
     whole = to_sharding_plan(MIXED, "ebc", "cpu")
     exported = whole.plan["ebc"]
     assert {name: (p.sharding_type, p.compute_kernel, p.ranks) for name, p in exported.items()} == {
@@ -292,7 +292,7 @@ HALVES = {3: 8, 1: 8}
 SERVED = laid_out(SEQUENCES, HALVES, range(4), 2, {0: 4, 1: 12})
 
 
-def test_sequence_tables_are_whole_halved_or_in_rows(path):
+def test_sequence_tables_are_whole_halved_or_row_wise(path):
     exported = to_sharding_plan(SERVED, PATHS)
     assert {name: (p.sharding_type, p.compute_kernel) for name, p in exported.plan["ec"].items()} == {
         "columns": ("column_wise", "fused"),
