@@ -86,14 +86,18 @@ def test_a_whole_table_may_be_pinned_and_kept_together():
 
 
 def test_tables_that_may_not_be_column_wise_are_refused():
-    with pytest.raises(UserError, match="'t1' may be data_parallel or row_wise only, and this search places column-wise tables"):
+    with pytest.raises(
+        UserError, match="'t1' may be data_parallel or row_wise only, and this search places column-wise tables"
+    ):
         _items(TableRule("t1", sharding_types=("row_wise", "data_parallel")))
 
 
 def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
     task = toy_task(2)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
-        with pytest.raises(UserError, match=f"table 'toy0' is {form}, and this search starts from column-wise plans only"):
+        with pytest.raises(
+            UserError, match=f"table 'toy0' is {form}, and this search starts from column-wise plans only"
+        ):
             items_of(task).held(laid_out(task, where, 0))
 
 
