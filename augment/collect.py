@@ -53,24 +53,24 @@ class Collect:
     """Everything `neuroshard collect` needs.
 
     Attributes:
-        tables: what is augmented.
-        hardware: what is measured on.
-        compute, comm, local: how samples are drawn.
-        num_compute_samples: combinations of tables to measure.
-        num_comm_samples: exchanges to measure.
-        num_local_samples: training steps to measure, mirrored: what TorchRec adds to kernels and exchanges. They need
+        tables: tables that samples are drawn from.
+        hardware: hardware to measure on.
+        compute, comm, local: how samples of kernel calls, exchanges and mirrored training steps are drawn.
+        num_compute_samples: number of combinations of tables to measure.
+        num_comm_samples: number of exchanges to measure.
+        num_local_samples: number of mirrored training steps to measure, for the overhead of TorchRec. They need
             TorchRec.
-        num_second_pass: of the samples of each kind, spread over all, measured again at the end: the noise.
-        batch_sizes: or several: every sample has one of them.
-        seed: fixes every sample and its lookups.
+        num_second_pass: number of samples of each kind, spread over all, to measure again at the end, for the noise.
+        batch_sizes: global batch sizes; every sample has one of them.
+        seed: seed of every sample and its lookups.
         out: the data directory; a run that was stopped resumes there.
-        max_noise: relative difference of two passes that 9 in 10 samples stay below, or the run fails; None takes any.
-            What differs by more was disturbed in the slower of its passes, and is measured again, with all that was
-            measured beside it then.
+        max_noise: maximum relative difference between two passes of 9 in 10 samples, or the run fails; None sets no
+            limit. If a sample differs by more, its slower pass was disturbed: the sample is measured again, together
+            with the samples that were measured in the same batch.
         max_remeasure_passes: maximum number of further passes over samples that differ by more than max_noise, and over
             samples that were measured with them.
-        references: share of every batch of kernel calls that is the same calls again and again. They tell how fast the
-            machine was then, which pretrain makes up for; 0: none.
+        references: share of every batch of kernel calls that are always the same calls. They show how fast the machine
+            was at that time, and pretrain corrects for it; 0: no such calls.
     """
 
     tables: tuple[Table, ...]

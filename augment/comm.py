@@ -25,26 +25,27 @@ _MAX_POOLING = 208  # of a published table
 @dataclass(frozen=True)
 @checked
 class CommAugmentation:
-    """Which exchanges are drawn.
+    """How exchanges are drawn.
 
-    Tables are handed out widest first to the device with the fewest columns, but a share of them, drawn for
-    every sample, goes to random devices instead, so some exchanges are balanced and others are not. Each device starts
-    after a random delay, up to a limit that is drawn for every sample too.
+    Tables go to the device with the fewest columns, the widest table first, but a share of the tables, drawn for every
+    sample, goes to random devices instead. So some exchanges are balanced and others are not. Each device starts after
+    a random delay, up to a limit that is drawn for every sample, too.
 
     Attributes:
-        num_devices: processes in an exchange; or several: each number gets an equal share of the exchanges.
-        max_dim: of the tables that are exchanged.
-        min_tables: in an exchange, at least.
-        max_tables: in an exchange, at most.
-        max_start_ms: by which a device starts later than the first, at most; CPU kernels take longer than a GPU's:
-            delays must cover their imbalance.
-        collectives: of an exchange: all_to_all, reduce_scatter, host_reduce_scatter, host_all_to_all, all_reduce,
-            input. As in `Collective`, in small letters; one listed twice comes twice as often.
-        max_row_tables: in rows, whose parts a reduce-scatter adds up, at most. On the same devices, at least one.
-        max_gradient_bytes: of copies, that an all-reduce adds up, at most. 4 KiB at least.
+        num_devices: numbers of processes in an exchange; each number gets an equal share of the exchanges.
+        max_dim: maximum width of the tables that are exchanged.
+        min_tables: minimum number of tables in an exchange.
+        max_tables: maximum number of tables in an exchange.
+        max_start_ms: maximum ms by which a device starts later than the first device. CPU kernels take longer than
+            GPU kernels, and delays must cover their imbalance.
+        collectives: collectives to draw from: all_to_all, reduce_scatter, host_reduce_scatter, host_all_to_all,
+            all_reduce, input. A collective that is listed twice comes twice as often.
+        max_row_tables: maximum number of row-wise tables in a reduce-scatter, or in each host's part of a host
+            collective; the minimum is 1.
+        max_gradient_bytes: maximum bytes of the gradients of data-parallel tables in an all-reduce; at least 4 KiB.
         skewed_fraction: fraction of exchanges in which some devices get more of the random tables than others, up to
             all of them. Plans with a hot table have such exchanges, and the search rejects plans whose exchanges are
-            more unbalanced than any that were measured.
+            more unbalanced than any measured exchange.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (4,)
@@ -60,7 +61,7 @@ class CommAugmentation:
     def __post_init__(self) -> None:
         halvings(self.max_dim)
         if self.min_tables > self.max_tables:
-            raise UserError(f"exchanges: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
+            raise UserError(f"exchanges: min_tables={self.min_tables} must be in 1..max_tables={self.max_tables}")
         if self.max_gradient_bytes < _LEAST_GRADIENT_BYTES:
             least = f"at least {_LEAST_GRADIENT_BYTES}"
             raise UserError(f"exchanges: max_gradient_bytes={self.max_gradient_bytes} must be {least}")

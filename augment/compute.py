@@ -1,6 +1,6 @@
 """Random combinations of augmented tables (NeuroShard, section 3.1): every table at many widths.
 
-Beyond that method, combinations may lie in blocks of rows, or be copies, as the samples of one of several devices.
+Beyond that method, combinations may be row-wise or data-parallel, as on one of several devices.
 """
 
 from collections.abc import Sequence
@@ -43,32 +43,33 @@ def one_of(choices: Sequence[T], rng: np.random.Generator) -> T:
 @dataclass(frozen=True)
 @checked
 class ComputeAugmentation:
-    """Which combinations are drawn.
+    """How combinations of tables are drawn.
 
     Attributes:
-        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two, 2,048 at most.
-        min_tables: in a combination, at least.
-        max_tables: in a combination, at most.
-        max_bytes: of weights in a combination. As far as the device holds them.
-        arbitrary_dim_fraction: fraction of tables whose width is any multiple of 4 columns, not max_dim halved some
-            times. Narrow tables come more often: halving a table of 100 columns, or moving a few, gives widths that
-            halving 128 never does.
-        sharding_types: of a combination: column_wise, row_wise (a block of rows of each table) or data_parallel. A type
-            that is listed twice comes twice as often.
-        sharers: devices that share row-wise or data-parallel tables; one of these counts for each combination.
-        hot_rows_first_fraction: fraction of the combinations in rows whose hot rows, some or all, are in the first
-            blocks.
-        max_copy_bytes: of weights in a combination of copies.
-        features: that read a table, each with a pooled output of its own; one of these counts for each table.
-        pooled: whether a combination's tables are pooled; false: sequence tables, with an output for every lookup.
-            Every one in columns or rows is one of these. Sequence tables of a combination have one width.
-        max_output_bytes: of what comes of a batch's lookups in a combination of sequence tables. A table alone may have
-            more.
-        tiers: memory that holds a combination: device, uvm_caching (host memory behind a cache) or uvm; GPUs only. Every
-            combination in columns or rows lies in one of these memories, all of it; one listed twice comes twice as
-            often. In host memory hot rows lie anywhere.
-        cache_load_factor: share of the rows that a combination in tier uvm_caching has room for; one of these. The cache takes at most
-            max_bytes, with rows as wide as the widest table.
+        max_dim: maximum width, 4 times a power of two, at most 2,048. Widths are max_dim halved any number of times,
+            down to 4.
+        min_tables: minimum number of tables in a combination.
+        max_tables: maximum number of tables in a combination.
+        max_bytes: maximum bytes of weights in a combination; only the rows on the device count.
+        arbitrary_dim_fraction: fraction of tables whose width is any multiple of 4 columns, not a halving of max_dim.
+            Narrow widths come more often. Plans have such widths, for example half of a table of 100 columns.
+        sharding_types: sharding types to draw from: column_wise, row_wise (a block of rows of each table) or
+            data_parallel. A type that is listed twice comes twice as often.
+        sharers: numbers of devices that share row-wise or data-parallel tables; each combination has one of them.
+        hot_rows_first_fraction: fraction of the row-wise combinations in which hot rows, some or all of them, are in
+            the first blocks of rows.
+        max_copy_bytes: maximum bytes of weights in a data-parallel combination.
+        features: numbers of features that read a table, each with a pooled output of its own; each table has one of
+            these numbers.
+        pooled: true for pooled tables, false for sequence tables, with an output for every lookup; each column-wise or
+            row-wise combination has one of these values. The sequence tables of a combination have one width.
+        max_output_bytes: maximum bytes of the outputs of a batch in a combination of sequence tables. A table alone may
+            have more.
+        tiers: tiers to draw from: device, uvm_caching (host memory with a cache on the device) or uvm (host memory);
+            host memory needs a GPU. Each column-wise or row-wise combination is in one of these tiers; a tier that is
+            listed twice comes twice as often. In host memory hot rows are anywhere.
+        cache_load_factor: shares of the rows that the cache has room for; each combination in tier uvm_caching has one
+            of them. The cache takes at most max_bytes, with rows as wide as the widest table.
     """
 
     max_dim: ShardDim = 128
@@ -91,12 +92,10 @@ class ComputeAugmentation:
         object.__setattr__(self, "sharding_types", forms_named(self.sharding_types))
         object.__setattr__(self, "tiers", tuple(Tier(tier) for tier in self.tiers))
         if self.min_tables > self.max_tables:
-            raise UserError(
-                f"compute samples: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}"
-            )
+            raise UserError(f"compute samples: min_tables={self.min_tables} must be in 1..max_tables={self.max_tables}")
 
     def check(self, split: Split) -> None:
-        """Raise UserError unless every table fits under the cap at its narrowest, and splits have some of each form."""
+        """Raise UserError unless every table fits at its narrowest, and splits have tables for each sharding type."""
         for table in chain(*split.values()):
             size = self._narrowest(table).size_bytes
             if size > self.max_bytes:
@@ -113,7 +112,7 @@ class ComputeAugmentation:
 
     @property
     def _layouts(self) -> list[Layout]:
-        """How combinations lie, one of which is drawn."""
+        """The layouts that combinations may have; one of them is drawn."""
         return [LAYOUTS[form] for form in forms_named(self.sharding_types)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
@@ -129,7 +128,7 @@ class ComputeAugmentation:
         self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
     ) -> ComputeSample:
         """Draw a combination of tables of the group, as one of the devices that share them has it."""
-        cut = layout.form in CUT_FORMS  # tables in other forms are pooled, and in the device's memory
+        cut = layout.form in CUT_FORMS  # data-parallel tables are pooled, and in device memory
         pooled = one_of(self.pooled, rng) if cut else True
         sharers = 1 if layout.free else one_of(self.sharers, rng)
         samples, blocks = max(1, batch_size // layout.batch_shares(sharers)), sharers if layout.blocks else 1
@@ -197,7 +196,7 @@ class ComputeAugmentation:
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
-        """Select the tables that can lie so, with a row for each of so many blocks."""
+        """Return the tables that can have a layout, with a row for each of so many blocks."""
         small = (its for its in group if not layout.dense or self._narrowest(its).size_bytes <= self.max_copy_bytes)
         return tuple(table for table in small if ROWS.fits(table.rows, blocks))
 

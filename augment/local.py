@@ -1,4 +1,4 @@
-"""Random plans whose steps are measured mirrored: forms mixed, on few devices and many."""
+"""Random plans whose mirrored steps are measured: with mixed sharding types, on few and on many devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,29 +22,30 @@ from neuroshard.words.placement import Placement
 from neuroshard.words.topology import Topology
 
 _HOST = 4  # devices of one, where there are several
-_SHARES = {COLUMNS: 2.0, COPIES: 0.7}  # of a plan's tables, more or less, beside 1 of each other form
+_SHARES = {COLUMNS: 2.0, COPIES: 0.7}  # expected share of a plan's tables, relative to 1 for other layouts
 _MEMORY = 1 << 40  # plenty: what a rank may hold is `max_bytes`
 
 
 @dataclass(frozen=True)
 @checked
 class PlanAugmentation:
-    """Which plans are drawn, one rank of each.
+    """How plans are drawn; one rank of each plan is measured.
 
     Attributes:
-        num_devices: of a plan; one of these, one listed twice comes twice as often.
-        batch_sizes: samples that each device has, one of these; fewer where the whole batch would be larger than
-            `max_batch_size`.
-        max_batch_size: over all devices.
-        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two, 2,048 at most.
-        max_tables: in a plan.
-        max_bytes: of a table; wider ones are narrowed, and those that still take more left out.
-        max_copy_bytes: of a table in copies.
-        max_output_bytes: of what comes of a device's own samples; tables that would give more are left out.
-        features: that read a table, one of these.
-        sequences: share of the plans in which a third of the tables aren't pooled.
-        precisions: in which outputs and gradients are exchanged, one of these (fp32, fp16, bf16); null: fp32. Fp32 and
-            another, of the same plans, tell what turning them into fewer bits and back takes.
+        num_devices: numbers of devices; each plan has one of them. A number that is listed twice comes twice as often.
+        batch_sizes: samples of each device; each plan has one of these numbers, or fewer samples if the global batch
+            would be larger than `max_batch_size`.
+        max_batch_size: maximum global batch size, over all devices.
+        max_dim: maximum width, 4 times a power of two, at most 2,048. Widths are max_dim halved any number of times,
+            down to 4.
+        max_tables: maximum number of tables in a plan.
+        max_bytes: maximum bytes of a table; larger tables are narrowed, or left out if they are still too large.
+        max_copy_bytes: maximum bytes of a data-parallel table.
+        max_output_bytes: maximum bytes of the outputs of a device's own samples; further tables are left out.
+        features: numbers of features that read a table; each table has one of them.
+        sequences: share of the plans in which a third of the tables are sequence tables.
+        precisions: data types of outputs and gradients in exchanges (fp32, fp16, bf16); each plan has one of them;
+            null: fp32. The difference between fp32 and another data type is the time of conversion.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 2, 2, 4, 4, 8, 16, 32, 64, 128)
@@ -110,9 +111,9 @@ class PlanAugmentation:
         return tuple(chosen[: max(int((outputs <= self.max_output_bytes).sum()), 1)])
 
     def placed(self, task: Task, rng: np.random.Generator) -> Plan:
-        """Place tables in forms that they can have, some columns in halves; devices all alike, or the first favoured.
+        """Place tables with random sharding types; some are split in halves, and some plans favour the first devices.
 
-        Of a tenth of the plans all tables lie in columns, of another tenth all in copies that can.
+        In a tenth of the plans all tables are column-wise; in another tenth all tables are data-parallel that can be.
         """
         layouts = tuple(layout for layout in LAYOUTS.values() if layout.words)  # TorchRec runs no others
         often = [_SHARES.get(layout, 1.0) for layout in layouts]
@@ -134,7 +135,7 @@ class PlanAugmentation:
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """Draw the devices that a table lies over: all, or those of a host; none where it lies in columns."""
+        """Draw the devices that share a table: all, or those of a host; empty if the table is column-wise."""
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
         if layout.free or too_large or not layout.takes(table.dim) or Call(layout.form, table.pooled) not in CALLS:
             return []

@@ -24,14 +24,14 @@ class SeriesSummary:
     """One series of samples.
 
     Attributes:
-        measured, failed: samples in the directory, first pass.
-        errors: the commonest errors with their counts.
-        wall_s, busy_s: of this run; busy inside timed and warm-up kernel runs.
-        repeatability: relative difference between two passes, one number per sample measured twice.
+        measured, failed: number of samples in the directory, first pass.
+        errors: the most frequent errors with their counts.
+        wall_s, busy_s: seconds of this run, and seconds inside timed and warm-up kernel runs.
+        repeatability: relative difference between two passes, one number per sample that was measured twice.
         noise: the relative difference between two passes that nine in ten samples stay below.
-        drift: by how much the second pass was slower, relative, in the median.
-        slowness: the least and the most that they were measured at; None where nothing tells it.
-        subsets: of each form, or of each collective, where there are several.
+        drift: median relative difference by which the second pass was slower.
+        slowness: minimum and maximum slowness of the machine during the samples; None if that is unknown.
+        subsets: summaries of each sharding type or collective, if there are several.
     """
 
     name: str

@@ -255,7 +255,7 @@ class Regression(ComputeFitter):
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
-    """Solve for the non-negative ms, (F,), of one of each amount of all tables (N, F), and ms of a call besides."""
+    """Solve for the non-negative ms, (F,), of a unit of each amount of tables (N, F), and the fixed ms of a call."""
     sums = sums_of(amounts, train.counts)
     unit = np.maximum(sums.max(axis=0), 1.0)  # amounts are of very different sizes
     fitted = LinearRegression(positive=True).fit(sums / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2)

@@ -66,7 +66,7 @@ _PARTS = {  # of the framework; the dense network isn't one
     "outputs": _Fitted(("outputs", "gradients"), (*TERMS, CONVERTED)),
     HOST: _Fitted(
         (HOST,), ("step", "calls", "calls except data-parallel", "own data-parallel tables")
-    ),  # the same wherever shards lie
+    ),  # the same wherever shards are
 }
 
 
@@ -119,13 +119,14 @@ def _of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]
 def fit_framework(
     models: CostModels, some: Sequence[Measurement[LocalSample]], start: Framework | None = None
 ) -> Framework:
-    """Fit each part to the least relative errors with non-negative figures; kernels beside what models say of them.
+    """Fit each part with non-negative figures and the least relative errors; kernels, in addition to their models.
 
-    So each figure is what one more of something costs, and none saves anything. With a start, another machine's, each
-    part is drawn to that one's figures times a factor: few samples don't tell what each of the terms costs.
+    Each figure is the cost of one more unit of a term, so no term saves time. With the figures of another machine as a
+    start, each part is drawn to these figures times a factor: few samples do not show the cost of each term.
 
     Raises:
-        UserError: no rank of them tells what devices do, since all waited for their hosts, and neither does a start.
+        UserError: in all steps devices waited for their hosts, so the work of devices is unknown, and there is no
+            start.
     """
     every, known = _Asked.by_part(models, some), {} if start is None else _known(start)
     if start is None and not len(every["kernels"].took_ms):

@@ -183,7 +183,7 @@ class Measured:
     def split(
         cls, calls: Sequence[Measurement[ComputeSample]], exchanges: Sequence[Measurement[CommSample]]
     ) -> "Measured":
-        """Group and split the measurements that succeeded; exchanges that only other forms need are left out."""
+        """Group and split the measurements that succeeded, without exchanges that no measured sharding type needs."""
         of_call = grouped(calls, lambda m: m.sample.call)
         of_collective = grouped(exchanges, lambda m: m.sample.collective)
         layouts = [LAYOUTS[call.form] for call in of_call if call.pooled]
@@ -256,9 +256,9 @@ class Measured:
 
     @property
     def parts(self) -> tuple[MeasuredPart, ...]:
-        """The parts of a step that were measured: kernel calls, forward and backward exchanges, the input.
+        """The parts of a step that were measured: kernel calls, forward and backward exchanges, the input dist.
 
-        Copies exchange nothing forward.
+        Data-parallel tables exchange nothing in the forward pass.
         """
         back = [one for one in self.comm if one is not Collective.INPUT]
         there = [(FORWARD, one) for one in back if one not in BACK_ONLY]
@@ -269,27 +269,27 @@ class Measured:
 
     @property
     def columns(self) -> SplitMeasurements:
-        """The kernel calls of columns."""
+        """The kernel calls of pooled column-wise tables in device memory."""
         return self.compute.get(IN_COLUMNS, SplitMeasurements.of(()))
 
     @property
     def all_to_alls(self) -> SplitMeasurements:
-        """The all-to-alls, which columns need."""
+        """The all-to-alls, which column-wise tables need."""
         return self.comm.get(Collective.ALL_TO_ALL, SplitMeasurements.of(()))
 
     @property
     def batch_sizes(self) -> set[int | None]:
-        """The different batch sizes of columns and all-to-alls."""
+        """The different batch sizes of `columns` and `all_to_alls`."""
         return {m.sample.batch_size for its in (self.columns, self.all_to_alls) for m in its.everything}
 
     @property
     def slowness(self) -> tuple[float, float] | None:
-        """The least and the most slowness that kernel calls were measured at; None where nothing tells it."""
+        """The minimum and maximum slowness of the machine during kernel calls; None if that is unknown."""
         return slowness_between([m for its in self.compute.values() for m in its.everything])
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """The number of samples in each split, of every part besides columns and all-to-alls."""
+        """The number of samples in each split, of every part except column-wise tables and all-to-alls."""
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
 
@@ -343,6 +343,7 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
 
 
 def _of_call(call: Call) -> str:
-    kinds = [call.form.value] * (not LAYOUTS[call.form].free) + ["sequence"] * (not call.pooled)
-    tables = f" of {' '.join(kinds)} tables" if kinds else ""
-    return f"compute samples{tables}" + ("" if call.tier is Tier.DEVICE else f" in tier {call.tier}")
+    words = [] if LAYOUTS[call.form].free else [call.form.value]
+    words += [] if call.pooled else ["sequence"]
+    of_tables = f" of {' '.join(words)} tables" if words else ""
+    return f"compute samples{of_tables}" + ("" if call.tier is Tier.DEVICE else f" in tier {call.tier}")

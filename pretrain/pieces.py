@@ -65,7 +65,7 @@ def assembled(
 
 
 def _in_direction(direction: str, pieces: Pieces) -> CommModel:
-    """Join the models of all collectives, which serve the forms whose exchanges, but those between hosts, are known."""
+    """Join the models of all collectives; they serve sharding types whose exchanges, except host ones, are known."""
     named = {one: exchange_part(direction, one) for one in Collective if one is not Collective.INPUT}
     exchanges: dict[Collective, CommModel] = {one: pieces[name] for one, name in named.items() if name in pieces}
     known = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
@@ -76,7 +76,7 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
     """Multiply each model by how many times as long its part takes: the median over its training samples.
 
-    Models of parts that little or nothing was measured of take the factor of columns, or of all-to-alls in their
+    Models of parts with few or no measurements take the factor of column-wise tables, or of all-to-alls in their
     direction.
     """
     factor: dict[str, float] = {}

@@ -37,24 +37,25 @@ class Pretrain:
     """Everything `neuroshard pretrain` needs.
 
     Attributes:
-        data: a directory that neuroshard collect wrote, or where evaluate or a verified search measured plans;
-            or several, [data/cpu, data/more].
+        data: a directory that neuroshard collect wrote, or in which evaluate or a verified search measured plans;
+            or several directories, [data/cpu, data/more].
         out: directory for the bundle.
         compute_model, comm_model: the kinds of the models, and how they are fitted.
-        init: a bundle (installed, or a directory) whose models are fitted further; of several, [cpu, models/other], the
-            one of the machine that is most like this; None starts from nothing.
+        init: a bundle (installed, or a directory) whose models are fitted further. With several bundles, [cpu,
+            models/other], the bundle of the machine most like this machine counts. None starts from nothing.
         min_finetune_samples: minimum number of training samples of a kernel call from which init's model of the call is
             fine-tuned. With fewer samples the model is only multiplied by a factor: fine-tuned to a few hundred random
             combinations, models chose plans whose steps took longer.
-        max_samples: of each kind for training; None takes all.
-        max_tables: in a compute sample for training; None takes all, 1 leaves combinations out.
-        calls: kernel calls that models are fitted to, in addition to columns: rows, copies, sequence_columns,
-            sequence_rows; None takes all that were measured.
-        exchanges: a datasheet whose exchanges the models take, such as roofline:h100, where a machine has one device,
-            and none are measured; None: they are fitted to what was measured.
-        host_tiers: a datasheet whose link to the host is added for tables in host memory, such as roofline:h100; None:
-            only what was measured.
-        seed: of the initial weights and the order of samples.
+        max_samples: maximum number of training samples of each kind; None takes all.
+        max_tables: maximum number of tables in a compute sample for training; None takes all samples, 1 leaves
+            combinations out.
+        calls: kernel calls that models are fitted to, in addition to column_wise, such as row_wise, data_parallel,
+            sequence_column_wise, sequence_row_wise; None takes all that were measured.
+        exchanges: a datasheet whose exchanges the models take, such as roofline:h100, for a machine with one device,
+            on which exchanges can't be measured; None fits models to the measured exchanges.
+        host_tiers: a datasheet whose link to the host is added for tables in host memory, such as roofline:h100; None
+            takes measured kernel calls only.
+        seed: seed of the initial weights and the order of samples.
         allow_regression: write the models even if they are worse than those of init on the same test samples.
     """
 

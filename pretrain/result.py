@@ -1,4 +1,4 @@
-"""What a pretrain run gives: metrics on tables never seen in training, beside the noise floor."""
+"""The result of a pretrain run: metrics on tables never seen in training, and the noise floor."""
 
 from dataclasses import dataclass, field
 from itertools import starmap

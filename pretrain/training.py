@@ -35,14 +35,14 @@ class TrainingSettings:
     """How networks are fitted.
 
     Attributes:
-        epochs: passes over the training samples, at most. The best epoch on the validation set is kept.
-        batch_size: samples in a step.
-        learning_rate: Adam's.
-        schedule: constant | cosine: cosine falls to zero.
-        loss: mse | relative | absolute_relative. "mse" is the papers'; "relative" squared error over the squared
-            target, so that cheap samples count as much as expensive ones; "absolute_relative" the same without squares,
-            what MAPE measures.
-        patience: epochs without a better validation loss before it ends.
+        epochs: maximum number of passes over the training samples. The best epoch on the validation set is kept.
+        batch_size: number of samples in a step.
+        learning_rate: learning rate of Adam.
+        schedule: constant | cosine: schedule of the learning rate; cosine falls to zero.
+        loss: mse | relative | absolute_relative. "mse" is the loss of the papers; "relative" is the squared error over
+            the squared target, so that cheap samples count as much as expensive samples; "absolute_relative" is the
+            absolute error over the target, as in MAPE.
+        patience: number of epochs without a better validation loss after which training ends.
     """
 
     epochs: PositiveCount = 1000

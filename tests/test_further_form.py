@@ -1,4 +1,4 @@
-"""A further form is one file, its word and its place in the list: all else follows, shown with a made-up one."""
+"""A further sharding type is one file, its word and its place in the list: shown with a made-up type."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def _edited(path, old, new):
 
 
 def _house(folder):
-    """The product with one more form; all but the rooms of words and layouts are links."""
+    """The product with one more sharding type; all but the packages of words and layouts are links."""
     package = folder / "neuroshard"
     package.mkdir()
     for entry in (ROOT / "neuroshard").iterdir():
@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("further form")]  # its 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What the exam says, in a process of its own: the form is there from the first import on."""
+    """The results of the exam, in a process of its own: the sharding type is there from the first import on."""
     house = _house(tmp_path_factory.mktemp("house"))
     command = [sys.executable, str(KIT / "exam.py"), str(tmp_path_factory.mktemp("out"))]
     environment = os.environ | {"PYTHONPATH": str(house)}

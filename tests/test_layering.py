@@ -161,7 +161,7 @@ def test_every_room_imports_rooms_above_it_only(house):
     assert _cycle(rooms) != []
 
 
-def test_no_module_of_the_core_lies_beside_the_rooms():
+def test_no_module_of_the_core_is_beside_the_packages():
     assert {path.name for path in (ROOT / "neuroshard").glob("*.py")} == {"__init__.py", "__main__.py"}
 
 

@@ -33,15 +33,15 @@ def show_models(arguments: list[str], console: Console) -> None:
     console.print(_shipped_bundles())
     console.print(_datasheets())
     console.print("use: model=NAME, or CostModels.load(NAME); `neuroshard models NAME` prints a card")
-    console.print("settings beside model=NAME, which are arguments of CostModels.load too:")
+    console.print("settings that go with model=NAME, and are arguments of CostModels.load, too:")
     console.print("  framework=torchrec   count the framework overhead of TorchRec: costs of whole training steps")
-    console.print("  dense_ms=8           the same on GPUs, beside a dense network that takes 8 ms of a step")
+    console.print("  dense_ms=8           the same on GPUs, with a dense network that takes 8 ms of a step")
     console.print("  exchange_dtype=fp16  exchange embeddings and gradients as fp16 (fp16/bf16: forward/backward)")
     console.print(f"  optimizer=adam       of {ROOFLINE}NAME: kernels that read and write the states of Adam")
 
 
 def _card(name: str) -> dict[str, Any]:
-    """Collect what there is to know of a model: of a datasheet its figures, of others where they come from."""
+    """Return the facts about a model: the figures of a datasheet, or the provenance of other models."""
     models = CostModels.load(name)  # which says what is wrong with the name
     if models.sheet is not None:
         errors = {check.group: str(check) for check in checks(models)}

@@ -89,7 +89,7 @@ def _check_applies(command: str, asked: Mapping[str, Any], group: str, name: str
 
 
 def _check_used(command: str, overrides: Sequence[Override], whole: Composed) -> None:
-    """Raise UserError if an override sets what nothing reads beside the choices made, in any job of a sweep."""
+    """Raise UserError if an override sets a value that no chosen config reads, in any job of a sweep."""
     made = [(one.key, str(name)) for one in overrides if is_group(one.key) for name in one.values]
     jobs = [whole, *(Composed.of(command, {**whole.chosen, group: name}) for group, name in made)]
     used = set[str]().union(*(_used(job.settings) for job in jobs))

@@ -21,17 +21,18 @@ def search(
     target: str | None = None,
     **settings: Any,
 ) -> Plan:
-    """Find a plan for `task` and predict its cost, by a method or the one of `conf/searcher/<searcher>.yaml`.
+    """Find a plan for `task` and predict its cost, with a search method or the name of a config in `conf/searcher/`.
 
-    `settings` override the config's, such as `beam_width=5`. With a `target` ("sok", "hugectr", "torchrec") the plan is
-    one that `export_plan` can write for it; its task has rules for that among its constraints. Costs for "torchrec"
-    count what TorchRec adds to a step, where the models know it (`CostModels.in_torchrec`).
+    `settings` override the settings of the config, such as `beam_width=5`. With a `target` ("sok", "hugectr",
+    "torchrec"), `export_plan` can write the plan for the target: rules for this are added to the task's constraints.
+    Costs for "torchrec" count the framework overhead of TorchRec if the models know it (`CostModels.in_torchrec`).
 
-    What should be known of how the plan was found, what makes its predicted cost doubtful (`Simulator.warnings`), and
-    what the plan asks of whoever trains with it in the target, is one `NeuroShardWarning`.
+    One `NeuroShardWarning` names everything to know about the search, reasons why the predicted cost may be wrong
+    (`Simulator.warnings`), and requirements of the plan for training in the target.
 
     Raises:
-        UserError: no such searcher, setting or target, or the simulator's models or the target can't serve the task.
+        UserError: the searcher, a setting or the target is unknown, or the simulator's models or the target do not
+            support the task.
         InfeasibleError: the method finds no plan that fits in memory.
     """
     if not isinstance(simulator, Simulator):

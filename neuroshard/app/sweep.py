@@ -74,7 +74,7 @@ def compared(jobs: Sequence[Job]) -> Grid | None:
 
 
 def _figures(job: Job, jobs: Sequence[Job]) -> tuple[str, str, str]:
-    """Describe a job beside the others: tasks solved, mean predicted cost and mean seconds."""
+    """Return the columns of a job, compared with the others: tasks solved, mean predicted cost and mean seconds."""
     its = job.outcome
     if its is None:
         return (job.failure or "done"), "-", "-"

@@ -53,7 +53,7 @@ class Called(NamedTuple):
     counts: FloatArray
 
     def beside(self, other: "Called") -> "Called":
-        """Add to these calls others that the same devices make besides."""
+        """Add other calls that the same devices make to these calls."""
         return Called(*(own + its for own, its in zip(self, other, strict=True)))
 
 
@@ -96,7 +96,7 @@ class Step:
 
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
-        """Run works in the order of their places, on devices (..., D); the parts stand in the order of `works`."""
+        """Run works in the order of their places in a step, on devices (..., D); parts are in the order of `works`."""
         ready, parts = np.zeros(shape), dict[int, Part]()
         for number in sorted(range(len(works)), key=lambda number: works[number][0]):
             parts[number] = part = works[number][1](ready)
@@ -110,10 +110,10 @@ class Step:
         return Step(tuple(its))
 
     def ms(self, name: str) -> FloatArray:
-        """Look up (..., D) ms of a part, by its name.
+        """Return the (..., D) ms of a part by its name.
 
         Raises:
-            KeyError: the step has none of that name.
+            KeyError: the step has no part of that name.
         """
         return {part.name: part.ms for part in self.parts}[name]
 
@@ -134,7 +134,7 @@ class Step:
 
     @property
     def counted(self) -> tuple[Part, ...]:
-        """The parts that the step takes longer for."""
+        """The parts that count: they make the step longer."""
         return tuple(part for part in self.parts if part.counts)
 
     @property
@@ -149,10 +149,10 @@ class Step:
 
     @property
     def margin(self) -> FloatArray | None:
-        """(..., D) half the width of an interval around every device's sum; None where one of a part isn't known.
+        """(..., D) half the width of an interval around every device's sum; None if a part's margin isn't known.
 
-        Errors of parts are taken as independent. Waiting makes every device come out of the last meeting with the one
-        that is last to come to it, so that one's errors before it count for all.
+        Errors of parts are taken as independent. Devices wait for the last of them at the last meeting, so the errors
+        of that device before the meeting count for all devices.
         """
         squares = [(part.when, part.margin**2) for part in self.counted if part.margin is not None]
         if len(squares) < len(self.counted):
@@ -170,13 +170,13 @@ def _sum(values: Iterable[FloatArray]) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class Cost(Step):
-    """Milliseconds of each part of a plan's step on each device, (D,), and what the plan costs by them.
+    """Milliseconds of each part of a plan's step on each device, (D,), and the cost of the plan.
 
     A step runs backward communication, then compute (fused backward and forward), then forward communication;
     a device's cost is their sum, the plan's cost the largest of them ("embedding cost" in NeuroShard, section 2).
-    Parts that don't count, such as the exchange of indices that a pipeline hides, are only shown.
+    Parts that don't count, such as an input dist that a pipeline hides, are only shown.
 
-    `caveat` is what is said wherever the cost is shown; None for costs that were measured, or predicted by models that
+    `caveat` is shown wherever the cost is shown; it is None for costs that were measured, or predicted by models that
     were measured on such a machine.
 
     `outside_training_range` is the imbalance of the plan's all-to-alls relative to the largest imbalance in the models'
@@ -193,26 +193,26 @@ class Cost(Step):
 
     @property
     def total_ms(self) -> float:
-        """The plan's cost, ms: what the straggler's parts add up to."""
+        """The plan's cost, ms: the sum of the straggler's parts."""
         return float(np.max(self.device_ms))
 
     @property
     def margin_ms(self) -> float:
-        """The margin of the plan's cost, ms: the straggler's; NaN where nothing is known of it."""
+        """The margin of the plan's cost, ms, which is the straggler's; NaN if it isn't known."""
         return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
 
     @property
     def likely_ms(self) -> float:
-        """What the plan is judged by: the expected cost where the models know margins, else the predicted one."""
+        """The cost by which plans are compared: the expected cost if models know margins, else the predicted one."""
         return self.total_ms if self.margin is None else self.expected_ms
 
     @property
     def expected_ms(self) -> float:
-        """The plan's cost, ms, with less bias than `total_ms`, which is too low; NaN where no margin is known.
+        """The plan's cost, ms, with less bias than `total_ms`, which is too low; NaN if no margin is known.
 
-        A plan waits for its true straggler, and with every device's prediction off by something of its own, that one
-        is slower on average than the predicted straggler: the more devices are predicted to be about as slow, the
-        more so. What devices wait for their hosts hides that.
+        A step waits for its true straggler. The predictions of devices have independent errors, so the true straggler
+        is slower on average than the predicted straggler, and more so the more devices have nearly the same predicted
+        cost. Time that devices wait for their hosts hides this.
         """
         if self.margin is None:
             return float("nan")
@@ -225,7 +225,7 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """What all devices wait for their hosts at the step's end, ms."""
+        """The ms that all devices wait for their hosts at the end of a step."""
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 
     def __str__(self) -> str:
@@ -264,7 +264,7 @@ def described_wait(waited_ms: float) -> str | None:
         return None
     return (
         f"devices wait {waited_ms:.2f} ms until it has launched all their work; dense work hides that "
-        "(dense_ms=8 predicts beside a dense network of 8 ms)"
+        "(dense_ms=8 predicts the cost with a dense network of 8 ms)"
     )
 
 

@@ -1,4 +1,4 @@
-"""What placements ask of devices: loads of their kernels, and traffic between them; what cost models are asked with."""
+"""The work that placements give devices: loads of kernels, and traffic between devices, the inputs of cost models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,7 +14,7 @@ from neuroshard.words.placement import ON_DEVICE, TIERS, Tier, TierAssignment
 
 _NUMBER = {call: number for number, call in enumerate(CALLS)}
 
-# (tiers, pooled or not, forms): places in `CALLS`; beyond them, where there is no such call.
+# (tiers, pooled or not, `FORMS`): places in `CALLS`; len(CALLS) if there is no such call.
 _CALL_NUMBERS: IntArray = np.array(
     [
         [[_NUMBER.get(Call(form, pooled, tier), len(CALLS)) for form in FORMS] for pooled in (False, True)]
@@ -31,22 +31,23 @@ def calls_of(kernels: IntArray) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """n loads, as arrays: what tables, or shards of them, ask of the device that holds them.
+    """n loads, as arrays: the work that tables, or their shards, give the device that holds them.
 
     Attributes:
-        rows: (n,) that lie on the device.
-        dim: (n,) columns that lie there.
+        rows: (n,) rows on the device.
+        dim: (n,) columns on the device.
         table_dim: (n,) columns of the whole table.
-        lookups: (n,) of a batch, over all samples.
-        samples: (n,) whose lookups they are: the global batch size, or a device's share of it.
+        lookups: (n,) lookups of a batch, over all samples.
+        samples: (n,) samples of these lookups: the global batch size, or a device's share of it.
         bags: (n,) lists of lookups in a batch: one for each sample and feature.
-        pooled: (n,) whether each bag is summed up; else every lookup is an output.
-        bytes_per_element: (n,) of the weights.
+        pooled: (n,) True if each bag is summed up; else every lookup is an output.
+        bytes_per_element: (n,) bytes of each weight.
         reuse: (n, 17) histogram, as in `Table`.
         tier: (n,) memory that holds the weights, by its place in `TIERS`.
-        cached: (n,) share of the rows that the device holds: 1 of those in its memory, 0 of those in the host's.
-        form: (n,) how the table is laid out, by its place in `FORMS`.
-        sharers: (n,) devices that each of its outputs is summed over: those of a row block's group; else 1.
+        cached: (n,) share of the rows that device memory has room for: 1 in tier device, the cache load factor in tier
+            uvm_caching, 0 in tier uvm.
+        form: (n,) family of the table's sharding type, by its place in `FORMS`.
+        sharers: (n,) devices whose partial sums make up an output: the group of a block of rows; else 1.
     """
 
     rows: FloatArray
@@ -295,7 +296,7 @@ class Traffic:
 
     @property
     def forward(self) -> "Traffic":
-        """The traffic on the way forward, without all-reduces: copies exchange nothing then."""
+        """The traffic of the forward pass, without all-reduces: data-parallel tables then exchange nothing."""
         if self.size_bytes.shape[2] <= Collective.ALL_REDUCE:
             return self
         size_bytes = self.size_bytes.copy()

@@ -1,9 +1,9 @@
-"""Timing compute samples on one device: the kernels of all forms, as TorchRec calls them, and the runs that time them.
+"""Timing compute samples on one device: the kernels of all sharding types, as TorchRec calls them, and their runs.
 
-Columns and rows have FBGEMM's table-batched embedding, forward and backward with the update fused in; of sequence
-tables it is the one without pooling. Copies have FBGEMM's dense embedding and an update of every row: backward gives a
-gradient of all rows, zeros for those that nobody looked up, which is what devices add up between them. Then the
-optimizer, which knows nothing of embeddings, reads and writes the whole table.
+Column-wise and row-wise tables have FBGEMM's table-batched embedding, forward and backward with the update fused in;
+sequence tables have the embedding without pooling. Data-parallel tables have FBGEMM's dense embedding and an update of
+every row: backward gives a gradient of all rows, with zeros for rows that nobody looked up, and devices add these
+gradients up. Then the optimizer, which knows nothing of embeddings, reads and writes the whole table.
 """
 
 import gc
@@ -92,9 +92,9 @@ def build_operator(
     arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """Build the fused operator over all of the sample's tables; on CPU its weights lie in the arena.
+    """Build the fused operator over all of the sample's tables; on CPU its weights are in the arena.
 
-    Rows are fetched into a cache when the operator is called, not before: its cost is that of the call.
+    Rows are fetched into a cache when the operator is called, not before: the time of the call includes the fetches.
     """
     check_tiers(device.type, [sample.tier_assignment.tier])
     on_cpu = device.type == "cpu"
@@ -192,7 +192,7 @@ class ComputeBench:
         self._arenas = make_arenas()
 
     def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure an outcome for each sample; its repeats are (R,) ms. Those without room beside others go alone."""
+        """Measure an outcome for each sample, with repeats (R,) in ms; samples that run out of memory go alone."""
         outcomes = self._together(samples, seeds, report)
         for index, outcome in enumerate(outcomes):
             if len(samples) > 1 and (outcome.error or "").startswith(torch.OutOfMemoryError.__name__):

@@ -16,7 +16,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.misses import Popularity
 from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS, TOPS, TOUCHED_ONCE, histogram
 
-_GOLDEN = 0.618  # of the table: neighbours by how hot they are lie far apart
+_GOLDEN = 0.618  # of the table: rows that are nearly as hot are far apart
 _MOST = 1 << 62  # that a product of two row numbers may be
 _FEW = 4  # times as many rows as are drawn, from which on they are drawn with repeats, which are left out
 
@@ -88,8 +88,8 @@ def _stride(rows: int) -> int:
 def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: torch.Generator) -> torch.Tensor:
     """Choose unique rows of a table, (U,), to be touched `counts` (U,) times.
 
-    They lie anywhere, but for a share `hot_first` of those touched more than once, which are the first ones, hottest
-    first; or, where that is 0, so that each block of the table's `row_lookups` gets its share of the counts.
+    A share `hot_first` of the rows that are touched more than once are the first rows, hottest first; all other rows
+    are anywhere. If `hot_first` is 0, each block of the table's `row_lookups` gets its share of the counts.
     """
     if hot_first:
         return _hot_first(counts, table.rows, hot_first, generator)
@@ -168,8 +168,8 @@ def draw_lookups(
     """Draw indices (L,) and lengths (features x batch_size,), feature by feature.
 
     Lengths sum to L = batch_size x pooling factor, rounded, at least 1; each is the floor or the ceiling of their mean.
-    Which rows are the hot ones is random, but for a share `hot_first` of them: these are the first ones, hottest first.
-    Where that is 0 and the table knows its `row_lookups`, its blocks of rows get their shares of the lookups. Both are
+    A share `hot_first` of the hot rows are the first rows, hottest first; the other hot rows are random. If `hot_first`
+    is 0 and the table has `row_lookups`, its blocks of rows get their shares of the lookups. Indices and lengths are
     int64 on the generator's device.
     """
     lookups = _lookups(table, batch_size)

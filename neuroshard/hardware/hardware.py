@@ -38,10 +38,10 @@ class Hardware:
     """A type of device and how it is timed.
 
     Attributes:
-        device: what runs the kernels.
-        embedding: what the fused kernel does.
-        compute_timing, comm_timing: the protocols of the two kinds of samples.
-        timeout_s: of one sample, after which its worker is given up. The sample it was at is recorded as failed.
+        device: the device that runs the kernels.
+        embedding: settings of the fused kernel.
+        compute_timing, comm_timing: the timing protocols of compute samples and exchanges.
+        timeout_s: maximum seconds per sample, after which its worker is stopped. The sample is recorded as failed.
     """
 
     device: DeviceSpec

@@ -49,10 +49,10 @@ class World:
 
 
 class Mirror(_ProcessGroup):  # type: ignore[misc]
-    """A process group whose other ranks mirror this one: what they would send to it is what it sends to itself.
+    """A process group whose other ranks mirror this rank: instead of their data this rank gets its own data.
 
-    So this rank's tensors have the shapes that they have among real ranks; the values of outputs that other ranks
-    would have looked up are this one's. Exchanges take no time but that of a copy, and end where they begin.
+    So this rank's tensors have the shapes that they have among real ranks; the values of outputs that other ranks would
+    have looked up are this rank's values. An exchange takes only the time to copy a tensor, and ends at once.
     """
 
     def __init__(self, rank: int, size: int, world: World) -> None:
@@ -73,7 +73,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices that torch believes to have a backend here: TorchRec of some releases refuses groups of none."""
+        """The devices with a backend here, for torch: some releases of TorchRec refuse groups without a device."""
         return [torch.device("cpu")]
 
     def all_to_all_single(

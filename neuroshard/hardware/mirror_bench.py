@@ -1,4 +1,4 @@
-"""Timing one rank's local work in TorchRec's training steps, beside mirrors: runs in a process of its own."""
+"""Timing one rank's local work in TorchRec's mirrored training steps, in a process of its own."""
 
 import gc
 from collections.abc import Sequence
@@ -61,10 +61,10 @@ class MirrorBench:
 
 
 class _Live:
-    """A rank's sharded stand-in beside mirrors, which takes its steps.
+    """A rank's sharded stand-in, whose other ranks are mirrors; it takes the rank's steps.
 
     Attributes:
-        stretches: (S,) of every step; none before the first turn.
+        stretches: (S,) stretches of every step; empty before the first turn.
     """
 
     def __init__(self, trained: Trained, world: World, told: Sequence[Sequence[torch.Tensor]]) -> None:

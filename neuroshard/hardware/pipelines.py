@@ -85,8 +85,8 @@ class PhaseClock:
     def walk(self, steps: int) -> Walk:
         """Synchronize the device, and return the means of so many steps since the restart, all in the same stretches.
 
-        What follows the last end is left out. Behind the stretches of a device that works beside its host stands what
-        that took to launch a step.
+        Work after the last end is left out. If device and host work in parallel, the last value is the time that the
+        host took to launch a step.
 
         Raises:
             RuntimeError: the steps differ in what they do.

@@ -1,6 +1,7 @@
-"""What is measured of a plan: the kernel calls of each device, and exchanges one after the other.
+"""The samples to measure for a plan: the kernel calls of each device, and exchanges one after the other.
 
-A device calls a kernel for each form and data type of pooled tables, and for each form, data type and width of others.
+A device calls a kernel for each sharding type (`Form`), tier and data type of its pooled tables; sequence tables have a
+call for each width, too.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
 
 def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
     def kernel(placed: Placement) -> tuple[int, int, int]:
-        """Tell which call it is, how its weights are stored, and how wide shards are where all must be as wide."""
+        """Return the call's number, the bytes of a weight, and the width of sequence shards, which must be equal."""
         number, table = placed.shard.table, plan.task.tables[placed.shard.table]
         call = CALLS.index(Call(plan.forms[number], table.pooled, placed.tier_assignment.tier))
         return call, table.bytes_per_element, 0 if table.pooled else placed.shard.dim
@@ -47,7 +48,7 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
 
 
 def _common_home(placements: Sequence[Placement]) -> TierAssignment:
-    """Find the memory of a call's tables: one cache for all, which has room for as many rows as theirs together."""
+    """Return the tier assignment of a call's tables: one cache has room for as many rows as their caches together."""
     first = placements[0].tier_assignment
     if first.tier is not Tier.UVM_CACHING:
         return first
@@ -64,9 +65,9 @@ def _of_share(table: Table, shares: int) -> Table:
 
 
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
-    """List the plan's exchanges, in the order of a step's way forward, without delays.
+    """List the plan's exchanges, in the order of a step's forward pass, without delays.
 
-    Copies exchange nothing forward. The input, which comes before anything else, is left out (`input_exchange`).
+    Data-parallel tables exchange nothing in the forward pass. The input dist is left out (`input_exchange`).
     """
     traffic = plan.traffic if direction == BACKWARD else plan.traffic.forward
     return _exchanges(plan, traffic, [which for which in Collective if which is not Collective.INPUT])

@@ -31,8 +31,8 @@ class Outcome:
     """A sample's repeats or error.
 
     Attributes:
-        busy_s: spent inside its timed and warm-up runs.
-        seen: what was looked up in each of its blocks of rows, if it has any; or the stretches of a rank's step.
+        busy_s: seconds spent inside the sample's timed and warm-up runs.
+        seen: the lookups in each of the sample's blocks of rows, if it has any; or the stretches of a rank's step.
     """
 
     repeats: Repeats | None

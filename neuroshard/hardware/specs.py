@@ -31,10 +31,10 @@ class DeviceSpec:
 @dataclass(frozen=True)
 @checked
 class EmbeddingSettings:
-    """What the fused kernel does besides looking up: `optimizer` is "sgd" (exact) or "rowwise_adagrad".
+    """Settings of the fused kernel.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad: of the fused kernel.
+        optimizer: sgd | rowwise_adagrad: optimizer of the fused kernel; sgd is FBGEMM's exact SGD.
     """
 
     optimizer: str = "sgd"

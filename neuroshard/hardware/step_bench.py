@@ -133,7 +133,7 @@ class Trained:
 
     @property
     def lookups(self) -> list[nn.Module]:
-        """The modules that look up, in all forms of all collections."""
+        """The modules that look up, of all sharding types of all collections."""
         return [lookup for module in self.sharded for lookup in module._lookups]
 
     def step(self) -> torch.Tensor:
@@ -155,9 +155,9 @@ class Trained:
 
 
 def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
-    """Put this rank's shards on the device that it has here: beside mirrors, the only one, whatever its rank.
+    """Place this rank's shards on the rank's device here: in a mirrored step, the only device, whatever the rank.
 
-    TorchRec refuses optimizers' states on another device than their plan says.
+    TorchRec refuses optimizer states on another device than the plan's.
     """
     rank = dist.get_rank()
     shards = [shard for module in plan.plan.values() for sharding in module.values() for shard in shards_of(sharding)]
@@ -176,14 +176,14 @@ def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.de
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Split off parameters of copied tables, and of the dense network; fused kernels update all others themselves."""
+    """Return the parameters of data-parallel tables and of the dense network; fused kernels update all others."""
     named = dict(model.named_parameters())
     copied = [one for name, one in named.items() if name.split(".")[-2] in copies]
     return copied, [one for name, one in named.items() if ".over." in f".{name}"]
 
 
 def _watch(module: ShardedModule[Any, Any, Any, Any], clock: PhaseClock) -> None:
-    """Tell the clock when lookups begin and end, when gradients come back to them, and when copies have theirs."""
+    """Tell the clock when lookups begin and end, when their gradients come back, and when data-parallel ones do."""
     module.register_forward_pre_hook(clock.entering(Phase.INPUT))
     for lookup in module._lookups:
         lookup.register_forward_pre_hook(clock.entering(Phase.LOOKUPS))

@@ -89,14 +89,14 @@ def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: H
 
 
 def check_comparable(plans: Sequence[Plan]) -> None:
-    """Raise UserError unless TorchRec has these plans' forms, and their steps train one task's tables and devices."""
+    """Raise UserError unless TorchRec has the plans' sharding types, and all plans have the same tables and devices."""
     for plan in plans:
         plan.check_layouts(
             lambda layout: bool(layout.words), "TorchRec has no such sharding type", "measure it measure=kernels"
         )
     task = plans[0].task
     if any(plan.task.tables != task.tables or plan.task.topology != task.topology for plan in plans):
-        raise UserError("steps are compared between plans of the same tables and devices; give plans of one task")
+        raise UserError("steps of plans with different tables or devices can't be compared; give plans of one task")
 
 
 @dataclass(frozen=True)

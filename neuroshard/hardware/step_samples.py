@@ -1,4 +1,4 @@
-"""Training steps: how they are timed, what one build of a plan took, and one rank's local work beside mirrors."""
+"""Training steps: their protocol, the times of one build of a plan, and one rank's local work in a mirrored step."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,23 +32,23 @@ PHASES = (
 @dataclass(frozen=True)
 @checked
 class StepProtocol:
-    """How training steps are timed, and beside what dense network.
+    """How training steps are timed, and with which dense network.
 
-    What decides about a step besides its plan: where the allocator put its memory, and in which order models were built
-    (equal plans differed by a fifth). So memory that was freed is kept, every plan is built again in each of `builds`
-    groups of fresh processes, each time in another order, and within a build the plans take turns: in each of `turns`
-    rounds every plan, in a fresh random order, trains one step untimed and then `steps` that are timed together, all
-    ranks starting at once.
+    A step's time depends not only on the plan, but also on where the allocator put memory, and on the order in which
+    models were built (steps of equal plans differed by a fifth). So memory that was freed is kept, every plan is built
+    again in each of `builds` groups of fresh processes, each time in another order, and within a build the plans
+    alternate: in each of `turns` rounds every plan, in a fresh random order, trains one untimed step and then `steps`
+    steps that are timed together; all ranks start at once.
 
     Attributes:
-        builds: of every plan, each in fresh processes and in another order.
-        turns: of every plan in a build.
-        steps: that are timed together in a turn, after one that isn't.
-        dense: widths of the stand-in's hidden layers over all outputs; [] only sums them up.
+        builds: number of builds of every plan, each in fresh processes and in another order.
+        turns: number of turns of every plan in a build.
+        steps: number of steps that are timed together in a turn, after one untimed step.
+        dense: widths of the stand-in's hidden layers over all outputs; [] only sums the outputs up.
         pipeline: none | sparse_dist: how batches follow each other; sparse_dist: TorchRec's TrainPipelineSparseDist,
             which sends a batch's indices while the batch before it trains.
-        ballast: rows of a square matrix that the device multiplies by itself in the dense phase; 0: none. 8192 keep an
-            H100 busy for about 23 ms, so that its host launches the next step meanwhile.
+        ballast: rows of a square matrix that the device multiplies by itself in the dense phase; 0: no matrix. A matrix
+            of 8192 rows keeps an H100 busy for about 23 ms, so that its host launches the next step meanwhile.
     """
 
     builds: PositiveCount = 6
@@ -102,8 +102,8 @@ class Stretch:
     """Local work of one phase until the next begins, or until an exchange does.
 
     Attributes:
-        phase: of `LOCAL_PHASES`; or `HOST`, what that took to launch the step, behind all others.
-        until: the collective that it ends at; "" where another phase begins.
+        phase: one of `LOCAL_PHASES`; or `HOST`, the time to launch the step, behind all other stretches.
+        until: the collective at which the stretch ends; "" if another phase begins.
     """
 
     phase: str

@@ -82,9 +82,9 @@ def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
 
 
 def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> list[ComputeSample]:
-    """Rename the tables of kernel calls as no other table is called, and write the tables down first.
+    """Give the tables of kernel calls unique names, and write the tables to the data directory first.
 
-    A plan's copies look up their own device's samples only, so they aren't the table that tasks know by that name.
+    Data-parallel tables look up only their own device's samples, so their statistics differ from the task's tables.
     """
     tables = directory.tables()
     named = [replace(call, tables=tuple(_named(table, tables) for table in call.tables)) for call in calls]

@@ -1,4 +1,4 @@
-"""How tables are laid out over devices: a file for each form, with everything known of it; here all together."""
+"""How tables are laid out over devices: a file for each family of sharding types, and here all of them together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,15 +25,15 @@ __all__ = [
 
 
 def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
-    """Find the layout of a table that lies in these shards: nothing else says which one it is.
+    """Return the layout of a table with these shards: the shards alone decide it.
 
-    It is the last one that holds it: what is listed later may be a case of what is listed before.
+    If several layouts of `LAYOUTS` match, the last of them counts: a later layout may be a case of an earlier one.
     """
     return next(layout for layout in reversed(LAYOUTS.values()) if layout.holds(table, shards))
 
 
 def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -> tuple[Layout, ...]:
-    """Find the layout of every table, (T,), that has such placements (T,)."""
+    """Return the layouts (T,) of tables (T,) with these placements (T,)."""
     pairs = zip(tables, placed, strict=True)
     return tuple(layout_of(table, [placed.shard for placed in its]) for table, its in pairs)
 

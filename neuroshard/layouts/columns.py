@@ -1,4 +1,4 @@
-"""Columns: a table whole on one device, or in shards of columns that have all rows."""
+"""Table-wise and column-wise tables: whole on one device, or split by columns into shards that have all rows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
@@ -17,9 +17,10 @@ _WHOLE, _CUT, _ON_A_HOST = "table_wise", "column_wise", "table_column_wise"
 
 
 class Columns(Layout):
-    """The form of columns: a shard's device looks up all samples in its columns; outputs go to the samples' devices.
+    """Table-wise and column-wise tables: a shard's device looks up all samples, and sends outputs to their devices.
 
-    TorchRec's third word for columns is that for those on the devices of one host; the plan itself looks the same.
+    TorchRec's third sharding type of this family, table_column_wise, puts all shards of a table on one host; the
+    shards look the same.
     """
 
     form: ClassVar[Form] = Form.COLUMN_WISE
@@ -55,11 +56,11 @@ class Columns(Layout):
         return f"in shards of {' and '.join(map(str, sorted(set(widths))))} columns; give them all as many"
 
     def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
-        """Name TorchRec's word for whole tables, or for those that are cut."""
+        """Return table_wise for a table in one shard, and column_wise for a table in several shards."""
         return _WHOLE if len(placements) == 1 else _CUT
 
     def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return all words for a whole table; for shards on one host, and on several, those that allow them."""
+        """Return all types of the family for a whole table, and for a split table the types that allow its devices."""
         if len(placements) == 1:
             return set(self.words)
         size = topology.domain_size
@@ -67,7 +68,7 @@ class Columns(Layout):
         return {_CUT, _ON_A_HOST} if on_one_host else {_CUT}
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """List all of TorchRec's words for columns: in shards of all rows they mean the same."""
+        """List all types of the family: TorchRec reads shards that have all rows in the same way with each of them."""
         return set(self.words)
 
 

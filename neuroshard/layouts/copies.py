@@ -1,4 +1,4 @@
-"""Copies: a table whole on every device."""
+"""Data-parallel tables: every device has the whole table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from neuroshard.words.topology import Topology
 
 
 class Copies(Layout):
-    """The form of copies: each device looks up its own samples; an all-reduce adds up gradients of all weights."""
+    """Data-parallel tables: each device looks up its own samples; an all-reduce adds up gradients of all weights."""
 
     form: ClassVar[Form] = Form.DATA_PARALLEL
     exchanges: ClassVar[tuple[Collective, ...]] = (Collective.ALL_REDUCE,)
@@ -28,7 +28,7 @@ class Copies(Layout):
     dense: ClassVar[bool] = True
     own_samples: ClassVar[bool] = True
     everywhere: ClassVar[bool] = True
-    note: ClassVar[str] = "copy"
+    note: ClassVar[str] = "data-parallel"
     counted: ClassVar[str] = ", data-parallel, which counts as one shard"
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
@@ -36,11 +36,11 @@ class Copies(Layout):
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) > 1
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Place a copy of a table on every device of the task, whatever the group."""
+        """Place the whole table on every device of the task, whatever the group."""
         return in_copies(whole, index)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Check that every device has a copy in its own memory, and that there is nothing else of the table."""
+        """Check that every device has the whole table in its own memory, and that the table has no other shards."""
         if (home := placements[0].tier_assignment) != ON_DEVICE:
             raise UserError(
                 f"plan: table {table.name!r} is data_parallel in {home}; put data-parallel tables in tier device"
@@ -48,23 +48,24 @@ class Copies(Layout):
         for placement in placements:
             if placement.shard.dim < table.dim:
                 raise UserError(
-                    f"plan: {place_of(table, placement.shard.column, 0)} is covered twice: by copies of the whole "
-                    f"table and a shard on device {placement.device}"
+                    f"plan: {place_of(table, placement.shard.column, 0)} is covered twice: other devices have the "
+                    f"whole table, and device {placement.device} has a shard of it"
                 )
         if missing := set(range(topology.num_devices)).difference(placement.device for placement in placements):
             raise UserError(
-                f"plan: table {table.name!r} is covered twice, by copies on {len(placements)} devices, and device "
-                f"{min(missing)} has none; put it on one device, or on each of the {topology.num_devices}"
+                f"plan: table {table.name!r} is covered twice: {len(placements)} devices have the whole table, and "
+                f"device {min(missing)} does not; put the table on one device, or on each of the "
+                f"{topology.num_devices} devices"
             )
 
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Cut loads of copies at `which` (m,) to what one device's samples ask of them."""
+        """Reduce the loads of the data-parallel tables at `which` (m,) to the samples of one device."""
         return _of_own_samples(loads, num_devices, which)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Compute the loads of a copy of each whole table, for the samples of one device of `count`."""
+        """Compute the load of each whole table for the samples of one of `count` devices."""
         formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
         return _of_own_samples(formed, count, np.arange(len(loads)))
 
@@ -73,12 +74,12 @@ class Copies(Layout):
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 
     def num_shards(self, devices: int) -> int:
-        """Return 1: rules count all copies as one shard."""
+        """Return 1: rules count a data-parallel table as one shard."""
         return 1
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
-    """Cut loads at `which` (m,) to the samples of one device: so small a batch has a histogram of its own."""
+    """Reduce loads at `which` (m,) to the samples of one device; the histogram of the smaller batch differs, too."""
     share, reuse = np.ones(len(loads)), loads.reuse.copy()
     share[which] = 1 / num_devices
     reuse[which] = reuse_at(loads.reuse[which], 1 / num_devices)
@@ -88,10 +89,10 @@ def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
 
 
 def in_copies(task: Whole, table: int) -> list[Placement]:
-    """Place a copy of a table on every device.
+    """Make a table data-parallel: place all of it on every device.
 
     Raises:
-        UserError: there is no such table.
+        UserError: the task has no table of that index.
     """
     whole = table_of(task, table)
     shard = Shard(table, 0, whole.dim, 0, whole.rows)

@@ -1,4 +1,4 @@
-"""What everybody asks of a form: how tables lie in it, what it asks of devices, and its words. A file answers each."""
+"""The interface of a family of sharding types: its placements, its loads on devices, and its names."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -17,7 +17,7 @@ from neuroshard.words.topology import Topology
 
 
 class Whole(Protocol):
-    """What is laid out, as a task has it: tables (T,), the memory (T,) that each lies in, and the devices."""
+    """What is laid out: tables (T,), the memory (T,) that holds each of them, and the devices. A task has all three."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -25,7 +25,7 @@ class Whole(Protocol):
 
     @property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
-        """(T,) the memory that each table lies in."""
+        """(T,) the memory that holds each table."""
 
     @property
     def topology(self) -> Topology:
@@ -33,23 +33,24 @@ class Whole(Protocol):
 
 
 class Layout(ABC):
-    """One form of tables, and everything that is known of it; a class for each, without state.
+    """A family of sharding types, and everything that is known of it; each subclass is a family, without state.
 
     Attributes:
-        form: its name.
-        exchanges: what pooled tables in it exchange besides the input.
-        host_exchanges: what those exchange instead that lie so over the devices of one host, not over all; none where
-            none may.
-        color: in pictures.
-        words: TorchRec's sharding types for it, first the one by which its constraints allow it; none if it has none.
-        free: whether any device may hold a shard, whatever others hold: searches place its shards one by one.
-        dense: whether every row is updated in a step, from a gradient as large as the table, outside of fused kernels.
-        own_samples: whether a device looks up its own samples only, and keeps what comes of them.
-        everywhere: whether every device has a shard.
-        blocks: whether shards are blocks of rows, which rules count as such.
-        joins: whether tables that are kept together on one device may lie so.
-        note: said behind a shard's name.
-        counted: said of how many shards it counts as, where that isn't as many as devices hold one.
+        form: name of the family.
+        exchanges: collectives of the family's pooled tables, without the input.
+        host_exchanges: collectives of tables on the devices of one host, instead of `exchanges`; empty if the family
+            has no such tables.
+        color: color of the family in pictures.
+        words: TorchRec's sharding types of the family; the first of them is used in TorchRec's constraints. Empty if
+            TorchRec has none.
+        free: True if any device may hold a shard, whatever other devices hold: searches place the shards one by one.
+        dense: True if every step updates every row, from a gradient as large as the table, outside of fused kernels.
+        own_samples: True if a device looks up only its own samples, and keeps the outputs.
+        everywhere: True if every device has a shard.
+        blocks: True if shards are blocks of rows, which rules count as blocks.
+        joins: True if tables that are kept together on one device may have these sharding types.
+        note: text behind the name of a shard in a printed plan.
+        counted: text that says as how many shards a table counts, if that is not its number of devices.
     """
 
     form: ClassVar[Form]
@@ -80,17 +81,17 @@ class Layout(ABC):
 
     @abstractmethod
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Tell whether a table in these shards lies in this form; that they make it up is checked afterwards.
+        """Return True if a table with these shards is of this family; `check` sees that they make up the table.
 
-        A table that isn't placed has none: then only columns say so.
+        A table that is not placed has no shards: then only `Columns` returns True.
         """
 
     def fits(self, rows: int, count: int) -> bool:
-        """Tell whether a table has rows enough to lie so on `count` devices."""
+        """Return True if a table with so many rows is large enough for `count` devices."""
         return True
 
     def takes(self, dim: int) -> bool:
-        """Return True if a table of `dim` columns may lie so: one wider than a shard may be must be cut in columns."""
+        """Return True if a table of `dim` columns may be of this family; a too wide table must be split by columns."""
         return self.free or dim <= MAX_SHARD_DIM
 
     @abstractmethod
@@ -103,10 +104,10 @@ class Layout(ABC):
 
     @abstractmethod
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Check that shards in it, at most one on a device, make up a table as the form is served.
+        """Check that placements, at most one on a device, make up the table, and that the family allows them.
 
         Raises:
-            UserError: they don't; it names the table, and the row and column or the device.
+            UserError: they do not; the message names the table, and the row and column or the device.
         """
 
     def placed(
@@ -121,9 +122,9 @@ class Layout(ABC):
 
     @abstractmethod
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """Compute (n,) bytes that each load makes its device put into collectives; those of other forms don't count.
+        """Compute (n,) bytes that the device of each load puts into collectives; loads of other families do not count.
 
-        `output_bytes` (n,) are of all embeddings that come of a batch, at the load's width.
+        `output_bytes` (n,) are the bytes of all embeddings of a batch, at the width of the load.
         """
 
     def batch_shares(self, devices: int) -> int:
@@ -135,9 +136,9 @@ class Layout(ABC):
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Say why no collection serves a sequence table in shards of such widths, one for each device; else None.
+        """Return why no collection serves a sequence table in shards of these widths, one per device, or None.
 
-        It follows "is a sequence table".
+        In messages the text follows "is a sequence table".
         """
         return None
 
@@ -150,7 +151,7 @@ class Layout(ABC):
         return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """List the sharding types that TorchRec reads such placements of a table right with."""
+        """List the sharding types with which TorchRec reads these placements of a table correctly."""
         return {self.sharding_type(placements, topology)}
 
 

@@ -1,4 +1,4 @@
-"""Rows: a table in equal blocks of rows, one on each device of a group: all devices, or those of one host."""
+"""Row-wise tables: equal blocks of rows, one on each device of a group: all devices, or the devices of one host."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +22,10 @@ _ON_ALL, _ON_A_HOST, _ON_HOSTS = "row_wise", "table_row_wise", "grid_shard"
 
 
 class Rows(Layout):
-    """The form of rows: a block's device has a partial sum of every output; the samples' devices add these up.
+    """Row-wise tables: a block's device has a partial sum of every output; the samples' devices add the sums up.
 
-    A block needs the lookups of its rows, with the histogram that they have. Sequence tables exchange as columns do:
-    nothing of them is added up.
+    The load of a block is the lookups of its rows, with the histogram of these lookups. Row-wise sequence tables
+    exchange as column-wise tables do: nothing is added up.
     """
 
     form: ClassVar[Form] = Form.ROW_WISE
@@ -37,11 +37,11 @@ class Rows(Layout):
     joins: ClassVar[bool] = False
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Tell whether a shard lacks rows."""
+        """Return True if a shard lacks rows."""
         return any(shard.rows < table.rows for shard in shards)
 
     def fits(self, rows: int, count: int) -> bool:
-        """Tell whether there are rows for so many blocks, none of them empty."""
+        """Return True if there are enough rows for so many blocks, none of them empty."""
         return block_rows(rows, count) * (count - 1) < rows
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
@@ -49,7 +49,7 @@ class Rows(Layout):
         return in_rows(whole, index, devices)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Check that blocks cover the table and lie as rows are served.
+        """Check that blocks cover the table, and are on the devices that TorchRec needs.
 
         Each range of columns has a block on every device, or on every device of one host, as `row_blocks` cuts them;
         only ranges on hosts of their own may be narrower than the table.
@@ -63,7 +63,7 @@ class Rows(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Cut loads of blocks of rows at `which` (m,) to what these need of the lookups of their tables."""
+        """Reduce the loads at `which` (m,) to the rows of each block, with their part of the table's lookups."""
         shards = [placement.shard for placement in placements]
         groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
         rows, lookups, reuse = (values.copy() for values in (loads.rows, loads.lookups, loads.reuse))
@@ -95,18 +95,18 @@ class Rows(Layout):
         }
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Refuse sequence tables in rows that aren't on all devices."""
+        """Refuse row-wise sequence tables that are not on all devices."""
         fewer = len(widths) < num_devices
-        return f"in rows on {len(widths)} devices; put it on all {num_devices}" if fewer else None
+        return f"split by rows over {len(widths)} devices; split it over all {num_devices}" if fewer else None
 
     def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
-        """Name TorchRec's word for rows on all devices, on those of a host, or in column ranges on several hosts."""
+        """Return row_wise on all devices, table_row_wise on one host, grid_shard for column ranges on several hosts."""
         if len({placed.shard.column for placed in placements}) > 1:
             return _ON_HOSTS
         return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """List the sharding types that TorchRec reads such blocks right with: any, where one host has all devices."""
+        """List the types with which TorchRec reads such blocks correctly: any of them if one host has all devices."""
         if topology.domain_size == topology.num_devices:
             return set(self.words)
         sharding_type = self.sharding_type(placements, topology)
@@ -120,10 +120,10 @@ def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int,
         task: whose table it is.
         table: its index.
         devices: all of the task, or those of one host.
-        columns: the first and the one behind the last; None for all. Others must lie on other hosts.
+        columns: the first column and the column behind the last; None for all. Other columns must be on other hosts.
 
     Raises:
-        UserError: there is no such table, or it has too few rows.
+        UserError: the task has no table of that index, or the table has too few rows.
     """
     whole = table_of(task, table)
     first, end = columns or (0, whole.dim)
@@ -147,7 +147,7 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
     if size * (count - 1) >= table.rows:
         raise UserError(
             f"table {table.name!r} has {table.rows} rows: in {count} blocks of {size} the last would be empty; "
-            "give each device columns of it, or a copy"
+            "make the table column-wise or data-parallel"
         )
     return tuple((first, min(size, table.rows - first)) for first in range(0, table.rows, size))
 
@@ -161,11 +161,11 @@ def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placem
         named = ", ".join(map(str, devices[:8])) + (", ..." if len(devices) > 8 else "")
         hosts = "" if size == topology.num_devices else f", or on each of the {size} of one host"
         raise UserError(
-            f"{where} are in blocks of rows on {len(devices)} device(s) ({named}); "
-            f"put a block on each of the {topology.num_devices} devices{hosts}"
+            f"{where} are split by rows over {len(devices)} device(s) ({named}); "
+            f"put a block of rows on each of the {topology.num_devices} devices{hosts}"
         )
     if len(devices) == topology.num_devices and columns != (0, table.dim):
-        raise UserError(f"{where} are in blocks of rows on all devices; give such blocks all columns")
+        raise UserError(f"{where} are split by rows over all devices; give these blocks of rows all columns")
     for placement, (row, rows) in zip(blocks, row_blocks(table, len(devices)), strict=True):
         shard = placement.shard
         if (shard.row, shard.rows) != (row, rows):

@@ -26,13 +26,13 @@ def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def forms_of(types: Iterable[str]) -> tuple[Form, ...]:
-    """Return the forms that these sharding types are cases of, each once."""
+    """Return the families (`Form`) of these sharding types, each once."""
     found = {_FORM_OF[name] for name in types}
     return tuple(form for form in FORMS if form in found)
 
 
 def types_of(*forms: Form) -> tuple[str, ...]:
-    """Return all sharding types that are cases of these forms."""
+    """Return all sharding types of these families."""
     return tuple(name for name in SHARDING_TYPES if _FORM_OF[name] in forms)
 
 

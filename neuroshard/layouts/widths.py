@@ -32,7 +32,7 @@ def shard_widths(table: Table, dim: int) -> Iterator[int]:
 
 
 def as_shards(sets: LoadSets) -> LoadSets:
-    """Cut loads in columns that are wider than a shard may be as `shard_widths` does, each part a load of its own."""
+    """Split column-wise loads that are too wide for a shard, as `shard_widths` does; each part is a load of its own."""
     loads = sets.loads
     if not (loads.dim > MAX_SHARD_DIM).any():
         return sets

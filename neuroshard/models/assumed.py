@@ -11,7 +11,7 @@ from neuroshard.models.trust import Margin
 # Half the width of an interval that holds 90% of the measurements, relative to the prediction.
 _KERNEL_NETWORK = 0.15  # `cpu`: 0.148 of pooled columns, 0.11 to 0.24 of other calls
 _EXCHANGE_NETWORK = 0.25  # `cpu`: 0.21 forward, 0.28 backward
-_KERNEL_DATASHEET = 0.12  # `roofline:h100` beside one H100: mean errors of 5 to 9%, an H200's kernels 6.7%
+_KERNEL_DATASHEET = 0.12  # `roofline:h100` compared with one H100: mean errors of 5 to 9%, an H200's kernels 6.7%
 _EXCHANGE_DATASHEET = 0.1  # published points of an H100 that are left out: 0.095
 _OTHER_PART = 0.3  # TorchRec's work, by `cpu` and `h100`: 0.09 to 0.57
 

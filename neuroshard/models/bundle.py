@@ -1,7 +1,7 @@
-"""Cost models that belong together, and bundles of them on disk: `bundle.json`, which says what they are, and weights.
+"""Sets of cost models, and bundles of them on disk: `bundle.json`, which describes the models, and their weights.
 
 A bundle is one unit. The file of weights is named by the hash of its content; `bundle.json` names it and is written
-last: replacing it replaces the whole bundle at once, whenever a run ends and whatever else lies in the directory.
+last: replacing it replaces the whole bundle at once, whenever a run ends and whatever else is in the directory.
 """
 
 import hashlib
@@ -53,14 +53,16 @@ class ModelSet:
     """Cost models of computation, forward and backward communication.
 
     Attributes:
-        batch_size: the only one that they serve, None if they serve any.
-        ranges: of what they were fitted to; None if that is unknown.
-        margins: how far they may be off; None if that is unknown.
-        input: of the exchange of indices and lengths, by itself (`Traffic.alone`); None if that is unknown.
-        framework: what TorchRec adds to a step, which counts in models of `in_torchrec`; None if that is unknown.
+        batch_size: the only global batch size that the models know; None if they know any.
+        ranges: ranges of the training data; None if they are unknown.
+        margins: margins of predictions; None if they are unknown.
+        input: model of the input dist, the exchange of indices and lengths, by itself (`Traffic.alone`); None if that
+            is unknown.
+        framework: framework overhead of TorchRec in a step, which counts in models of `in_torchrec`; None if that is
+            unknown.
         more: other parts of a step; bundles don't hold them.
-        origin: which models the margins, ranges and provenance belong to; set by the class itself. If
-            `dataclasses.replace` puts another model in the place of one, what is known of that one is dropped.
+        origin: the models that margins, ranges and provenance belong to; set by the class itself. If
+            `dataclasses.replace` replaces a model, the facts about the replaced model are dropped.
     """
 
     compute: ComputeModel
@@ -83,27 +85,27 @@ class ModelSet:
         object.__setattr__(self, "origin", Origin.of(self, kept))
 
     def with_compute(self, model: ComputeModel, margins: Margin | None = None) -> Self:
-        """Return the models with another one of kernels.
+        """Return the models with another model of kernels.
 
-        What is known of the replaced model is dropped: its margins, ranges and provenance, and so the name and digest
-        of the whole set.
+        Facts about the replaced model are dropped: its margins, ranges and provenance, and so the name and digest of
+        the whole set.
 
         Args:
-            model: of all kernel calls.
-            margins: how far its predictions may be off; None if that is unknown. The search then assumes a margin.
+            model: the new model, of all kernel calls.
+            margins: margin of its predictions; None if that is unknown. The search then assumes a margin.
         """
         return self._with(COMPUTE, model, margins)
 
     def with_forward(self, model: CommModel, margins: Margin | None = None) -> Self:
-        """Return the models with another one of the exchanges of embeddings, as `with_compute` does."""
+        """Return the models with another model of the forward exchanges (embeddings), as `with_compute` does."""
         return self._with(FORWARD, model, margins)
 
     def with_backward(self, model: CommModel, margins: Margin | None = None) -> Self:
-        """Return the models with another one of the exchanges of gradients, as `with_compute` does."""
+        """Return the models with another model of the backward exchanges (gradients), as `with_compute` does."""
         return self._with(BACKWARD, model, margins)
 
     def with_input(self, model: CommModel, margins: Margin | None = None) -> Self:
-        """Return the models with another one of the exchange of indices and lengths, as `with_compute` does."""
+        """Return the models with another model of the input dist, as `with_compute` does."""
         return self._with(INPUT, model, margins)
 
     def _with(self, name: str, model: ComputeModel | CommModel, margin: Margin | None) -> Self:
@@ -115,7 +117,7 @@ class ModelSet:
         return replace(models, margins=margins_with(known, name, margin))
 
     def wrapped(self, **models: Any) -> Self:
-        """Return the models with some replaced by wrappers of theirs, by name: margins and provenance still hold."""
+        """Return the models with some of them wrapped, by name: margins and provenance still hold."""
         kept = frozenset(PARTS) if self.origin is None else self.origin.kept
         return replace(self, origin=Origin({}, {}, kept), **models)
 
@@ -126,7 +128,7 @@ class ModelSet:
 
     @property
     def of_whole_steps(self) -> bool:
-        """Whether costs count what TorchRec adds to kernels and exchanges."""
+        """True if costs count the framework overhead of TorchRec, in addition to kernels and exchanges."""
         return any(isinstance(part, FrameworkPart) for part in self.more)
 
     def in_torchrec(self) -> Self:
@@ -151,22 +153,22 @@ class ModelSet:
 
     @property
     def forms(self) -> Forms:
-        """The forms that all three models know costs of."""
+        """The families of sharding types (`Form`) whose costs all three models know."""
         return self.compute.forms & self.forward.forms & self.backward.forms
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise UserError unless the models can cost the forms of `plan`."""
+        """Raise UserError unless the models know costs of the sharding types and tiers of `plan`."""
         for call in (CALLS[number] for number in np.unique(plan.device_loads.loads.call)):
-            self._check_call(call, f"sequence tables in {call.form.value}")
+            self._check_call(call, f"{call.form.value} sequence tables")
         plan.check_layouts(
             lambda layout: layout.form in self.forms,
             f"these cost models know costs of {', '.join(sorted(self.forms))} only",
-            "shard it so, or take models that know more, such as model=roofline:h100",
+            "give the table another sharding type, or take models that know more, such as model=roofline:h100",
         )
         self._check_exchanges(plan)
 
     def _check_exchanges(self, plan: Plan) -> None:
-        """Raise UserError unless the models know what tables of a plan exchange that lie on one host."""
+        """Raise UserError unless the models know the exchanges of a plan's tables whose rows are on one host."""
         for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
             known = self.forward.collectives & self.backward.collectives
             if which not in known and plan.traffic.given(which).any():
@@ -176,7 +178,7 @@ class ModelSet:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError unless the models know costs of sequence tables and of host memory, where it is called so."""
+        """Raise UserError unless the models know a kernel call of sequence tables or of tables in host memory."""
         if call in self.compute.calls:
             return
         if call.tier is not Tier.DEVICE:

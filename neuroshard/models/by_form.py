@@ -1,4 +1,4 @@
-"""Costs of plans in every form: from a model for each kernel call, and one for each collective."""
+"""Costs of plans of every sharding type, from a model for each kernel call and a model for each collective."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -72,12 +72,12 @@ class ByFormSettings:
 
 @dataclass(frozen=True)
 class ComputeByForm(Stored, SumModel):
-    """A model for each kernel call. Of pooled columns it is the model of these, vectors and head included.
+    """A model for each kernel call. For pooled column-wise tables this is the call's own model, with its head.
 
     Attributes:
-        by_call: of each call that is known, pooled columns among them.
-        host: what tables in host memory cost besides, where calls have no model of their own: they then have those of
-            the same calls in device memory (`BehindLink`). None: they aren't known.
+        by_call: the model of each known call, with pooled column-wise tables among the calls.
+        host: additional cost of tables in host memory, for calls without a model of their own: such calls use the model
+            of the same call in device memory (`BehindLink`). None: the costs of such calls are not known.
     """
 
     kind: ClassVar[str] = "by_form"
@@ -154,14 +154,14 @@ class ComputeByForm(Stored, SumModel):
         read = parse(settings, ByFormSettings, "settings")
         calls = read.calls
         if IN_COLUMNS.name not in calls:
-            raise ValueError("it doesn't know columns")
+            raise ValueError("it doesn't know column_wise tables")
         models = {call_named(name): one.restored(COMPUTE_KINDS, name, tensors) for name, one in calls.items()}
         return cls(models, read.host)
 
 
 @dataclass(frozen=True)
 class ByCollectiveSettings:
-    """Settings of each collective's model, and the forms that they serve together."""
+    """Settings of each collective's model, and the families of sharding types that they serve together."""
 
     exchanges: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(Collective))]
     serves: tuple[Form, ...]
@@ -171,13 +171,14 @@ class ByCollectiveSettings:
 class CommByCollective(Stored, CommModel):
     """A model for each collective in one direction; exchanges follow one another, in the order of `Collective`.
 
-    A device begins an exchange when it has ended the one before, so what devices wait for in the first
-    they don't wait for again. What every model promises of starts holds for the chain: nobody who starts later makes
-    anybody end earlier, nor later by more than that. Each model sees its collective as `Traffic.alone` gives it.
+    A device begins an exchange when it has ended the previous exchange, so devices do not wait twice for the same
+    delay. The promise of every model about starts holds for the chain: if a device starts later, no device ends
+    earlier, and no device ends later by more than the delay. Each model sees its collective as `Traffic.alone` returns
+    it.
 
     Attributes:
-        exchanges: of each collective that is known, all-to-alls among them.
-        serves: the forms whose exchanges in this direction are all known.
+        exchanges: the model of each known collective, with all-to-alls among them.
+        serves: families of sharding types whose exchanges in this direction are all known.
     """
 
     kind: ClassVar[str] = "by_collective"
@@ -187,7 +188,7 @@ class CommByCollective(Stored, CommModel):
 
     @property
     def forms(self) -> Forms:
-        """The forms whose exchanges in this direction are all known."""
+        """The families of sharding types whose exchanges in this direction are all known."""
         return self.serves
 
     @property

@@ -15,7 +15,7 @@ _MAX_EXPONENT = 20.0
 _ROUNDING = 1e-5
 # Which way a transfer goes with each feature: up, or (0) either way.
 FEATURE_SIGNS = (1, 1, 1, 1, 1, 1, 1, 1, 0)
-HOST_SIGNS = (1, 1, 1)  # of the features besides, where exchanges were measured on one host and between several
+HOST_SIGNS = (1, 1, 1)  # of additional features, if exchanges were measured on one host and between several hosts
 NUM_FEATURES = len(FEATURE_SIGNS)
 
 

@@ -18,7 +18,7 @@ Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to its
 
 @dataclass(frozen=True)
 class FreeComm(CommModel):
-    """Nothing besides waiting: for costs that are counted elsewhere, or left out on purpose."""
+    """Exchanges that take no time, apart from waiting: their costs are counted elsewhere, or left out on purpose."""
 
     collectives = IN_STEP
     num_devices = None  # it serves any number
@@ -30,10 +30,10 @@ class FreeComm(CommModel):
 
 @dataclass(frozen=True)
 class OneByOne(SumModel):
-    """A compute model by which a device's cost is the sum of its loads', each computed alone.
+    """A compute model in which the cost of a device is the sum of the costs of its loads, each computed alone.
 
     Attributes:
-        fused: says what a load alone costs; of any form.
+        fused: model of the cost of a load alone.
     """
 
     head = ReluHead.of_cost()
@@ -42,7 +42,7 @@ class OneByOne(SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The kernel calls of columns that `fused` knows."""
+        """The kernel calls of table-wise and column-wise tables that `fused` knows."""
         return frozenset(call for call in self.fused.calls if LAYOUTS[call.form].free)
 
     def embed(self, loads: Loads) -> Float32Array:
@@ -52,12 +52,12 @@ class OneByOne(SumModel):
 
 @dataclass(frozen=True)
 class WithParts(SumModel):
-    """A sum over tables, times a factor, and what every load adds to its device's step besides.
+    """A sum over tables, times a factor, plus the time that every load adds to other parts of its device's step.
 
     Attributes:
-        model: of kernels.
-        adds: by every part of a step that counts.
-        factor: of what the model says.
+        model: model of kernels.
+        adds: for every part of a step that counts, a function of loads to the ms that they add.
+        factor: factor of the model's times.
     """
 
     model: SumModel
@@ -125,7 +125,7 @@ class InProportion(OneByOne):
 
 
 def as_sum(model: ComputeModel, task_loads: Loads, num_devices: int) -> SumModel:
-    """Return the model, or the sum over tables nearest to one that is none: right where tables (T,) lie evenly."""
+    """Return the model if it is a sum over tables, else the nearest sum: exact if tables (T,) are spread evenly."""
     if isinstance(model, SumModel):
         return model
     dealt = LoadSets.grouped(task_loads, np.arange(len(task_loads)) % num_devices, num_devices)

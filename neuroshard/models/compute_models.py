@@ -34,16 +34,18 @@ _LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finit
 class AdditiveCompute(Stored, SumModel):
     """A sum of costs, plus a head with one hidden layer on a sum of vectors; still a sum over tables.
 
-    Of each table there are 1 + K amounts, each a weighted sum of what a kernel moves (`FeatureSet.amounts`) plus a
-    number whose logarithm the network gives: sums tell what no sample was like, the network what isn't a sum. The first
-    amount is the table's own cost: kernels that take tables one after the other cost what their tables cost, over
-    orders of magnitude. The other K are summed over a set, and from (where the weight is positive) or up to (negative)
-    a limit of its own each sum adds to the cost: what tables do to each other. So a set never costs less than a part of
-    it; and the weights are such that a table that makes a kernel move more never costs less (pre-training sees to it).
+    Each table has 1 + K amounts. An amount is a weighted sum of the bytes and lookups that a kernel moves
+    (`FeatureSet.amounts`), which extrapolates beyond the samples, plus a number whose logarithm the network gives,
+    which covers everything that is not a sum. The first amount is the table's own cost: a kernel that takes tables one
+    after the other costs the sum of its tables' costs, over orders of magnitude. The other K amounts are interactions
+    between tables: they are summed over a set, and each sum adds to the cost from a limit on (if its weight is
+    positive) or up to a limit (if negative). So a set never costs less than a subset. The weights are such that a table
+    that makes a kernel move more never costs less (pre-training ensures this).
 
     Attributes:
-        moved: (F, 1 + K) of each amount for a unit of what is moved; none is negative.
-        bias, weight: (K,) of the head; `offset` is what a call costs besides, all in multiples of `scale_ms`.
+        moved: (F, 1 + K) each amount for a unit that is moved; not negative.
+        bias, weight: (K,) parameters of the head; `offset` is the fixed cost of a call. All are multiples of
+            `scale_ms`.
     """
 
     kind: ClassVar[str] = "additive"
@@ -178,11 +180,12 @@ class ComputeEnsemble(Stored, SumModel):
 
 @dataclass(frozen=True)
 class RegressionCompute(Stored, SumModel):
-    """A weighted sum of amounts over all tables of a set, plus what a call costs besides.
+    """A weighted sum of amounts over all tables of a set, plus the fixed cost of a call.
 
     Attributes:
-        weight: (F,) ms of a unit of each amount (`FeatureSet.amounts`), none negative: more to move never costs less.
-        offset_ms: (1,) of a call; a cost below 0 is 0.
+        weight: (F,) ms of a unit of each amount (`FeatureSet.amounts`); not negative, so that more to move never costs
+            less.
+        offset_ms: (1,) fixed ms of a call; a cost below 0 is 0.
     """
 
     kind: ClassVar[str] = "linear"
@@ -207,7 +210,7 @@ class RegressionCompute(Stored, SumModel):
         if weight.shape != (len(self.features.columns),) or offset_ms.shape != (1,):
             raise ValueError(f"{len(weight)} weights and {len(offset_ms)} offsets don't fit the features")
         if (weight < 0).any() or max(weight.max(), np.abs(offset_ms).max()) > _LARGEST_WEIGHT:
-            raise ValueError(f"weights must lie in 0..{_LARGEST_WEIGHT:g}, the offset not be farther from 0")
+            raise ValueError(f"weights must be in 0..{_LARGEST_WEIGHT:g}, and the offset within the same distance of 0")
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ class CostModels(ModelSet):
     Attributes:
         choice: the name or the bundle's absolute path that `load` finds the models by, and the settings that say what
             they count; None for models made in Python.
-        hardware: what was measured; None for arithmetic, and where nobody wrote it down.
-        versions: of the packages that it was measured with.
-        digest: of the bundle that they were loaded from; None for others.
+        hardware: the machine that was measured; None for analytic models, and if the machine is unknown.
+        versions: versions of the packages that the models were measured with.
+        digest: digest of the bundle that the models were loaded from; None for other models.
         sheet: name of the datasheet whose GPU the models predict for, such as "h100"; None for models of measurements.
     """
 
@@ -47,7 +47,7 @@ class CostModels(ModelSet):
         return "models without a name" if self.choice is None else str(self.choice)
 
     def in_torchrec(self) -> "CostModels":
-        """Return the models with what TorchRec adds to a step, as `ModelSet.in_torchrec`; their choice says so."""
+        """Return models that count the overhead of TorchRec, as `ModelSet.in_torchrec`; their choice says so."""
         return super().in_torchrec()._chosen(framework=TORCHREC)
 
     def in_torchrec_if_known(self) -> "CostModels":
@@ -60,9 +60,9 @@ class CostModels(ModelSet):
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
-        """Give a datasheet what TorchRec adds to a step with the installed models of a GPU; other models are as before.
+        """Return a datasheet's models with the framework overhead of installed GPU models; other models unchanged.
 
-        Hosts of other GPUs are taken for as fast as that one's, and what devices do for as fast as their memory is.
+        The hosts of other GPUs are assumed to be equally fast; work on devices is scaled with their memory bandwidth.
         """
         if self.framework is not None:
             return self
@@ -76,17 +76,17 @@ class CostModels(ModelSet):
 
     @property
     def dense_is_unknown(self) -> bool:
-        """Whether costs depend on how long the dense network computes, and nobody said how long."""
+        """True if costs depend on the time of the dense network, and this time is unknown."""
         return any(isinstance(part, HostWait) and part.dense_ms is None for part in self.more)
 
     def beside_dense(self, dense_ms: float) -> "CostModels":
-        """Return models of steps whose devices also do a dense network's work, and so wait less for their hosts.
+        """Return models of steps with a dense network of `dense_ms` ms, in which devices wait less for their hosts.
 
-        Costs are still what steps take besides that work; the choice of the models says so.
+        Costs still leave out the time of the dense network itself. The choice of the models has the new dense_ms.
 
         Raises:
-            UserError: what hosts take to launch steps doesn't count in these models, or they have a dense network.
-            ValueError: it is no finite number from 0 on.
+            UserError: the models do not count the time in which hosts launch steps, or have a dense network already.
+            ValueError: `dense_ms` is negative or not finite.
         """
         if not 0 <= dense_ms < float("inf"):
             raise ValueError(f"a dense network of {dense_ms} ms")
@@ -101,10 +101,10 @@ class CostModels(ModelSet):
         return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
 
     def left_out(self, framework: str) -> tuple[str, ...]:
-        """List, in a line, what steps in a framework take that these costs leave out; nothing of whole steps."""
+        """Return a warning that costs leave out the overhead of a framework; empty if they are of whole steps."""
         if self.of_whole_steps:
             return ()
-        return (f"predicted costs are of kernels and exchanges alone: what {framework} adds to a step isn't known",)
+        return (f"predicted costs are of kernels and exchanges alone: the overhead of {framework} isn't known",)
 
     @classmethod
     def load(
@@ -119,15 +119,16 @@ class CostModels(ModelSet):
         """Load models by name or place.
 
         Args:
-            name: of a shipped bundle, such as "cpu"; "roofline:NAME", which is arithmetic on a datasheet and published
-                measurements; or a bundle's directory.
-            framework: "torchrec" counts the framework overhead that TorchRec adds to a step (of a datasheet as on an
-                H100); "none" leaves it out, as None does, but for `ns.search(target="torchrec")`.
+            name: name of a shipped bundle, such as "cpu"; "roofline:NAME" for an analytic (roofline) model, which is
+                arithmetic on a datasheet and published measurements; or the directory of a bundle.
+            framework: "torchrec" counts the framework overhead that TorchRec adds to a step (for "roofline:NAME" the
+                overhead on an H100, scaled); "none" leaves the overhead out. None leaves it out, too, but
+                `ns.search(target="torchrec")` then counts it.
             dense_ms: ms of the dense network per step on a GPU, with framework="torchrec"; None if that is unknown.
-            exchange_dtype: of embeddings and gradients in exchanges, such as "fp16", or of each: "fp16/bf16"; None for
-                fp32.
-            optimizer: whose states the kernels of "roofline:NAME" read and write: "sgd", "rowwise_adagrad" or "adam";
-                None for "sgd".
+            exchange_dtype: data type of embeddings and gradients in exchanges, such as "fp16", or "fp16/bf16" for
+                forward and backward; None for fp32.
+            optimizer: optimizer whose states the kernels of "roofline:NAME" read and write: "sgd", "rowwise_adagrad" or
+                "adam"; None for "sgd".
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; there is no such datasheet; or a

@@ -36,17 +36,17 @@ def roofline(
     """Build the models of one type of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
 
     Args:
-        source: where the figures stand.
-        memory_gb_per_s: from the device's memory.
-        network_gb_per_s: one network card for each GPU.
-        host_link_gb_per_s: PCIe to the host, by the datasheet.
-        exchanges: the GPU in `points/nccl.csv` whose collectives these are.
-        exchange_speed: of the links, beside that GPU's; other than 1 is a guess.
-        kernels_published: whether `points/kernels.csv` has this GPU's; else an H100's utilisation stands in.
-        devices_per_host: that fast links join where the topology doesn't say.
-        cache_lookup_ns: of a lookup behind a cache: 1.4 with one table (H100 PCIe), 2.4 with ten (SXM).
-        cache_call_ms: of a call behind a cache: some ten kernels more than without one.
-        optimizer: sgd | rowwise_adagrad | adam: whose states the update reads and writes.
+        source: source of the figures.
+        memory_gb_per_s: bandwidth of the device's memory.
+        network_gb_per_s: bandwidth of a GPU's network card.
+        host_link_gb_per_s: bandwidth of PCIe to the host, by the datasheet.
+        exchanges: the GPU in `points/nccl.csv` whose collectives stand for this GPU's.
+        exchange_speed: speed of the links relative to that GPU's links; a value other than 1 is a guess.
+        kernels_published: True if `points/kernels.csv` has this GPU's kernels; else an H100's utilisation stands in.
+        devices_per_host: number of devices that fast links join, if the topology doesn't say.
+        cache_lookup_ns: additional time of a lookup with a cache: 1.4 with one table (H100 PCIe), 2.4 with ten (SXM).
+        cache_call_ms: additional time of a call with a cache, which has some ten more kernels.
+        optimizer: sgd | rowwise_adagrad | adam: optimizer whose states the update reads and writes.
         more: other parts of a step.
     """
     check_name("optimizer", optimizer, STATE_FLOATS)
@@ -100,14 +100,14 @@ def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """Published times of one group of points beside predicted ones, ms: (P,) each.
+    """Published and predicted times of one group of points, ms: (P,) each.
 
     Attributes:
-        group: such as "alltoall, 8 devices".
-        what: (P,) each point, in words.
+        group: name of the group, such as "alltoall, 8 devices".
+        what: (P,) description of each point.
         published, predicted: (P,) ms.
-        left_out: (P,) ms as predicted from the other points; NaN of the first and last of a curve, and where a figure
-            was set by the point.
+        left_out: (P,) ms as predicted from the other points; NaN for the first and last point of a curve, and if a
+            figure of the datasheet was set by the point.
     """
 
     group: str
@@ -118,7 +118,7 @@ class Check:
 
     def __str__(self) -> str:
         seen, left_out = (np.abs(ms / self.published - 1) for ms in (self.predicted, self.left_out))
-        told = f"{len(self.what)} published, off by {seen.mean():.1%} on average, {seen.max():.1%} at most"
+        told = f"{len(self.what)} published, {seen.mean():.1%} error on average, {seen.max():.1%} at most"
         if np.isnan(left_out).all():
             return f"{told}; no test: the datasheet's figures were set by such points"
         return f"{told}; from the other points {np.nanmean(left_out):.1%}, {np.nanmax(left_out):.1%}"

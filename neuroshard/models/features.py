@@ -31,7 +31,7 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """Compute mean lookups of a sample, (n,); blocks of rows, which may have none, count as having one in a batch."""
+    """Compute mean lookups of a sample, (n,); a block of rows without lookups counts as having one in a batch."""
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
 

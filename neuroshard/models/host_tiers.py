@@ -26,10 +26,11 @@ _Figure = Annotated[float, Meta(ge=0, le=1e9)]
 def memory_bytes(loads: Loads) -> FloatArray:
     """Count the bytes of each load through the device's memory, (n,), of rows in sectors of 32 bytes.
 
-    Every lookup's index and row are read going forward, its index and its sample's gradient going backward; outputs are
-    written once. The fused update reads and writes every unique row; the dense one writes every unique row's gradient,
-    clears and reads the gradient of the whole table, and reads and writes all its weights. Rows that lie in host memory
-    without a cache don't come by; behind a cache they are in it by the time that they are read.
+    The forward pass reads the index and the row of every lookup; the backward pass reads the index and the gradient of
+    its sample; outputs are written once. The fused update reads and writes every unique row. The dense update writes
+    the gradient of every unique row, clears and reads the gradient of the whole table, and reads and writes all
+    weights. Rows in tier uvm do not pass through device memory; rows in tier uvm_caching are in the cache when they are
+    read.
     """
     total: FloatArray = np.sum(passes(loads), axis=0)
     return total
@@ -88,12 +89,12 @@ def in_sectors(row_bytes: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class HostLink:
-    """What tables in host memory cost besides: bandwidth of a device's link to its host, one way, and the cache's care.
+    """Additional costs of tables in host memory: the device's link to its host, and the work of the cache.
 
     Attributes:
-        link_gb_per_s: of rows that are fetched; others are written back at the same time.
-        cache_lookup_ns: of every lookup behind a cache: finding out whether it has the row, and keeping order.
-        cache_call_ms: of a call, besides its launch: the cache's own kernels.
+        link_gb_per_s: bandwidth for rows that are fetched, one way; other rows are written back at the same time.
+        cache_lookup_ns: time of every lookup in a cache: to find out if the cache has the row, and to keep order.
+        cache_call_ms: time of the cache's own kernels per call, in addition to the launch of the call.
     """
 
     link_gb_per_s: Annotated[float, Meta(gt=0, le=1e9)]
@@ -101,21 +102,21 @@ class HostLink:
     cache_call_ms: _Figure
 
     def call_ms(self, tier: Tier) -> float:
-        """Return the ms of a call of tables in that tier, besides its launch."""
+        """Return the additional ms of a call of tables in that tier, without its launch."""
         return self.cache_call_ms if tier is Tier.UVM_CACHING else 0.0
 
 
 @dataclass(frozen=True)
 class HostTiers(Stored, SumModel):
-    """A sum over tables in host memory of what each one's bytes and lookups take, plus a fixed time for the call.
+    """The time of the bytes and lookups of tables in host memory, summed over tables, plus a fixed time of the call.
 
     So a larger share of rows in the cache never costs more.
 
     Attributes:
-        memory_ms_per_gb: of 10^9 bytes through the device's memory.
-        link_ms_per_gb: of 10^9 bytes over the link to the host, one way.
-        cache_lookup_ns: of a lookup that goes to a cache.
-        call_ms: of a call.
+        memory_ms_per_gb: ms for 10^9 bytes through the device's memory.
+        link_ms_per_gb: ms for 10^9 bytes over the link to the host, one way.
+        cache_lookup_ns: ns of a lookup in a cache.
+        call_ms: fixed ms of a call.
     """
 
     kind: ClassVar[str] = "host_tiers"
@@ -144,12 +145,12 @@ class HostTiers(Stored, SumModel):
 
 @dataclass(frozen=True)
 class BehindLink(SumModel):
-    """What a model says of tables in device memory, and the link and the cache's care besides: never less than that.
+    """The cost of tables in device memory, by a model, plus the cost of the link and of the cache.
 
     Attributes:
-        base: of the same calls in device memory.
-        host: what comes on top.
-        tier: of all tables.
+        base: model of the same calls in device memory.
+        host: the additional costs.
+        tier: tier of all tables.
     """
 
     base: SumModel
@@ -178,5 +179,5 @@ class BehindLink(SumModel):
 
 
 def host_amounts(loads: Loads) -> FloatArray:
-    """Compute what host tables cost by, (n, 3): 10^9 bytes of device memory and of the link, 10^6 cached lookups."""
+    """Compute amounts of tables in host memory, (n, 3): GB of device memory and of the link, 10^6 cached lookups."""
     return np.stack([memory_bytes(loads) / _GB, link_bytes(loads) / _GB, managed_lookups(loads) / _MILLION], axis=1)

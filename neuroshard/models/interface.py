@@ -47,12 +47,12 @@ class ComputeModel(ABC):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The kernel calls that it knows costs of: by default that of pooled tables in columns."""
+        """The kernel calls whose costs the model knows: by default that of pooled column-wise tables."""
         return frozenset({IN_COLUMNS})
 
     @property
     def forms(self) -> Forms:
-        """The forms of pooled tables that it knows costs of."""
+        """The families of sharding types of pooled tables whose costs the model knows."""
         return frozenset(call.form for call in self.calls if call.pooled)
 
     @property
@@ -112,24 +112,24 @@ class ReluHead:
 
 @dataclass(frozen=True, eq=False)
 class NarrowCalls:
-    """Shares of costs that a call saves where none of its tables is wider than some width.
+    """Shares of costs that a call saves if none of its tables is wider than a limit.
 
     FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
-    64, else 32) and as many registers: a narrow table costs less beside others as narrow. So of each table there are
-    numbers d_w, one for each width w: the part of its cost that is saved where none is wider, negative and larger than
-    any sum of them where it is wider itself. Then relu(sum of d_w) is what the set saves by w. A share of a cost is
-    below 1, so that a table more never makes a set cheaper.
+    64, else 32) and as many registers: a narrow table costs less if all tables of the call are narrow. So each table
+    has a number d_w for each width w: the part of its cost that is saved if no table is wider than w; if the table
+    itself is wider, a negative number larger than any sum of savings. Then the set saves relu(sum of d_w) by w. A
+    share of a cost is below 1, so that one more table never makes a set cheaper.
 
     Attributes:
-        widths: (W,) rising.
-        shares: (W,) of the part of a cost that the next larger width leaves, what this one saves.
+        widths: (W,) rising limits.
+        shares: (W,) share that each width saves of the cost that is left at the next larger width.
     """
 
     widths: tuple[int, ...]
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Compute d_w of loads, (n, W), from their costs beside wide ones, (n,), and their columns, (n,)."""
+        """Compute d_w of loads, (n, W), from their costs in calls with wide tables, (n,), and their columns, (n,)."""
         saved = np.full((len(cost), len(self.widths)), -_WIDER, dtype=np.float32)
         left = cost.copy()
         for number in reversed(range(len(self.widths))):
@@ -146,7 +146,7 @@ class NarrowCalls:
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Compute the same as if it rose evenly from each width to the next, and at twice the last to 1, (n,)."""
+        """Compute the share that is left, interpolated between widths and up to 1 at twice the last width, (n,)."""
         widths = np.array(self.widths, dtype=np.float64)
         left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
         return left
@@ -159,9 +159,9 @@ class NarrowCalls:
 
 
 class SumModel(ComputeModel):
-    """A compute model of the papers' form: each load becomes a vector, a set their sum, and the sum a cost.
+    """A compute model as in the papers: each load becomes a vector, a set the sum of its vectors, and the sum a cost.
 
-    The search is fast for these: adding a load to a device is one addition, a cost is one small dot product.
+    The search is fast with such models: adding a load to a device is one addition, a cost is one small dot product.
     """
 
     @property
@@ -198,12 +198,12 @@ class CommModel(ABC):
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """The collectives of a step that it knows costs of: by default all-to-alls."""
+        """The collectives of a step whose costs the model knows: by default all-to-alls."""
         return frozenset({Collective.ALL_TO_ALL})
 
     @property
     def forms(self) -> Forms:
-        """The forms whose exchanges it knows costs of; it may pass over what others exchange."""
+        """The families of sharding types whose exchanges the model knows; it may ignore exchanges of other families."""
         return frozenset(form for form, layout in LAYOUTS.items() if self.collectives.issuperset(layout.exchanges))
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
@@ -279,20 +279,20 @@ class PartModel(ABC):
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
         """Return a function of n loads to about what each adds to its device's step, (n,) ms.
 
-        Searches move shards by that. By default None: it depends on no shard, or nobody knows.
+        Searches move shards by these times. By default None: the part does not depend on shards, or nobody knows how.
         """
         return None
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms, (B,), besides what `of_shards` says, of each of devices alike: searches choose forms by it.
+        """Predict the ms, (B,), in addition to `of_shards`, of each of several equal devices.
 
-        By default nothing.
+        Searches choose sharding types by these. By default 0.
 
         Args:
-            task: on so many devices.
-            kernels: (B, K) that each of `CALLS` takes, as in `Called`.
-            counts: (B, C) of what one of them does, as in `Called`.
-            input_bytes: (B,) of indices and lengths that come to one of them.
+            task: the task, with its number of devices.
+            kernels: (B, K) number of kernels of each of `CALLS`, as in `Called`.
+            counts: (B, C) counts of a device's work, as in `Called`.
+            input_bytes: (B,) bytes of indices and lengths that come to a device.
         """
         return np.zeros(len(kernels))
 
@@ -303,9 +303,9 @@ class PartModel(ABC):
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
-        """Predict the ms, (B,), of each of devices alike that are ready for it by then, (B,), as `shared_ms` has them.
+        """Predict the ms, (B,), of each of several equal devices that are ready at `ready_ms`, (B,), as in `shared_ms`.
 
-        By default nothing.
+        By default 0.
         """
         return np.zeros(len(kernels))
 

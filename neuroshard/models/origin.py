@@ -20,7 +20,7 @@ _OF_ALL_TO_ALLS = ("devices", "columns_on_a_device")
 class Origin:
     """The models of a set as they were when their margins, ranges and provenance were set.
 
-    `dataclasses.replace` copies all fields that it is not given. Models remember by this which facts were set for which
+    `dataclasses.replace` keeps all fields that it is not given. Models remember by this which facts were set for which
     models: facts about a model that was replaced are dropped, unless new facts were given with it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Origin:
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return the facts about `models` that must change, by name: those that were copied from replaced models."""
+        """Return the facts about `models` that must change, by name: facts that still describe replaced models."""
         replaced, gone = self.replaced(models), dict[str, Any]()
         if replaced:
             gone |= _FOUND_BY

@@ -37,7 +37,8 @@ COUNTS = (  # of a load
     "shards of cut tables",
 )
 _IN_USE = "calls", "calls except data-parallel", "calls except data-parallel x devices"
-# Of pooled tables: TorchRec joins what comes of several forms, and where one is cut it orders all that is in columns.
+# For pooled tables: TorchRec joins outputs of several sharding types, and orders all column-wise outputs if a table is
+# split by columns.
 _COPIED = "MB of outputs of several sharding types", "MB of column-wise outputs if some are cut"
 _OF_ALL = (
     "lookups",
@@ -80,7 +81,7 @@ def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
 
 
 def compute_part(call: Call) -> str:
-    """Name the part of a kernel call: "compute" of columns, "compute.row_wise", "compute.sequence_column_wise", and so on."""
+    """Return the name of a kernel call's part: "compute" if column-wise, else "compute.row_wise" and so on."""
     return COMPUTE if call == IN_COLUMNS else f"{COMPUTE}.{call.name}"
 
 
@@ -95,7 +96,7 @@ def exchange_part(direction: str, collective: Collective) -> str:
 
 
 def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
-    """Return what kernel calls of one form depend on, (n,) or (B,) each; calls with nothing to do left out."""
+    """Return the values that decide the cost of kernel calls, (n,) or (B,) each; calls without tables are left out."""
     loads = calls.loads
     return {
         "rows": loads.rows,
@@ -128,7 +129,7 @@ class InputExchange(PartModel):
     model: CommModel
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of what comes to each device, (B, D); 0 where all tables lie in copies."""
+        """Predict the ms of the input dist of each device, (B, D); 0 if all tables are data-parallel."""
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
@@ -167,7 +168,7 @@ def counts_of(loads: Loads) -> FloatArray:
     """Count what `COUNTS` names for each of n loads, (n, C)."""
     copied, in_rows = (are(loads, has) for has in (lambda its: its.own_samples, lambda its: its.blocks))
     one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
-    pooled = _POOLED[loads.call]  # outputs of sequences in rows are put in order one by one
+    pooled = _POOLED[loads.call]  # outputs of row-wise sequence tables are put in order one by one
     weights = loads.rows * loads.dim / _MILLION
     cut = columns & pooled & (loads.dim < loads.table_dim)
     return np.column_stack(
@@ -194,9 +195,10 @@ def terms_of(called: Called, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Tell whether a part depends on devices' own counts, (B,), in plans of so many kernels of each call (B, K).
+    """Return True for plans, with so many kernels of each call (B, K), whose part depends on devices' counts, (B,).
 
-    What is exchanged is put in order, and what is in copies with it; where all tables are copied, nothing is.
+    TorchRec puts exchanged outputs in order, together with data-parallel ones; if all tables are data-parallel, it puts
+    none in order.
     """
     counts: BoolArray = np.any(kernels[:, ~_OF_COPIES] > 0, axis=1) | np.bool_(part in _OF_LAUNCHES)
     return counts
@@ -205,8 +207,8 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
     """Compute a part's terms of whole plans, (B, ...), by their kernels (B, K) and their devices' mean counts (B, C).
 
-    Pooled tables of all data types are exchanged together, sequence tables of each width by themselves. Devices sum up
-    what comes out of rows, so that each is left with its own samples.
+    Pooled tables of all data types are exchanged together, sequence tables of each width by themselves. The outputs of
+    row-wise tables are summed up, so that each device keeps only its own samples.
     """
     exchanged = np.where(_POOLED, np.minimum(kernels, 1), kernels)
     calls, sent = kernels if part in _OF_LAUNCHES else exchanged, exchanged[:, ~_OF_COPIES].sum(axis=1)
@@ -219,7 +221,7 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 def _of_devices_alike(
     part: "FrameworkPart | HostWait", task: Task, kernels: FloatArray, counts: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Compute what a part's terms of whole plans, of the mean device and of a device itself come to, (B,) ms each."""
+    """Compute the ms of a part, (B,) each, from terms of whole plans, of the mean device and of a device itself."""
     slopes, of_plan = part.slopes, _terms_of_plan(part.name, kernels, counts, task.topology.num_devices)
     return of_plan @ slopes[: _OWN.start], counts[:, _MEANS] @ slopes[_OWN.stop :], counts @ slopes[_OWN]
 
@@ -258,14 +260,14 @@ class FrameworkPart(PartModel):
 
 @dataclass(frozen=True, eq=False)
 class HostWait(PartModel):
-    """The wait of a device, beside its dense network, for the host that launches all its work.
+    """The time that a device, with its dense network, waits for the host that launches all its work.
 
-    A host launches a step call by call, and goes on to the next one: nothing waits for it but the devices. So a step
-    takes about as long as the slower of both. Devices that do less wait for nearly as much longer.
+    A host launches a step call by call, and goes on to the next step; only the devices wait for the host. So a step
+    takes about as long as the slower of host and device. A device with less work waits nearly as much longer.
 
     Attributes:
-        slopes: (F,) ms for one of each of `TERMS` that the host takes to launch a step.
-        dense_ms: that the dense network takes on a device; None if that is unknown, and taken for `UNKNOWN_DENSE_MS`.
+        slopes: (F,) ms that the host takes to launch one of each of `TERMS`.
+        dense_ms: ms of the dense network on a device; None if that is unknown, and taken as `UNKNOWN_DENSE_MS`.
     """
 
     name, when = f"{FRAMEWORK}.{_HOST}", When.HOST
@@ -278,7 +280,7 @@ class HostWait(PartModel):
     def about(self) -> str:  # type: ignore[override]  # other parts are about the same in all models
         """What the part is, for people, with the dense time that it depends on."""
         dense = f"{self.dense_ms:g} ms" if self.dense_ms is not None else f"an assumed {UNKNOWN_DENSE_MS:g} ms"
-        return f"host time beside {dense} of dense compute"
+        return f"host time with {dense} of dense compute"
 
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D), of devices that have done their work by then."""
@@ -307,17 +309,19 @@ class HostWait(PartModel):
 @dataclass(frozen=True)
 @checked
 class Framework(Stored):
-    """What TorchRec adds to a step on each device: sums of counts, and kernels that take another time than alone.
+    """The framework overhead of TorchRec in a step on each device: sums of counts, and a factor of kernel times.
 
-    In a step caches hold other things than in a benchmark of the kernel alone, and outputs are allocated: so kernels
-    take a factor of what they take by themselves, and more by counts.
+    In a step the caches hold other data than in a benchmark of a kernel alone, and outputs are allocated. So kernels
+    take a factor of their time alone, and additional time by counts.
 
     Attributes:
-        factor: of kernels' costs.
-        input: ms of splits and indices that are permuted and bucketized, for one of each of `TERMS`.
-        kernels: of what kernels take besides their own cost, the optimizer of copies with them.
-        outputs: of outputs and their gradients that are put in order; and of each of `CONVERTED`, if that was measured.
-        host: of what a host takes to launch a step, which devices do meanwhile; empty where they are the host.
+        factor: factor of kernel times.
+        input: ms to permute and bucketize splits and indices, for one of each of `TERMS`.
+        kernels: additional ms of kernels for one of each of `TERMS`; it includes the optimizer of data-parallel tables.
+        outputs: ms to put outputs and their gradients in order, for one of each of `TERMS` and, if measured, of
+            `CONVERTED`.
+        host: ms that a host takes to launch a step, for one of each of `TERMS`, while devices work; empty on CPUs,
+            which are hosts themselves.
     """
 
     kind: ClassVar[str] = "framework"

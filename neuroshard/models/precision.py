@@ -22,7 +22,8 @@ _MB = 1e6
 _GIVEN = [
     COUNTS.index(f"MB of {name} outputs") for name in ("column-wise", "column-wise sequence", "row-wise sequence")
 ]
-_AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of copies stay in fp32, indices are integers
+# Gradients of data-parallel tables stay in fp32, and indices are integers.
+_AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)
 
 Models = TypeVar("Models", bound=ModelSet)
 
@@ -30,11 +31,11 @@ Models = TypeVar("Models", bound=ModelSet)
 def narrowed(models: Models, name: str) -> Models:
     """Give the models' exchanges another precision: "fp16", or "fp16/bf16" with another one for gradients.
 
-    What turning elements from fp32 and back takes is a part of the step: with a datasheet a pass over memory on either
-    side of each exchange; by models that were measured what they know of it, or nothing.
+    The conversion of elements from fp32 and back is a part of the step: with a datasheet it is a pass over memory
+    before and after each exchange; with measured models it is their measured time, or 0 if that was not measured.
 
     Raises:
-        UserError: there is no such precision.
+        UserError: the name is not a known precision.
     """
     there, slash, back = name.partition("/")
     each = Precision(there), Precision(back if slash else there)
@@ -89,7 +90,7 @@ class Narrowed(CommModel):
 
     @property
     def forms(self) -> Forms:
-        """The forms whose exchanges the model knows."""
+        """The families of sharding types whose exchanges the model knows."""
         return self.model.forms
 
     @property

@@ -1,9 +1,8 @@
-"""Cost models that are arithmetic on datasheets and measurements: for scales that nobody here can measure.
+"""Analytic (roofline) models: arithmetic on datasheets and measurements, for machines that we can't measure.
 
-A kernel takes as long as its bytes take at the memory's bandwidth, by as much longer as was published for rows of that
-width, and besides as long as its threads took on one H100; an exchange as long as was published for its bytes and
-devices (`neuroshard/models/published_points.py`). How near that comes to what was published and measured:
-docs/datasheets.md.
+A kernel takes the time of its bytes at the memory's bandwidth, times a published factor for rows of that width, plus
+the time of its threads, which was measured on one H100. An exchange takes the published time for its bytes and devices
+(`neuroshard/models/published_points.py`). docs/datasheets.md compares predictions with published and measured times.
 """
 
 from dataclasses import dataclass, replace
@@ -40,11 +39,11 @@ from neuroshard.words.topology import Topology
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 _NS = 1e-6  # of a ms
 
-# Shares of the bandwidth: of rows that are read and written one by one, for Adam's backward takes 1.7 times as long as
-# SGD's (recsys-examples, H100); and of a copy within a device's memory, measured on an H100.
+# Shares of the bandwidth: of rows that are read and written one by one, because Adam's backward takes 1.7 times as long
+# as SGD's (recsys-examples, H100); and of a memory copy within a device, measured on an H100.
 _UPDATE_SHARE, _COPY_SHARE = 0.5, 0.9
 # recsys-examples, H100 SXM and PCIe, shares of PCIe 5's 64 GB/s: lookups without a cache 69 to 72 GB/s; unique rows and
-# states read and written 79 to 87 together; what a cache fetches 52 to 56, as copies do.
+# states read and written 79 to 87 together; rows that a cache fetches 52 to 56, as memory copies do.
 _LOOKED_UP, _UPDATED, _FETCHED = 72 / 64, 84 / 64, 54 / 64
 _HOT = BOTTOMS >= 32  # bins of rows that are looked up more often
 _UNIT_MS = 1 / 64  # of costs in sums: about what a small table costs
@@ -64,34 +63,33 @@ _NCCL = {
 }
 
 
-# What FBGEMM's kernels take besides moving bytes: time of threads, taken to be the same on all GPUs. Fitted to 2,030
-# calls of pooled columns that one H100 ran.
+# Time of the threads of FBGEMM's kernels, in addition to moving bytes, assumed to be the same on all GPUs. Fitted to
+# 2,030 calls of pooled column-wise tables on one H100.
 FORWARD_CALL_MS = 0.022  # FBGEMM PR #5749, B200, 640 lookups
 BACKWARD_CALL_MS = 0.087  # with its update
 BAG_NS = 0.24  # of a bag of lookups
 _LOOKUP_NS, _ROW_NS = 0.071, 0.134  # of a lookup, which backward sorts; of a row that a batch looks up
-_HOT_ROW_NS = 11.7  # of one that it looks up more than 32 times, besides: such rows get a block of threads each
+_HOT_ROW_NS = 11.7  # additional, of a row that it looks up more than 32 times: such rows get a block of threads each
 _NARROW = NarrowCalls((32, 64, 128), np.array([0.194, 0.279, 0.168], dtype=np.float32))
-# Times what pooled tables alone take, fitted to 298 other calls. Up to 32 columns FBGEMM has a kernel of its own.
+# Factors of the time of pooled tables alone, fitted to 298 other calls. Up to 32 columns FBGEMM has another kernel.
 _NARROW_SEQUENCES, _SEQUENCES = 1.96, 1.13
 
 
 @dataclass(frozen=True)
 class RooflineCompute(SumModel):
-    """Bytes over memory bandwidth, what was published beside that, and what threads take; a fixed time for every call.
+    """Bytes over memory bandwidth, times a published factor, plus the time of threads; a fixed time for every call.
 
-    There is a fused one of column shards, a fused one of row blocks, and a dense one of copies. Those of pooled tables
-    are faster where no table of the call is wide.
-
-    With a link to the host it knows calls of tables in host memory too, whose rows go over the link.
+    Column-wise and row-wise tables have fused calls, data-parallel tables a dense call. Calls of pooled tables are
+    faster if no table of the call is wide. With a link to the host, the model also knows calls of tables in host
+    memory, whose rows go over the link.
 
     Attributes:
-        memory_gb_per_s: by the datasheet.
-        host: the link and its cache's care; None: host memory isn't known.
-        optimizer: sgd | rowwise_adagrad | adam: whose states are read and written too.
-        widths: how much longer than its bytes a lookup takes forward.
-        published: whether kernels' times were published for this GPU; else an H100's utilisation stands in.
-        tier: the memory of the calls whose fixed time `head` has.
+        memory_gb_per_s: memory bandwidth by the datasheet.
+        host: the link and the work of caches; None: calls of tables in host memory are not known.
+        optimizer: sgd | rowwise_adagrad | adam: optimizer whose states are read and written, too.
+        widths: factors of the time of a forward lookup's bytes, by width.
+        published: True if kernel times were published for this GPU; else an H100's utilisation stands in.
+        tier: tier of the calls whose fixed time `head` has.
     """
 
     memory_gb_per_s: float
@@ -133,7 +131,7 @@ class RooflineCompute(SumModel):
         return self if call.tier is self.tier or self.host is None else replace(self, tier=call.tier)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as its cost beside wide ones, forward and backward, and what it saves, (n, 1 + W)."""
+        """Embed each load as its cost in calls with wide tables, both passes, and its savings, (n, 1 + W)."""
         kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
         saved = _NARROW.saved_of((kernels_ms / _UNIT_MS).astype(np.float32), loads.dim)
@@ -173,13 +171,13 @@ class RooflineCompute(SumModel):
         return ms
 
     def _whole_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of updates of whole tables, which copies ask for, (n,)."""
+        """Predict the ms of updates of whole tables, which data-parallel tables need, (n,)."""
         states = _copied(loads) * 2 * STATE_FLOATS[self.optimizer][0] * loads.rows * loads.dim * ELEMENT_BYTES
         ms: FloatArray = self._memory_ms((passes(loads)[4] + states) / _COPY_SHARE)
         return ms
 
     def _fetched_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of what lookups bring over the link to the host, (n,), with a cache's care."""
+        """Predict the ms of rows that lookups fetch over the link to the host, and of the cache's work, (n,)."""
         if self.host is None:
             return np.zeros(len(loads))
         rows = _at(loads, Tier.UVM) * loads.lookups * moved_row_bytes(loads) / _LOOKED_UP
@@ -219,13 +217,14 @@ class RooflineCompute(SumModel):
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Compute how many times as long each load takes beside wide ones as a pooled one alone, (n,).
+    """Compute the time of each load in calls with wide tables, relative to a pooled table alone, (n,).
 
-    It takes the longer the fewer of a kernel's threads it keeps busy, in no steps: beside others a table of 36 columns
-    takes longer than one of 32, and alone by more, since it needs the next larger kernel (docs/datasheets.md).
+    A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
+    wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
+    36 columns need the next larger kernel (docs/datasheets.md).
     """
     sequences = np.where(loads.dim <= _NARROW.widths[0], _NARROW_SEQUENCES, _SEQUENCES)
-    dim = in_sectors(loads.dim * ELEMENT_BYTES) / ELEMENT_BYTES  # what lies in one sector more takes as long
+    dim = in_sectors(loads.dim * ELEMENT_BYTES) / ELEMENT_BYTES  # a begun sector takes as long as a whole one
     return np.where(loads.pooled, 1 / _NARROW.smoothly_left_of(dim), sequences)
 
 
@@ -245,20 +244,20 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 
 @dataclass(frozen=True)
 class RooflineComm(Stored, CommModel):
-    """What was published for as many bytes and devices, once the straggler has started; all wait for the busiest one.
+    """Published times for as many bytes and devices, from the start of the straggler; all wait for the busiest device.
 
-    Fast links join the devices of a domain, as the topology says, else `devices_per_host`. The share of the bytes that
-    leaves a domain goes over the network, at the same time. Sums are made within each first, so that a device sends
-    over the network what it has summed up; an all-reduce is a reduce-scatter and an all-gather. One collective runs
-    after the other; those of a task's domains stay in them or go between them.
+    Fast links join the devices of a domain: as many as the topology says, else `devices_per_host`. Bytes that leave a
+    domain go over the network at the same time. Devices first sum up within a domain, and send only sums over the
+    network; an all-reduce is a reduce-scatter and an all-gather. Collectives run one after the other; host collectives
+    stay within domains or go between them.
 
     Attributes:
-        curves: of the collectives of one host.
-        network_gb_per_s: of one device's card, in one direction.
-        devices_per_host: that fast links join where the topology doesn't say.
-        gathers: whether sums of rows come back, in an all-gather, instead of being made.
-        rounds: all-to-alls that one stands for; all but one are empty.
-        speed: of the links, beside those that the curves are of.
+        curves: published times of the collectives of one host.
+        network_gb_per_s: bandwidth of a device's network card, in one direction.
+        devices_per_host: number of devices that fast links join, if the topology doesn't say.
+        gathers: True if a reduce-scatter is an all-gather here, as in the backward pass.
+        rounds: number of all-to-alls for each all-to-all of a step; all but one are empty.
+        speed: speed of the links relative to the links of the curves.
     """
 
     kind: ClassVar[str] = "published"

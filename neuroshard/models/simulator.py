@@ -48,43 +48,44 @@ class Simulator:
     """Predictor of plans' costs by a set of cost models; many plans per call.
 
     Attributes:
-        models: they are.
-        count_input: whether plans' costs count the exchange of indices and lengths. The papers leave it out, and
-            pipelines hide it; costs show it either way, where the models know it.
+        models: the cost models.
+        count_input: True if the costs of plans count the input dist, the exchange of indices and lengths. The papers
+            leave it out, and pipelines hide it; costs show it in both cases if the models know it.
 
     Raises:
-        UserError: it is to be counted, and the models don't know it.
+        UserError: the input dist is to be counted, but the models don't know it.
     """
 
     def __init__(self, models: CostModels, count_input: bool = False) -> None:
         if count_input and models.input is None:
             raise UserError(
-                "these cost models don't know the exchange of indices; leave count_input out, or fit models to data "
-                "that holds it: neuroshard collect experiment=collect_sharding_types"
+                "these cost models don't know the input dist; leave count_input out, or fit models to data with it: "
+                "neuroshard collect experiment=collect_sharding_types"
             )
         self.models = models
         self.count_input = count_input
 
     def beside_dense(self, dense_ms: float) -> "Simulator":
-        """Return the simulator of the same steps beside a dense network of that many ms: `CostModels.beside_dense`."""
+        """Return the simulator of the same steps with a dense network of `dense_ms` ms (`CostModels.beside_dense`)."""
         return Simulator(self.models.beside_dense(dense_ms), self.count_input)
 
     def cost(self, task: Task, plan: Plan) -> Cost:
         """Predict the plan's cost.
 
         Raises:
-            UserError: the plan is another task's, or the models can't serve the task or the plan's forms.
+            UserError: the plan is another task's, or the models do not know the task's tables or the plan's sharding
+                types.
         """
         return self.costs(task, [plan])[0]
 
     def costs(self, task: Task, plans: Sequence[Plan]) -> list[Cost]:
-        """Predict each plan's cost; memory is not checked, and neither are constraints, which plans may have more of.
+        """Predict each plan's cost; memory and constraints are not checked, and plans may have more constraints.
 
-        A device calls a kernel for each form that tables lie in there, and others for sequence tables, one after the
-        other: their costs add up.
+        A device has a kernel call for each family of sharding types (`Form`) of its tables, and other calls for
+        sequence tables, one after the other: their costs add up.
 
         Raises:
-            UserError: a plan is another task's, or the models can't serve the task or a plan's forms.
+            UserError: a plan is another task's, or the models do not know the task's tables or a plan's sharding types.
         """
         self.models.check(task)
         for plan in plans:
@@ -97,9 +98,9 @@ class Simulator:
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def compute_for(self, task: Task) -> SumModel:
-        """Return the compute model as searches take it: a sum over tables, with what counted parts ask for each shard.
+        """Return the compute model for searches: a sum over tables, with the time that counted parts add per shard.
 
-        So parts move shards, at the place of compute. Of models that are no sums it is about what they say (`as_sum`).
+        So these parts influence where shards go. A model that is not a sum is approximated by a sum (`as_sum`).
         """
         adds = tuple(one for part in self._counted if (one := part.of_shards(task)) is not None)
         compute = as_sum(self.models.compute, task.loads, task.topology.num_devices)
@@ -119,25 +120,25 @@ class Simulator:
         return Called(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
-        """Count what each of B sets of loads asks, (B, C); C = 0 where no part of a step depends on it."""
+        """Count the work of each of B sets of loads, (B, C); C = 0 if no part of a step depends on counts."""
         if not any(part.by_counts for part in self.models.parts):
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of parts on each of devices alike, (B,), in addition to `compute_for`'s: `PartModel`."""
+        """Predict the ms of parts on each of equal devices, (B,), in addition to `compute_for`'s (`PartModel`)."""
         parts = (part.shared_ms(task, kernels, counts, input_bytes) for part in self._counted)
         return sum(parts, np.zeros(len(kernels)))
 
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
-        """Predict the ms that devices alike wait at a step's end, (B,), if they are ready by then: `PartModel`."""
+        """Predict the ms that equal devices, ready at `ready_ms`, wait at a step's end, (B,) (`PartModel`)."""
         waits = (part.waited_ms(task, ready_ms, kernels, counts, input_bytes) for part in self._counted)
         return sum(waits, np.zeros(len(kernels)))
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
-        """Predict the cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""
+        """Predict the cost of each of B plans with these kernel calls and traffic, input dist included; no caveats."""
         margins = self.models.margins
         ms, spread_ms = np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0)
         margin = _together(margins, zip(map(compute_part, CALLS), ms, spread_ms, strict=True))
@@ -155,14 +156,14 @@ class Simulator:
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, called: Called, traffic: Traffic, compute_ms: FloatArray) -> Step:
-        """Predict the steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D).
+        """Predict the steps of B plans whose D devices have this traffic, with input dist, and compute costs (B, D).
 
-        Other parts depend on what devices are called to do: in each of B plans, or as in one.
+        Other parts depend on `called`, which has the kernel calls of B plans, or of one plan for all.
         """
         return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), called)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predict forward and backward ms, (B, D) each, of devices with such traffic and compute costs (B, D).
+        """Predict forward and backward ms, (B, D) each, of devices with this traffic and compute costs (B, D).
 
         Backward communication starts everywhere at once; forward communication on each device when its backward
         communication and then its compute have ended: other parts of a step are left out.
@@ -171,9 +172,9 @@ class Simulator:
         return step.forward, step.backward
 
     def even_ms(self, task: Task, given: FloatArray, compute_ms: FloatArray) -> FloatArray:
-        """Predict the ms, (B,), of devices that all compute so long, (B,), and put so much into collectives, (B, C).
+        """Predict the ms, (B,), of equal devices with compute costs (B,) and bytes into each collective (B, C).
 
-        Nobody waits for another then, so that models needn't look at every device.
+        Equal devices do not wait for each other, so models need not look at every device.
         """
         forward = given.copy()
         forward[:, Collective.ALL_REDUCE] = 0  # on the way back only
@@ -208,7 +209,7 @@ class Simulator:
         return self.count_input or not part.hidden
 
     def predicted(self, plan: Plan, cost: Cost | None = None) -> Plan:
-        """Return the same plan, with what these models predict of it: its `cost`, where that is known already."""
+        """Return the plan with the prediction of these models, from its `cost` if that is known already."""
         cost = cost or self.cost(plan.task, plan)
         margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
         counts_input = any(part.name == INPUT for part in cost.counted)
@@ -217,9 +218,9 @@ class Simulator:
         return replace(plan, prediction=Prediction(models, *known))
 
     def caveat(self, plan: Plan) -> str | None:
-        """Say in a few words what must stand wherever the plan's predicted cost is shown; None if nothing must.
+        """Return a caveat, in a few words, to show with the plan's predicted cost; None if there is none.
 
-        Costs that nobody measured on such a machine may be off by more than any margin says.
+        Costs that were not measured on such a machine may have a larger error than the margin.
         """
         arithmetic, exchanges = self.models.compute.arithmetic, (self.models.forward, self.models.backward)
         calls = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
@@ -244,10 +245,10 @@ class Simulator:
         return versions_caveat(self.models.versions, self.models.hardware)
 
     def warnings(self, plan: Plan) -> tuple[str, ...]:
-        """List what makes the costs of a plan doubtful, one line each.
+        """List the reasons why the predicted costs of a plan may be wrong, one line each.
 
-        That nobody measured them on such a machine or with these versions, histograms made for another batch
-        size, tables that do not fit in device memory, and what is outside the training range.
+        Reasons are models that were measured on another machine or with other versions, histograms for another batch
+        size, tables that are not in device memory, and values outside the training range.
         """
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
         told = [f"predicted costs: {caveat}" for caveat in caveats] + [one for one in (self._elsewhere,) if one]
@@ -273,7 +274,7 @@ class Simulator:
 
     @property
     def _replaced(self) -> tuple[str, ...]:
-        """A line on models that were put in the place of others without a margin; nothing if no margins are known."""
+        """A line on models that replaced others without a margin; empty if no margins are known."""
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
             return ()
@@ -283,7 +284,7 @@ class Simulator:
         )
 
     def _outside(self, plan: Plan) -> tuple[str, ...]:
-        """List what of a plan lies outside the models' range."""
+        """List the values of a plan that are outside the models' training range, one line each."""
         ranges = self.models.ranges
         if ranges is None:
             return ()
@@ -295,7 +296,7 @@ class Simulator:
         return lines
 
     def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield what each part of a plan's step depends on, by its name; columns and all-to-alls left out."""
+        """Yield the values on which a part of a step depends, by name; column-wise tables and all-to-alls left out."""
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
         yield EXCHANGES, {"hosts": np.array([hosts])} | dict([imbalance(plan.traffic.columns)])

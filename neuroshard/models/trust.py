@@ -91,9 +91,10 @@ class ModelTests:
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What models were fitted to: the data directory's name and seed, how many samples each split has, their spans.
+    """The data that models were fitted to: name and seed of the data directory, samples of each split, ranges.
 
-    `other_samples` are those of other forms and collectives, by the names of their parts.
+    `other_samples` are of other kernel calls and collectives than pooled column-wise tables and all-to-alls, by the
+    names of their parts.
     """
 
     directory: str
@@ -107,16 +108,17 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Card:
-    """Provenance of a bundle, and how good it is.
+    """Provenance of a bundle, and its metrics.
 
     Attributes:
         hardware: the machine that was measured; None if that is unknown.
-        versions: of Python and the packages there.
-        data: what the models were fitted to; None if that is unknown.
+        versions: versions of Python and the packages on that machine.
+        data: the data that the models were fitted to; None if that is unknown.
         training: settings of the networks and of the training, for people.
-        metrics: of each model, on tables never seen in training, with the noise floor beside them; None if unknown.
-        moved_gb_per_s: quartiles over kernel calls of columns: at which rate they move the bytes that they can't do
-            without; None if unknown. Beside a copy's rate that is the share of the bandwidth which they reach.
+        metrics: metrics of each model, on tables never seen in training, with the noise floor; None if unknown.
+        moved_gb_per_s: quartiles, over kernel calls of column-wise tables, of the rate at which they move the bytes
+            that they must move; None if unknown. Divided by the rate of a memory copy, this is the share of the
+            bandwidth that the calls reach.
     """
 
     hardware: Fingerprint | None = None
@@ -128,9 +130,9 @@ class Card:
 
 
 def hardware_warning(models: str | None, measured: Fingerprint | None) -> str | None:
-    """Warn in a line of models not surely measured on hardware like this machine's; None where they were.
+    """Return a warning if the models may have been measured on other hardware than this machine; None if they were not.
 
-    A machine without such a device says nothing of it: plans for GPUs are searched anywhere.
+    On a machine without such a device there is no warning: plans for GPUs are searched anywhere.
     """
     if measured is None:
         return None
@@ -174,7 +176,7 @@ class Range:
         return Range(self.name, min(self.least, other.least), max(self.most, other.most))
 
     def warning(self, values: Sequence[float] | FloatArray) -> str | None:
-        """Name in a line what lies outside by more than 5%, None if nothing does."""
+        """Return a line on the values that are outside by more than 5%; None if there are none."""
         amounts = np.asarray(values, dtype=np.float64)
         outside = amounts[(amounts < self.least * (1 - _SLACK)) | (amounts > self.most * (1 + _SLACK))]
         if not outside.size:
@@ -189,11 +191,11 @@ class Range:
 
 @dataclass(frozen=True)
 class Ranges:
-    """What everything that a cost depends on ranged over in the measurements.
+    """Ranges, in the measurements, of all values that a cost depends on.
 
-    All but `others`, which are of other forms and collectives by the names of their parts, are of columns. Devices, and
-    columns on one, are None where nobody measured exchanges: a datasheet tells how near its points are. Ranges are None
-    too if the model that they belong to was replaced by another one.
+    `others` has the ranges of other kernel calls and collectives, by the names of their parts; all other fields are of
+    column-wise tables and all-to-alls. `devices` and `columns_on_a_device` are None if no exchanges were measured: a
+    datasheet says how near its points are. Ranges are None, too, if their model was replaced by another one.
     """
 
     rows: Range | None
@@ -209,17 +211,17 @@ class Ranges:
 
     @classmethod
     def of(cls, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
-        """Compute the ranges of the samples that models of columns and all-to-alls are fitted to."""
+        """Compute the ranges of the samples that models of column-wise tables and all-to-alls are fitted to."""
         return cls(**_of_calls(compute), **(_of_exchanges(comm) if comm else _NO_EXCHANGES))
 
     def widened(self, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
-        """Widen the ranges by what these samples ranged over besides; either may be none."""
+        """Return ranges that include these samples, too; either sequence may be empty."""
         ranges = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
         known = {name: getattr(self, name) or one for name, one in ranges.items()}
         return replace(self, **{name: known[name].joined(one) for name, one in ranges.items()})
 
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
-        """Add what everything that another part's cost depends on was in the measurements, to what is known."""
+        """Return ranges that also include the measured values on which the cost of another part depends."""
         known = {one.name: one for one in self.others.get(part, ())}
         ranges = [Range.of(name, values) for name, values in quantities.items()]
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in ranges)})
@@ -233,14 +235,14 @@ class Ranges:
         return np.maximum(1.0, values / most[0]) if most else np.ones(len(values))
 
     def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[str, ...]:
-        """List what of another part lies outside, one line for each quantity; nothing if the part is unknown."""
+        """List another part's values outside the training range, a line per quantity; empty if the part is unknown."""
         warnings = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]
         return tuple(f"{part}: {warning}" for warning in warnings if warning is not None)
 
     def warnings(self, task: Task) -> tuple[str, ...]:
-        """List what of the task and its pooled tables lies outside, one line for each quantity.
+        """List values of the task and its pooled tables outside the training range, one line for each quantity.
 
-        Tables that no batch reads cost nothing, and are no trouble.
+        Tables that no batch reads cost nothing, and are ignored.
         """
         tables = [table for table in task.tables if table.pooled and table.pooling_factor * task.batch_size > _UNREAD]
         if not tables:
@@ -256,16 +258,16 @@ class Ranges:
         )
 
     def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[str, ...]:
-        """List what of a plan's devices lies outside, from the numbers of tables and columns of each, (D,).
+        """List values of a plan's devices outside the training range, from their numbers of tables and columns, (D,).
 
-        Devices without tables are no trouble.
+        Devices without tables are ignored.
         """
         counts = [count for count in tables if count]
         return _warnings((self.tables_on_a_device, counts), (self.columns_on_a_device, columns))
 
 
 def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[str, ...]:
-    """List a line for each known range that some of its values lie outside of."""
+    """List a line for each known range with values outside it."""
     warnings = [its.warning(values) for its, values in known if its is not None]
     return tuple(warning for warning in warnings if warning is not None)
 
@@ -319,7 +321,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class Margins:
-    """How far predictions may be off: of columns and all-to-alls, and (`others`) of other parts by name.
+    """Margins of predictions: of column-wise tables and all-to-alls, and (`others`) of other parts by name.
 
     A margin is None if the part's model was replaced by another one, which nobody compared with measurements.
     """
@@ -335,10 +337,10 @@ class Margins:
         return cls(**_fields_of(dict(margins)))
 
     def of(self, part: str) -> Margin | None:
-        """Return the part's margin, by its name; None if that is unknown, as it is of parts of a user's own.
+        """Return the margin of a part by its name; None if the margin is unknown, as for parts that a user adds.
 
-        Without a margin of its own, a form has the margin of columns, a collective that of all-to-alls, and the input,
-        conversion and TorchRec's work have that of forward exchanges.
+        Without a margin of its own, a kernel call has the margin of column-wise tables, a collective has the margin of
+        all-to-alls, and the input dist, conversion and framework overhead have the margin of forward exchanges.
         """
         prefix = part.partition(".")[0]
         like = FORWARD if prefix in _LIKE_EXCHANGES else prefix

@@ -2,7 +2,7 @@
 
 FBGEMM's cache has rows as wide as the widest cached table of a kernel call (`MemoryUse.cache_widths`). So it pays to
 put cached tables of unequal widths on different devices, or to cut the wide tables. Rules say both, and every search
-keeps rules. All functions here take a task whose tables lie in the memory of `Task.tier_assignments`.
+keeps rules. All functions here take a task whose tables are in the memory of `Task.tier_assignments`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ def separated(task: Task, left_out: Collection[str] = ()) -> Iterator[Task]:
 
 
 def shared_caches(task: Task, left_out: Collection[str] = ()) -> IntArray:
-    """Return (n,) indices of cached tables that may lie in columns, in kernel calls of at least two such tables."""
+    """Return (n,) indices of cached tables that may be table- or column-wise, with two or more in a kernel call."""
     if not task.memory.shares_caches:
         return np.zeros(0, dtype=np.int64)
     cached = np.flatnonzero(task.loads.tier == TIERS.index(Tier.UVM_CACHING)).tolist()

@@ -20,13 +20,13 @@ from neuroshard.words.placement import ON_DEVICE, Placement, TierAssignment, by_
 
 @dataclass(frozen=True)
 class Carried:
-    """What of a plan can stay in another task.
+    """The shards of a plan that can stay in another task.
 
     Attributes:
-        task: the other one.
+        task: the other task.
         columns: (table, dim, device) of column shards, tables by their indices in the task.
-        others: placements of row-wise and data-parallel tables, each with all of its shards.
-        tier_assignments: of tables that stay in host memory, by their indices in the task; other tables are in device
+        others: placements of row-wise and data-parallel tables; all shards of a table, or none.
+        tier_assignments: of tables that stay in host memory, by their indices in the task; all others are in device
             memory.
         changed: indices of tables that have other rows, columns or data type than before.
     """
@@ -117,12 +117,12 @@ class Carried:
 
 
 def carried_over(before: Plan, task: Task) -> Carried:
-    """Find what of the plan stays: shards of tables that both have, on devices that both have.
+    """Return the shards of the plan that can stay: shards of tables that both tasks have, on devices that both have.
 
-    Tables are known by their names and devices by their numbers. Table-wise and column-wise tables keep the shards
-    whose devices stay; but a table that was split has other shards if it has more or fewer columns. Row-wise and
-    data-parallel tables stay only if there are as many devices and hosts as before, which their shards depend on.
-    Tables stay in their tiers. Shards that the rules of the task forbid do not stay.
+    A table is known by its name and a device by its number. Table-wise and column-wise tables keep the shards whose
+    devices stay; but a table that was split is placed again if it has more or fewer columns. Row-wise and data-parallel
+    tables stay only if there are as many devices and hosts as before, because these numbers decide their shards.
+    Tables keep their tier assignments. Shards that the rules of the task forbid do not stay.
     """
     index = {table.name: number for number, table in enumerate(task.tables)}
     devices_stay = have_same_devices(before.task, task)
@@ -219,7 +219,7 @@ def _shape(table: Table) -> tuple[int, int, int]:
 
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
-    """Tell whether rules let a table have this form, on those of its devices that stay, in the memory it lies in."""
+    """Return True if rules allow a table's layout, the devices of it that stay, and its tier assignment."""
     limits = task.limits[index]
     staying = {placed.device for placed in placements if placed.device < task.topology.num_devices}
     home = placements[0].tier_assignment
@@ -228,7 +228,7 @@ def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placem
 
 
 def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
-    """Hold a row-wise or data-parallel table to its devices."""
+    """Make the rule that a row-wise or data-parallel table keeps its devices and its family of sharding types."""
     devices = tuple(sorted(placed.device for placed in placements))
     layout = layout_of(table, [placed.shard for placed in placements])
     return TableRule(escape(table.name), devices=devices, sharding_types=layout.type_names)

@@ -32,10 +32,11 @@ def may_overfill(task: Task) -> bool:
 
 
 def assigned_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
-    """Assign the task's tables in host memory to hosts, within their memory; None where that fails.
+    """Return the task with its tables in host memory assigned to hosts, within the memory of these; None if that fails.
 
-    A table lies on one host where one has room for it, else its columns are divided between as few as will do. None
-    also where no plan could overfill a host. Tables `in_rows`, by name, lie on all hosts alike.
+    A table is on one host if a host has room for the table, else its columns are divided between as few hosts as
+    possible. The result is None, too, if no plan could overfill a host. The tables `in_rows`, by name, are row-wise
+    over all hosts, evenly.
     """
     return _assigned(task, task.topology.host_bytes, in_rows) if may_overfill(task) else None
 
@@ -51,9 +52,9 @@ def least_host_bytes(task: Task) -> int:
 
 
 def kept_on_hosts(plan: Plan) -> Plan:
-    """Hold the plan's columns in host memory to their hosts, by its task's constraints, where these may overfill.
+    """Keep the column shards in host memory on their hosts, by constraints of the plan's task, if hosts may overfill.
 
-    Shards of a table that lies on several hosts keep their widths. What the constraints pin is left to them.
+    Shards of a table that is on several hosts keep their widths. Tables with pinned shards get no more constraints.
     """
     task = plan.task
     if not may_overfill(task):
@@ -185,7 +186,7 @@ def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | N
 
 
 def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
-    """Collect what is assigned to hosts, and the bytes of tables that lie in rows only, on all hosts alike."""
+    """Collect the pieces to assign to hosts, and the bytes of tables that are row-wise over all hosts, evenly."""
     group_of = task.constraints.group_of
     grouped: dict[tuple[str, ...], list[_Piece]] = {}
     pieces, spread_bytes = list[_Piece](), 0
@@ -214,7 +215,7 @@ def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
 
 
 def _together(pieces: list[_Piece]) -> _Piece:
-    """Join tables that lie on one device, unsplit, into one piece."""
+    """Join tables that are kept together on one device, unsplit, into one piece."""
     devices = tuple(
         tuple(sorted(set.intersection(*map(set, its))))
         for its in zip(*(piece.devices for piece in pieces), strict=True)

@@ -1,4 +1,4 @@
-"""Bytes that have to be moved from one plan to another plan, whose tables or devices may differ.
+"""The shards that move from one plan to another plan, which may have other tables or devices.
 
 A table is known by its name: its rows, columns, data type and statistics may differ between the two plans.
 """
@@ -22,14 +22,14 @@ _NOWHERE: tuple[Places, Layout] = (), COLUMNS
 
 @dataclass(frozen=True)
 class TableChange:
-    """A table that lies elsewhere or in another form afterwards, is new, or is gone.
+    """A table that is new, is gone, or changes its devices or its sharding type.
 
     Attributes:
-        table: its name.
-        before, after: (device, columns) of its shards; empty where there is no such table.
-        size_bytes: of weights and optimizer state that come to devices that don't hold them yet; those of a new table
-            are made there, not moved.
-        layout_before, layout_after: how it lies; in columns where there is no such table.
+        table: name of the table.
+        before, after: (device, columns) of the table's shards; empty if there is no such table.
+        size_bytes: bytes of weights and optimizer state that come to devices that do not hold them yet; the bytes of a
+            new table are made there, not moved.
+        layout_before, layout_after: the layout of the table; `COLUMNS` if there is no such table.
     """
 
     table: str
@@ -55,7 +55,7 @@ class TableChange:
 
 
 def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
-    """List every table that lies elsewhere or in another form, is new or is gone, the most bytes first."""
+    """List every table that is new, is gone, or changes its devices or sharding type; the most bytes first."""
     old, new = _lying(before), _lying(after)
     arriving = dict(zip(new, moved_between(before, after).tolist(), strict=True))
     changed = []

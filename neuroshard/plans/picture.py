@@ -61,7 +61,7 @@ def label(text: str) -> str:
 
 
 def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
-    """Draw a PNG: stacked bars of every device's cost by part, and bars of its memory, by form, beside the cap."""
+    """Draw a PNG: bars of every device's cost by part, and bars of its memory by sharding type, with the cap."""
     many = len(cost.compute) > _MANY_DEVICES
     with canvas(9, 6.4 if many else 3.9) as (figure, picture):
         times, memory = figure.subplots(2, 1) if many else figure.subplots(1, 2, width_ratios=[3, 2])
@@ -136,9 +136,9 @@ def _top(highest: float, factor: float) -> float:
 def curves_png(
     curves: Sequence[tuple[str, FloatArray]], references: Mapping[str, float], title: str | None = None
 ) -> bytes:
-    """Draw a PNG: learning curves, ms by round, beside what other methods reach (horizontal lines).
+    """Draw a PNG: learning curves, ms by round, and the results of other methods (horizontal lines).
 
-    Of more curves than there are colours, all are grey and without a name.
+    If there are more curves than colours, all curves are grey and without a name.
     """
     with canvas(8, 4.5) as (figure, picture):
         axes = figure.subplots()

@@ -45,14 +45,13 @@ _IN_HOST_MEMORY = {Tier.UVM_CACHING: "behind a cache", Tier.UVM: "in host memory
 class Plan:
     """Placements (S,) of the shards of one task's tables; valid by construction.
 
-    Every table lies in one of the forms of `Form`. A device holds at most one shard of a table, or several shards of
-    columns that together are wider than a shard may be. Memory and the
-    task's constraints are not checked here: a plan that breaks them can still be costed and reported; `violations`
-    says what it breaks. `prediction` is what it was predicted to cost when it was found,
-    None if nobody did; plans that differ in nothing else are equal.
+    Every table has one of TorchRec's sharding types (`sharding_types`). A device holds at most one shard of a table, or
+    several column shards that together are wider than a shard may be. A plan may break memory limits and the task's
+    constraints: such a plan can be costed and reported, and `violations` lists what it breaks. `prediction` is the
+    predicted cost from when the plan was found, or None; two plans that differ only in their predictions are equal.
 
     Raises:
-        UserError: the shards don't make up the task's tables that way.
+        UserError: the shards do not make up the task's tables in this way.
     """
 
     task: Task
@@ -71,7 +70,7 @@ class Plan:
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """(T,) the forms that tables are laid out in."""
+        """(T,) the family of each table's sharding type."""
         return tuple(layout.form for layout in self.layouts)
 
     @cached_property
@@ -90,10 +89,10 @@ class Plan:
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_layouts(self, served: Callable[[Layout], bool], what: str, do: str) -> None:
-        """Refuse layouts that something doesn't serve: `what` says so, and `do` what to do.
+        """Refuse layouts that something does not serve; `what` is the reason, and `do` the advice, in the message.
 
         Raises:
-            UserError: a table lies in one of them; the line names it.
+            UserError: a table has one of these layouts; the message names the table.
         """
         refused = {layout for layout in set(self.layouts) if not served(layout)}
         for table, layout, name in zip(self.task.tables, self.layouts, self.sharding_types, strict=True):
@@ -121,7 +120,7 @@ class Plan:
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """D sets of loads: what the placements ask of each device."""
+        """D sets of loads: the work that the placements give each device."""
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
         loads = placed_loads(self.task.tables, self.by_device, self.task.batch_size, num_devices, self.layouts)
@@ -129,14 +128,14 @@ class Plan:
 
     @cached_property
     def traffic(self) -> Traffic:
-        """What the devices exchange in a step (B = 1)."""
+        """The traffic between devices in a step (B = 1)."""
         topology = self.task.topology
         given = given_bytes(self.device_loads.loads, topology.num_devices)
         return Traffic.of(self.device_loads, given, topology.num_devices, self.task.batch_size, topology.fast_links)
 
     @cached_property
     def form_bytes(self) -> IntArray:
-        """(D, F) bytes of the shards of each form on each device, with what the task counts in addition to weights."""
+        """(D, F) bytes of the shards on each device, by `Form`, with what the task counts in addition to weights."""
         sets = self.device_loads
         total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
         np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.bytes_beside(sets))
@@ -162,9 +161,9 @@ class Plan:
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:
-        """(D,) columns that a sample gets of each device's column shards: theirs for each of a table's outputs.
+        """(D,) columns that a sample gets from the table-wise and column-wise shards of each device, over all outputs.
 
-        Rounded, where tables aren't pooled; `traffic.columns` is exact, and has what sequence tables in rows give.
+        They are rounded if tables are not pooled; `traffic.columns` is exact, and also counts row-wise sequence tables.
         """
         dims = [0.0] * self.task.topology.num_devices
         for placement in self.placements:
@@ -174,13 +173,13 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every device's shards fit in its memory, and in its host's."""
+        """True if the shards of every device fit in the device's memory, and tables in host memory in the host's."""
         pairs = zip(self.device_bytes, self.task.shard_memory, strict=True)
         return all(used <= free for used, free in pairs) and max(self.host_bytes) <= self.task.topology.host_bytes
 
     @cached_property
     def violations(self) -> tuple[str, ...]:
-        """What the plan breaks of the task's memory and constraints, one line each; empty if nothing."""
+        """The memory limits and constraints of the task that the plan breaks, one line each; empty if none."""
         return tuple(self._broken())
 
     def _broken(self) -> Iterator[str]:
@@ -255,7 +254,7 @@ class Plan:
 
     @property
     def described_shards(self) -> str:
-        """How many tables have each sharding type, and which are in host memory, for people."""
+        """The numbers of tables of each sharding type and in host memory, as text."""
         types, tiers = Counter(self.sharding_types), Counter(home.tier for home in self.tier_assignments)
         shards = Counter(self.sharding_types[placed.shard.table] for placed in self.placements)
         described = [
@@ -268,7 +267,7 @@ class Plan:
         return f"{len(self.layouts):,} table{_s(len(self.layouts))}: {', '.join(described)}"
 
     def _contents(self, device: int) -> str:
-        """Say what lies on one device: the first shards named are the largest ones."""
+        """Describe the shards on one device; the largest ones are named first."""
         here = [placed for placed in self.placements if placed.device == device]
         pairs = [(placed, self.task.tables[placed.shard.table]) for placed in here]
         pairs.sort(key=lambda pair: -pair[0].shard.dim * pair[0].shard.rows * pair[1].bytes_per_element)
@@ -341,10 +340,10 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
 def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
     """Check that a task has the tables and the devices of placements, and that no device could merge two shards.
 
-    A device holds at most one shard of a table, or several shards of columns that are too wide for one.
+    A device holds at most one shard of a table, or several column shards that are together too wide for one shard.
 
     Raises:
-        UserError: it doesn't; it names the table and the device.
+        UserError: a check fails; the message names the table and the device.
     """
     taken: dict[tuple[int, int], int] = {}  # columns
     crowded: set[tuple[int, int]] = set()
@@ -352,7 +351,7 @@ def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
         index, device = placement.shard.table, placement.device
         table, last = table_of(task, index), task.topology.num_devices - 1
         if device > last:
-            raise UserError(f"plan: device {device} of table {table.name!r} must lie in 0..{last}")
+            raise UserError(f"plan: device {device} of table {table.name!r} must be in 0..{last}")
         whole_columns = placement.shard.rows >= table.rows and placement.shard.dim < table.dim
         if (index, device) in taken:
             crowded.add((index, device))
@@ -393,7 +392,7 @@ def _as_fields(placement: Placement) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Placed(Shard):
-    """A placement as it stands in a file."""
+    """A placement as a file has it."""
 
     device: Device
     tier: Name
@@ -407,7 +406,7 @@ class _Placed(Shard):
 
 @dataclass(frozen=True)
 class _PlanFile:
-    """What a plan file holds, besides its format."""
+    """The content of a plan file, without its format."""
 
     placements: tuple[_Placed, ...]
     prediction: Prediction | None
@@ -417,7 +416,7 @@ class _PlanFile:
 def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
     """Name what a table breaks of its limits; `held`: columns by device."""
     if wrong := set(held).difference(limits.devices):
-        yield f"table {name!r} must not lie on device {min(wrong)}"
+        yield f"table {name!r} must not be on device {min(wrong)}"
     if not limits.may_count(layout, len(held)):
         least, most = limits.counts_of(layout)
         yield f"table {name!r} is on {len(held)} devices{layout.counted}, not on {least} to {most}"
@@ -426,11 +425,11 @@ def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping
 
 
 def _broken_home(name: str, home: TierAssignment, limits: TableLimits) -> Iterator[str]:
-    """Name what a table's home breaks of its limits: the tier, or the rows cached."""
+    """Yield a line if a table's tier assignment breaks its limits: the tier, or the cache load factor."""
     if home.tier not in limits.tiers:
         yield f"table {name!r} must not be in tier {home.tier.value}, only in {' or '.join(sorted(limits.tiers))}"
     elif not limits.may_lie_in(home):
-        yield f"table {name!r} has a cache for {home.cache_load_factor} of its rows, not for {limits.cache_load_factor}"
+        yield f"table {name!r} has cache_load_factor {home.cache_load_factor}, not {limits.cache_load_factor}"
 
 
 def _broken_groups(
@@ -457,10 +456,11 @@ def _pins_met(pinned: Sequence[PinnedShard], held: Mapping[int, int]) -> bool:
 
 
 def _name(placed: Placement, table: Table, layout: Layout) -> str:
-    """Name a copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
+    """Name a shard: its columns as "name[0:8]", or its rows and columns as "name[0:100, 0:8]", as in an array.
 
-    What several features read says how many, sequence tables that they are: "name[0:8] (3 features, sequence)", and
-    tables in host memory which share of the rows the device's cache holds: "name (uvm_caching 0.2)", "name (uvm)".
+    Notes follow the name: "name (data-parallel)", "name[0:8] (3 features, sequence)" for a sequence table that 3
+    features read, "name (uvm)" for a table in host memory, and "name (uvm_caching 0.2)" for a table in host memory with
+    a cache for that share of its rows.
     """
     said = {
         layout.note: bool(layout.note), f"{table.features} features": table.features > 1, "sequence": not table.pooled,

@@ -113,7 +113,7 @@ def _checked_value(value: object, hint: Any, name: str) -> Any:
 
 @cache
 def _is_size(hint: Hashable) -> bool:
-    """Tell whether an annotation is `ByteSize`, or may be None besides."""
+    """Return True if an annotation is `ByteSize` or `ByteSize | None`."""
     return AS_SIZE in getattr(hint, "__metadata__", ()) or any(
         _is_size(one) for one in get_args(hint) if get_origin(hint) in (Union, UnionType)
     )

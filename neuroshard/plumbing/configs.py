@@ -161,10 +161,10 @@ def missing(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _command(name: str) -> dict[str, Any]:
-    """Put together what the config of a command holds.
+    """Return the content of a command's config.
 
-    The fields of what it runs are its settings: they stand beside `run`, which has a reference to each. An experiment
-    counts after everything else.
+    The fields of the command's class are its settings: they are on one level with `run`, which refers to each of them.
+    An experiment overrides everything else.
     """
     content = content_of(f"{name}.yaml")
     run = content["run"]

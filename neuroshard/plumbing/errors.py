@@ -20,16 +20,16 @@ class UserError(ValueError):
 
 
 class NeuroShardWarning(UserWarning):
-    """What makes an answer doubtful: a plan's costs, a search that was cut short, tables counted in too few samples.
+    """A reason to doubt a result, such as a search that was cut short, or tables counted in too few samples.
 
     Python's `warnings` filter it by this category: `warnings.simplefilter("ignore", ns.NeuroShardWarning)`.
     """
 
 
 def warn_of(answered: str, lines: Sequence[str]) -> None:
-    """Warn in one line of what makes the answer of a function, named in full, doubtful; nothing where there are none.
+    """Warn in one line of the reasons to doubt the result of a function, named in full; without reasons do nothing.
 
-    It is of the answer, not of a place in the caller's source: without one, what Python prints is a single line.
+    The warning names no place in the caller's source, so that Python prints a single line.
     """
     if lines:
         warnings.warn_explicit("; ".join(lines), NeuroShardWarning, answered, 0)

@@ -22,11 +22,11 @@ _BEGINNING_BYTES = 256  # of a file, to know what it is
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file beside `path`, force it to disk, then rename it into place.
+    """Write a temporary file in the directory of `path`, force it to disk, then rename it to `path`.
 
-    After a power failure there is either what was there or what was written: both the file and its name are on the disk
-    before this returns. Of several writers, the last one's file stays, whole: each has a temporary file of its own, and
-    in containers that share a disk numbers of processes wouldn't tell them apart.
+    After a power failure `path` is either the old file or the new file: the content and the name of the new file are on
+    the disk before this returns. If there are several writers, the file of the last writer stays, whole: each writer
+    has a temporary file of its own. (Process numbers can be equal in containers that share a disk.)
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{randbits(64)}.tmp")
@@ -91,7 +91,7 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def digest_of(*paths: Path) -> str:
-    """Hash files' contents by SHA-256: what a run depends on besides their names; raise what `read_bytes` does."""
+    """Return the SHA-256 of files' contents, on which a run depends; raise what `read_bytes` raises."""
     return hashlib.sha256(b"".join(read_bytes(path, "file") for path in paths)).hexdigest()
 
 

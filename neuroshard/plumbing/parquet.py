@@ -17,7 +17,7 @@ _MAX_ROWS = 10_000_000
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame, atomically; `path` is a path and nothing else (pandas takes some for URLs or home directories)."""
+    """Write a frame, atomically; `path` is a path and nothing else (pandas reads some paths as URLs or expands a ~)."""
     write_table(path, pa.Table.from_pandas(frame, preserve_index=False))
 
 

@@ -48,7 +48,7 @@ def check_setting(name: str, value: object) -> None:
 
 
 def _within(name: str, value: object, depth: int) -> Iterator[object]:
-    """Yield a value and all that lies in it."""
+    """Yield a value and all values inside it."""
     if not depth:
         raise UserError(f"{name} can't be read: its value is nested too deeply")
     plain = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
@@ -112,7 +112,7 @@ def store_configs(command: str) -> None:
 
 
 class _Shared(dict[str, Any]):
-    """What Hydra composes of, and copies whole for each of a command's two compositions, though nothing changes it."""
+    """The configs that Hydra composes. A deep copy returns the same object: nothing changes it, and copies are slow."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self

@@ -25,14 +25,16 @@ class TimingProtocol:
     All `live` samples are in memory together. Each is first run `warmup` times untimed; then, in each of `rounds`
     rounds, the samples are visited in a fresh random order and timed `repeats_per_round` times in a row. So a sample
     has R = rounds x repeats_per_round repeats, spread over the batch's whole duration: a slow spell of the machine
-    hits a few repeats of every sample instead of all repeats of a few. With rounds=1 the repeats are back to back.
+    hits a few repeats of every sample instead of all repeats of a few samples. With rounds=1 the repeats are back to
+    back.
 
     Attributes:
-        warmup: untimed runs of each sample.
-        rounds: in random order over all live samples.
-        repeats_per_round: timed runs in a row.
-        live: samples in memory at once.
-        flush_bytes: written before every run, so that no run finds its rows cached. On the device that is measured.
+        warmup: number of untimed runs of each sample.
+        rounds: number of rounds over all live samples, each in random order.
+        repeats_per_round: number of timed runs in a row.
+        live: number of samples in memory at once.
+        flush_bytes: bytes to write before every run, on the measured device, so that no run finds its rows in a
+            hardware cache.
     """
 
     warmup: Count = 1

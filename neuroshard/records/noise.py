@@ -1,4 +1,4 @@
-"""How far measurements can be trusted: the noise floor beside which every error is read."""
+"""How far measurements can be trusted: the noise floor to compare every error with."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

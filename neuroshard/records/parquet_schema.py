@@ -207,9 +207,9 @@ class RowCodec(Generic[Sample]):
     """Measurements of one type of sample as Parquet rows, and back.
 
     Attributes:
-        row: what a row holds.
-        fields: what it holds of a sample, besides its batch size.
-        sample: the sample in a row.
+        row: type of a row.
+        fields: returns the fields of a sample, without its batch size.
+        sample: returns the sample in a row.
     """
 
     row: type[_Row]

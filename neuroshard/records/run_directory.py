@@ -75,10 +75,10 @@ class RunDirectory:
             yield
 
     def begin(self, settings: Mapping[str, Any], tasks: tuple[Task, ...]) -> None:
-        """Write down what the run depends on, or see that the one that was begun here depends on the same.
+        """Write the settings and tasks of the run, or check that the run that was begun here has the same ones.
 
         Raises:
-            UserError: another run was begun here, or what it wrote down is damaged; or other tasks lie here.
+            UserError: a run with other settings or tasks was begun here, or its files are damaged.
         """
         begun = self._begun()
         if begun is None:

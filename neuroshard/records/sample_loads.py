@@ -27,7 +27,7 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
-    """Replace the loads of samples in rows, which are those of whole tables, by those of their blocks."""
+    """Replace the loads of row-wise samples, which are of whole tables, by the loads of their blocks of rows."""
     if not samples:
         return loads
     which = np.flatnonzero(are(loads, lambda layout: layout.blocks))

@@ -26,7 +26,7 @@ LOCAL_PHASES = (  # of a step without its exchanges
     "reducing data-parallel gradients",
     "data-parallel optimizer",
 )
-HOST = "host"  # what it takes to launch a step, where the device works beside it
+HOST = "host"  # time to launch a step, if device and host work in parallel
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,17 @@ class ComputeSample:
     """Tables (n,) on one device, looked up by one kernel call for `batch_size` samples.
 
     Attributes:
-        tables: whole ones, at the width that the device holds; they say how popular rows are. All are pooled, or none,
-            and then all have one width: FBGEMM has no other kernels.
-        batch_size: samples whose lookups the call serves: the global batch; of copies, the device's own share of it.
-        form: of all tables: whole or shards of columns under the fused kernel, blocks of rows under the fused kernel,
-            or copies under the dense kernel with an update of every row.
-        blocks: (n,) rows that the device holds, where tables lie in rows; else none.
+        tables: whole tables, at the width that the device holds; they say how popular rows are. All tables are pooled,
+            or all are sequence tables of one width: FBGEMM has no other kernels.
+        batch_size: samples whose lookups the call serves: the global batch, or the device's own share of the batch if
+            the tables are data-parallel.
+        form: family of the sharding type of all tables. Column-wise and row-wise tables have the fused kernel;
+            data-parallel tables have the dense kernel with an update of every row.
+        blocks: (n,) rows that the device holds, if the tables are row-wise; else empty.
         hot_first: share of the rows touched more than once that have the table's lowest numbers, hottest first, as
-            where rows are numbered by frequency; all other rows lie anywhere.
-        lookups: (n,) what was looked up in each block, once the sample has been measured; else none.
-        tier_assignment: the memory that all tables lie in. Tables behind a cache share one, which has room for that share of
+            if rows were numbered by frequency; all other rows are anywhere.
+        lookups: (n,) lookups in each block, once the sample has been measured; else empty.
+        tier_assignment: the memory that holds all tables. Cached tables share a cache, which has room for that share of
             all their rows.
     """
 
@@ -106,7 +107,7 @@ class ComputeSample:
 
     @property
     def call(self) -> Call:
-        """The kernel call: form, pooled or not, and tier of memory."""
+        """The kernel call: family of the sharding type, pooled or not, and tier."""
         return Call(self.form, not self.tables or self.tables[0].pooled, self.tier_assignment.tier)
 
     @property
@@ -222,7 +223,7 @@ class Repeats:
 
     Attributes:
         times_ms: (R,) for a compute sample; (R, 2, D) for an exchange: forward and backward, per device; (R, P) for
-            local work: by phase (`LOCAL_PHASES`), and last of the `HOST` where the device works beside it.
+            local work: by phase (`LOCAL_PHASES`), and last the time of the `HOST` if device and host work in parallel.
         at_s: (R,) when each repeat began, seconds since the epoch.
     """
 

@@ -1,4 +1,4 @@
-"""How fast a machine was when: others that share it, heat and where memory came to lie change that."""
+"""The speed of a machine over time: other users, heat and the placement of memory change it."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

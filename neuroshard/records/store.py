@@ -129,7 +129,7 @@ class Chunks(Generic[Sample]):
 
     @property
     def _paths(self) -> list[Path]:
-        """Paths of all chunks, in order; copies that somebody made of some have other names."""
+        """Paths of all chunks, in order; duplicates that a user made of a chunk have other names."""
         return sorted(path for path in self.directory.glob("part-*.parquet") if _CHUNK.fullmatch(path.name))
 
     def _read(self, path: Path) -> list[Measurement[Sample]]:

@@ -19,16 +19,17 @@ _WORTH_SAYING = 0.005  # of a plan's cost
 
 
 def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-    """Find a plan by a search method; if models leave the time of the dense network open, one that is good at any.
+    """Find a plan by a search method; if models leave the time of the dense network open, a plan that is good at any.
 
-    A host launches a step while its devices do dense work, so that a plan with few kernel calls is the best one beside
-    a short dense network, and costs time beside a long one. The method then searches at several dense times from 0 to
-    15 ms, and the plan with the least worst-case regret is taken: the most that it costs beyond the best of these
-    plans, at any of these times. A warning says at which times another plan is cheaper.
+    A host launches a step while its devices do dense work. So a plan with few kernel calls is best with a short dense
+    network, but costs time with a long dense network. If the dense time is open, the method searches at several dense
+    times from 0 to 15 ms, and the plan with the least worst-case regret is taken. The regret of a plan is the
+    difference between its cost and the cost of the best of these plans, at the worst dense time. A warning says at
+    which times another plan is cheaper.
 
     Raises:
-        InfeasibleError: the method finds none.
-        UserError: the simulator's models can't serve the task.
+        InfeasibleError: the method finds no plan that fits in memory.
+        UserError: the simulator's models do not support the task.
     """
     if not simulator.models.dense_is_unknown:
         return searcher.find(task, simulator)

@@ -28,19 +28,21 @@ _Find = Callable[[_Own, Task, Simulator], "Found"]
 
 @dataclass(frozen=True)
 class Found:
-    """A plan that keeps its task's memory and constraints, and what people should know of how it was found.
+    """A plan that keeps its task's memory limits and constraints, with remarks on how the plan was found.
 
-    Whatever a search hands out is one of these, so no other plan is handed out.
+    Every search returns its plan in a `Found`, so no search returns a plan that breaks a limit.
 
     Attributes:
+        plan: the plan.
         warning: a line that begins with its subject and a colon, such as "re-planning: ..."; None if all is well.
-        rejected: another plan of its task, predicted to be cheaper, whose gain the search did not accept; None if there
+        rejected: another plan of the task, predicted to be cheaper, whose gain the search did not accept; None if there
             is none.
-        remark: a line on what the search did, which the plan alone doesn't tell; None if there is nothing to say.
-        fewer: another one with fewer shards, predicted to cost more, until a search has settled on one; None then.
+        remark: a line on the search that the plan alone doesn't show; None if there is no remark.
+        fewer: another plan with fewer shards, predicted to cost more, as long as a search has not chosen between the
+            two; else None.
 
     Raises:
-        InfeasibleError: the plan breaks something.
+        InfeasibleError: the plan breaks a memory limit or a constraint.
     """
 
     plan: Plan
@@ -73,10 +75,10 @@ class Searcher(ABC):
 
     @abstractmethod
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan that fits in memory and keeps the task's constraints: `Found(plan)`, or more where it is due.
+        """Find a plan that fits in memory and keeps the task's constraints; return `Found(plan)`, with remarks if any.
 
-        The plan's task is that one, with further rules perhaps that the plan keeps too.
-        A method that knows nothing of hosts' memory is decorated with `within_hosts`.
+        The plan's task is `task`, possibly with further rules that the plan keeps, too.
+        If a method does not know the memory of hosts, decorate it with `within_hosts`.
 
         Raises:
             InfeasibleError: this method finds none.
@@ -85,23 +87,23 @@ class Searcher(ABC):
 
     @property
     def takes_sequences(self) -> bool:
-        """Whether the method places sequence tables, not pooled ones only."""
+        """True if the method places sequence tables, in addition to pooled tables."""
         return True
 
     @property
     def takes_forms(self) -> Forms:
-        """The forms that a table may be restricted to: column-wise, and those of a setting `sharding_types`."""
+        """The families that a table may be restricted to: column-wise, and those of a setting `sharding_types`."""
         return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """List `plan`, which this method found, and others of its task that hardware may turn out to prefer.
+        """List candidate plans to measure: `plan`, which this method found, and other plans that may be faster.
 
-        At most `count` in all, no two alike on hardware (`layout_key`). A method that has no others gives `plan` alone.
+        At most `count` plans, all of which differ on hardware (`layout_key`). By default `plan` alone.
         """
         return (plan,)
 
     def reads(self) -> tuple[str, ...]:
-        """Digest the files that the search reads, for runs that resume: with other contents it is another search."""
+        """Return digests of the files that the search reads; a run resumes only if they are the same."""
         return ()
 
 
@@ -137,9 +139,9 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
     """Find a plan of a task; if there is none, of the task with rules for tables in host memory.
 
-    The rules assign tables to hosts, and keep cached tables of unequal widths apart. Tables that lie `in_rows`, by
-    name, are on all hosts alike, and get no rules. If nothing is found either way, the first error counts: the others
-    are of the rules that were chosen.
+    The rules assign tables to hosts, and keep cached tables of unequal widths apart. The tables `in_rows`, by name, are
+    row-wise over all hosts, and get no rules. If no plan is found with any rules, the first error is raised: the other
+    errors are about the added rules.
     """
     try:
         return find(task)

@@ -28,13 +28,13 @@ def touched_rows(rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> Fl
 
 
 def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cached: FloatArray) -> FloatArray:
-    """Compute (n,) unique rows a batch that miss their cache once it is warm.
+    """Compute (n,) unique rows of a batch that miss their table's cache once the cache is warm.
 
-    They fall with `cached` (n,), from `touched_rows` where it is 0 to none where it is 1.
+    The number falls with `cached` (n,), from `touched_rows` at 0 to 0 at 1.
 
     Args:
         rows, lookups, reuse: (n,) or (n, 17) of n tables: rows, lookups of a batch, histograms of that batch.
-        cached: (n,) share of the rows that each one's own cache has room for.
+        cached: (n,) share of the rows that each table's cache has room for.
     """
     told = np.ascontiguousarray(np.column_stack([rows, lookups, reuse]), dtype=np.float64)
     as_bytes = told.view(f"V{told.strides[0]}").ravel()  # which sort fast; searches ask for a table many times

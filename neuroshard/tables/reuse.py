@@ -44,14 +44,14 @@ def histogram(counts: IntArray) -> tuple[float, ...]:
 def zipf_reuse(
     rows: Rows, lookups: Positive, exponent: Exponent = ZIPF_EXPONENT, shift: _Shift = 0.0
 ) -> tuple[float, ...]:
-    """Estimate the reuse histogram of a table of which no more is known than that some rows are hot, by a Zipf law.
+    """Estimate the reuse histogram of a table whose lookups are unknown, by a Zipf law.
 
     Args:
-        rows: of the table.
-        lookups: in a whole batch: global batch size x pooling factor.
+        rows: number of rows of the table.
+        lookups: number of lookups in a global batch: global batch size x pooling factor.
         exponent: the row of rank r = 1, 2, ... is looked up with probability proportional to (r + shift) ** -exponent;
-            0 makes all rows equally hot, 1.05 is what is assumed of tables without a histogram.
-        shift: in ranks; the larger, the more alike the hottest rows.
+            0 makes all rows equally hot, 1.05 is assumed for tables without a histogram.
+        shift: shift of ranks; a larger shift makes the hottest rows more equal.
 
     Returns:
         (17,) expected share of the unique rows touched that are touched (0,1], (1,2], (2,4], ..., (16384,32768], >32768
@@ -206,7 +206,7 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _inside(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Compute (m,) what ranges of a table's rows have of what K equal blocks of rows, (K,), have so much of."""
+    """Compute (m,) amounts in ranges of a table's rows, from the amounts (K,) in K equal blocks of rows."""
     before = np.concatenate([[0.0], blocks.cumsum()])
     ends = np.stack([first, first + rows]) / table_rows * len(blocks)
     start, end = np.interp(ends, np.arange(len(before)), before)

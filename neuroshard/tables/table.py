@@ -43,12 +43,12 @@ class Table:
         reuse: (17,) share of the unique rows touched in a batch that are touched
             (0,1], (1,2], (2,4], ..., (16384,32768], >32768 times; sums to 1.
         bytes_per_element: 4 for fp32 weights, 2 for fp16.
-        reuse_batch_size: global batch size that the histogram was made for; None where nobody knows. Where it comes
-            from, not what it is: tables that differ in nothing else are equal.
-        row_lookups: (K,) share of the lookups that each of K equal blocks of rows has, in order of rows, K up to 1,024;
-            sums to 1. Empty where nobody knows: lookups then count as spread evenly over the rows.
-        features: that read the table, up to 1,024; each has a pooled output of its own for every sample.
-        pooled: False for sequence tables, whose lookups aren't summed up: each has an output of its own.
+        reuse_batch_size: global batch size that the histogram was made for; None if that is unknown. Tables that differ
+            only in this field are equal.
+        row_lookups: (K,) share of the lookups in each of K equal blocks of rows, in order of rows, K up to 1,024; sums
+            to 1. Empty if that is unknown: lookups then count as spread evenly over the rows.
+        features: number of features that read the table, up to 1,024; each has its own pooled output for every sample.
+        pooled: False for sequence tables, whose lookups are not summed up: each lookup has an output.
         unpadded_dim: columns of the table before it was padded to `dim`, as read from a file; None if it was not
             padded. Plans do not depend on it.
     """

@@ -1,8 +1,8 @@
-"""NVIDIA's HugeCTR, its embedding collection: which GPUs hold each table, and which tables are cut or copied.
+"""The embedding collection of NVIDIA's HugeCTR: the GPUs of each table, and which are split or data-parallel.
 
-A table that k GPUs list is cut over them: in c column shards that are all as wide where the strategy says so, each of
-which is in rows over k / c GPUs that follow each other; c divides k. Columns go to GPUs in their order. Row r is on the
-GPU of that number modulo theirs, not in a block: each has as many rows as with blocks.
+A table that k GPUs list is split over these GPUs: into c column shards of equal width if the strategy says so, each of
+which is row-wise over k / c successive GPUs; c divides k. Columns go to GPUs in their order. Rows are dealt out: row r
+is on GPU r modulo the number of GPUs. Each GPU has as many rows as with blocks of rows.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
-"""NVIDIA's SparseOperationKit (SOK) for TensorFlow: a variable for each table, whole on a GPU or in rows over all.
+"""NVIDIA's SparseOperationKit (SOK) for TensorFlow: a variable for each table, table-wise or row-wise over all GPUs.
 
-SOK gives row r of a table in rows to GPU r % D, not blocks of rows: each has as many rows as with blocks, and where hot
-rows lie together, more even lookups.
+SOK puts row r of a row-wise table on GPU r % D, instead of using blocks of rows. Each GPU has as many rows as with
+blocks, and if hot rows are next to each other, the lookups are spread more evenly.
 """
 
 import re
@@ -162,7 +162,7 @@ def make_tables(initializer):
 {calls}    }}
 '''
 
-# A GPU makes room for a table that lies on another one too, so it is told that there is little to come.
+# A GPU also reserves memory for a table that is on another GPU, so the snippet gives it the smallest size.
 _HYBRID = f'''
 def hybrid(dimension, mode, capacity, max_hbm_for_vectors, name=None):
     """A table with vectors in host memory; GPUs that hold nothing of it make no room for it."""

@@ -34,12 +34,12 @@ TARGETS = tuple(_MODULES)
 
 @dataclass(frozen=True)
 class Exported:
-    """What another system gets of a plan.
+    """A plan as another system reads it.
 
     Attributes:
-        content: JSON-ready.
-        snippet: Python that sets the same up there; None where the JSON is what it reads.
-        remarks: lines on what it asks of whoever trains with it.
+        content: JSON-ready content.
+        snippet: Python code that sets the tables up in the system; None if the system reads the JSON.
+        remarks: requirements of the plan for training, a line each.
     """
 
     content: dict[str, Any]
@@ -67,7 +67,7 @@ class Exported:
         return paths
 
     def save(self, out: str | Path) -> tuple[Path, ...]:
-        """Write the snippet to `out` and the JSON beside it, under the same name; or the JSON to `out` where it is all.
+        """Write the snippet to `out`, and the JSON next to it; if there is no snippet, write the JSON to `out`.
 
         Raises:
             UserError: `out` has another suffix, or is a directory.
@@ -205,13 +205,13 @@ class Target:
         )
 
     def cost_warnings(self, models: CostModels) -> tuple[str, ...]:
-        """Say in a line what the target's steps take that costs by these models leave out, unless they were told to."""
+        """Return a warning if the models' costs leave out the target's overhead in a step; none if that is intended."""
         if self.steps == "any" or (self.steps == "torchrec" and models.framework is not None):
             return ()
         return models.left_out(self.title)
 
     def _own_memory(self, task: Task) -> Task:
-        """Let a task whose tables may lie in host memory count what the target keeps them in; itself if it does."""
+        """Return the task with memory counted as the target keeps tables in host memory, if tables may be there."""
         if self.host_tables in (None, task.memory.host_tables) or not task.topology.host_bytes:
             return task
         return replace(task, memory=replace(task.memory, host_tables=self.host_tables))
@@ -234,7 +234,7 @@ class Target:
             )
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> str | None:
-        """Say what of a table the target has no words for; None where it has."""
+        """Return why the target can't express a table's placements, as text; None if it can."""
         types, which = self.sharding_types, "tables"
         if not table.pooled:
             types, which = types & self.sequence_types, "sequence tables"
@@ -295,15 +295,15 @@ def target_named(name: str | None, module: str = "") -> Target:
 
 
 def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
-    """Translate a plan into another system's words; `save(out)` of what is returned writes them.
+    """Translate a plan for another system; `export_plan(...).save(out)` writes the result to a file.
 
     Args:
-        plan: any that keeps its task's limits; `search target=...` finds those that a system can express.
-        to: "sok" (NVIDIA's SparseOperationKit), "hugectr" (its embedding collection), "torchrec", or "json" for plain
-            placements.
-        module: of TorchRec, path of the collection inside the model that has the tables, such as "sparse_arch.ebc".
+        plan: a plan that keeps its task's limits; `search target=...` finds plans that a system can express.
+        to: "sok" (NVIDIA's SparseOperationKit), "hugectr" (the embedding collection of NVIDIA's HugeCTR), "torchrec",
+            or "json" for plain placements.
+        module: for "torchrec", path of the collection of the tables inside the model, such as "sparse_arch.ebc".
 
-    What the plan asks of whoever trains with it is in `remarks` of what is returned, and one `NeuroShardWarning`.
+    Requirements of the plan for training are in `remarks` of the result, and in one `NeuroShardWarning`.
 
     Raises:
         UserError: there is no such system, the plan breaks its task, or the system can't express it; the line names the
@@ -357,10 +357,10 @@ class Export:
 
     Attributes:
         plan: a plan file, without a key: export PLAN.json.
-        to: sok | hugectr | torchrec | json: sok is NVIDIA's SparseOperationKit, hugectr its embedding collection, json
-            plain placements.
-        out: to=sok, to=hugectr: a file *.py, beside which a *.json says the same; else a file *.json.
-        module: to=torchrec: path of the collection inside the model that has the tables, such as sparse_arch.ebc.
+        to: sok | hugectr | torchrec | json: sok is NVIDIA's SparseOperationKit, hugectr the embedding collection of
+            NVIDIA's HugeCTR, json plain placements.
+        out: with to=sok and to=hugectr a file *.py, next to which a *.json has the same content; else a file *.json.
+        module: with to=torchrec, path of the collection of the tables inside the model, such as sparse_arch.ebc.
     """
 
     plan: PathName

@@ -1,4 +1,4 @@
-"""TorchRec: plans of its own type, for DistributedModelParallel; it can express whatever it has a word for."""
+"""TorchRec: plans of TorchRec's own type, for DistributedModelParallel, of all of TorchRec's sharding types."""
 
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan, copies_remarks
@@ -20,12 +20,12 @@ def write(plan: Plan, module: str = "") -> Exported:
 
 
 def _remarks(plan: Plan) -> tuple[str, ...]:
-    """Say what a plan asks of a job: an optimizer for copies, and the pod size that tables in rows on a pod need."""
+    """Return requirements of a plan for a job: an optimizer for data-parallel tables, and the pod size for row-wise."""
     return (*copies_remarks(plan), *_pod_remarks(plan))
 
 
 def _pod_remarks(plan: Plan) -> tuple[str, ...]:
-    """Say which pod size tables in rows on several hosts need: TorchRec does not read it from the plan."""
+    """Return the pod size that row-wise tables on several hosts need: TorchRec does not read it from the plan."""
     topology = plan.task.topology
     hosts = topology.domain_size // topology.host_size
     tables = [

@@ -1,4 +1,4 @@
-"""What a plan must keep to besides memory: where tables may lie, how they may be split, which ones belong together."""
+"""Rules of a plan in addition to memory: where tables may be, how they may be split, and which belong together."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -48,22 +48,23 @@ _WILD = frozenset("*?[")  # what makes a pattern more than a name
 
 @dataclass(frozen=True)
 class TableRule:
-    """Limits for every table whose name matches a pattern, such as "user_*"; where several rules match, all hold.
+    """Limits for every table whose name matches a pattern, such as "user_*"; if several rules match, all of them hold.
 
     Attributes:
         tables: the pattern.
-        devices: the only devices that may hold columns of it; None allows all.
-        min_shards, max_shards: devices that a table is spread over, at least and at most; None sets no limit.
-            max_shards=1 never splits it.
-        min_dim: columns of every shard of a table that is split, at least; None sets no limit. Of a table wider than
-            2,048, which must be split, 2,048 at most.
-        sharding_types: that a table may have: table_wise, column_wise (which allows a whole table, too),
-            table_column_wise, row_wise, table_row_wise, grid_shard, data_parallel; None allows all.
-        tiers: of memory that a table may lie in; None allows all.
-        cache_load_factor: share of its rows that the cache has room for if it is in tier uvm_caching; None leaves it open.
-        min_blocks: devices that rows of a table are spread over, at least; None sets no limit.
-        equal_widths: shards of a table that is split are all as wide: two halves, or as many parts as `min_shards` asks
-            for, which the default search tries of itself.
+        devices: the only devices that may hold shards of the table; None allows all.
+        min_shards, max_shards: minimum and maximum number of devices that the table is spread over; None sets no limit.
+            max_shards=1 never splits the table.
+        min_dim: minimum number of columns of every shard, if the table is split; None sets no limit. For a table wider
+            than 2,048 columns, which must be split, min_dim is at most 2,048.
+        sharding_types: sharding types that the table may have: table_wise, column_wise (which allows a whole table,
+            too), table_column_wise, row_wise, table_row_wise, grid_shard, data_parallel; None allows all.
+        tiers: tiers that the table may be in: device, uvm_caching, uvm; None allows all.
+        cache_load_factor: share of the table's rows that the cache has room for, if the table is in tier uvm_caching;
+            None leaves the share open.
+        min_blocks: minimum number of devices that the rows of the table are spread over; None sets no limit.
+        equal_widths: True if the shards of a split table must have one width: two halves, or as many parts as
+            `min_shards` asks for. The default search tries such shards also without this rule.
     """
 
     tables: str
@@ -91,16 +92,16 @@ class TableRule:
 
     @classmethod
     def keeping(cls, table: str, home: TierAssignment) -> "TableRule":
-        """Make the rule that a table, by its name, lies in one memory."""
+        """Make the rule that a table, by its name, keeps a tier assignment."""
         return cls(escape(table), tiers=(home.tier,), cache_load_factor=home.cache_load_factor)
 
     @property
     def is_wild(self) -> bool:
-        """Whether the rule's pattern is more than a name."""
+        """True if the rule's pattern has wildcards."""
         return bool(_WILD.intersection(self.tables))
 
     def concerns(self, names: Collection[str]) -> bool:
-        """Tell whether the rule is for a table with one of some names, which are quick to look up."""
+        """Return True if the rule is for a table with one of some names, which are quick to look up."""
         return self.tables in names or (self.is_wild and any(fnmatchcase(name, self.tables) for name in names))
 
 
@@ -142,18 +143,19 @@ class PinnedColumns(PinnedShard):
 
 @dataclass(frozen=True)
 class TableLimits:
-    """What holds for one table: the rules, and what sequence tables are: whole, in two equal halves, or in rows.
+    """Limits of one table, from the rules; a sequence table is whole, in two equal halves, or row-wise.
 
     Attributes:
-        devices: that may hold it.
-        min_shards, max_shards: devices that columns of it are spread over; copies count as one shard.
-        min_blocks, max_blocks: devices that rows of it are spread over.
-        min_dim: columns on each device, at least.
-        sharding_types: that it may have.
-        forms: that these are cases of.
-        tiers: of memory that it may lie in: the device's alone where none of its forms lies elsewhere.
-        cache_load_factor: share of its rows that a cache has room for; None for any.
-        equal_widths: whether a rule wants its shards all as wide.
+        devices: devices that may hold the table.
+        min_shards, max_shards: number of devices that columns of the table are spread over; a data-parallel table
+            counts as one shard.
+        min_blocks, max_blocks: number of devices that rows of the table are spread over.
+        min_dim: minimum number of columns on each device.
+        sharding_types: sharding types that the table may have.
+        forms: families of these sharding types.
+        tiers: tiers that the table may be in: only the device if no family may be in host memory.
+        cache_load_factor: share of the table's rows that a cache has room for; None for any share.
+        equal_widths: True if a rule wants shards of one width.
     """
 
     devices: tuple[int, ...]
@@ -170,18 +172,18 @@ class TableLimits:
 
     @property
     def free(self) -> bool:
-        """Whether the table may lie such that any device may hold a shard, whatever others hold: in columns."""
+        """True if any device may hold a shard, whatever other devices hold: the table may be table- or column-wise."""
         return any(LAYOUTS[form].free for form in self.forms)
 
     def may_count(self, layout: Layout, devices: int) -> bool:
-        """Tell whether the table may lie in a layout on as many devices."""
+        """Return True if the table may have a layout on so many devices."""
         least, most = self._counts(layout)
         return least <= layout.num_shards(devices) <= most
 
     def counts_of(self, layout: Layout) -> tuple[int, int]:
-        """Look up the least and the most shards, as rules count them, that the table may have in a layout.
+        """Return the minimum and maximum number of shards, as rules count shards, of the table in a layout.
 
-        No more than there are devices that may hold it, unless that is too few.
+        The maximum is at most the number of devices that may hold the table, unless these are too few.
         """
         least, most = self._counts(layout)
         return least, min(most, max(least, len(self.devices)))
@@ -191,12 +193,12 @@ class TableLimits:
 
     @property
     def tier_assignment(self) -> TierAssignment:
-        """The memory that the table lies in where nobody chooses: the fastest that it may."""
+        """The tier assignment of the table if nobody chooses a tier: the fastest tier that the table may be in."""
         tier = min(self.tiers, key=TIERS.index)
         return TierAssignment(tier, (self.cache_load_factor or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)
 
     def may_lie_in(self, home: TierAssignment) -> bool:
-        """Tell whether the table may lie in that memory."""
+        """Return True if the table may have this tier assignment."""
         return home.tier in self.tiers and (
             home.cache_load_factor is None or self.cache_load_factor in (None, home.cache_load_factor)
         )
@@ -209,7 +211,7 @@ class Constraints:
     Attributes:
         rules: limits for single tables.
         pinned: shards with a fixed width and place.
-        together: groups of tables that lie on one device, unsplit.
+        together: groups of tables that are on one device, unsplit.
         apart: groups of tables of which no device holds two.
     """
 
@@ -225,23 +227,23 @@ class Constraints:
             object.__setattr__(self, name, tuple(tuple(group) for group in getattr(self, name)))
 
     def with_rules(self, rules: Iterable[TableRule]) -> "Constraints":
-        """Add rules behind its own."""
+        """Return constraints with these rules added behind the present ones."""
         return replace(self, rules=(*self.rules, *rules))
 
     def limits(self, table: Table, num_devices: int, num_hosts: int = 1) -> TableLimits:
-        """Combine all that the rules say of one table: each limit is that of the strictest rule.
+        """Return the limits of a table: each limit is that of the strictest rule for the table.
 
         Args:
-            table: which.
-            num_devices: of the topology.
-            num_hosts: of the topology, or the domains that fast links join.
+            table: the table.
+            num_devices: number of devices of the topology.
+            num_hosts: number of hosts of the topology, or of the domains that fast links join.
 
         Raises:
-            UserError: they contradict each other or the topology.
+            UserError: the rules contradict each other or the topology.
         """
         rules = self.rules_of(table.name)
         together = table.name in self.group_of
-        whole = self.pinned_whole(table) if together else []  # they lie where one of them is pinned to
+        whole = self.pinned_whole(table) if together else []  # they are where one of them is pinned to
         only = [rule.devices for rule in rules if rule.devices is not None] + [shard.devices for shard in whole]
         equal = _equal_widths(table, rules)
         min_shards = max((rule.min_shards or 1 for rule in rules), default=1)
@@ -272,12 +274,12 @@ class Constraints:
 
     @cached_property
     def pins(self) -> dict[str, list[PinnedShard]]:
-        """The pinned shards of each table that has any, by its name."""
+        """The pinned shards of each table that has any, by the table's name."""
         return grouped(self.pinned, lambda shard: shard.table)
 
     @cached_property
     def group_of(self) -> dict[str, tuple[str, ...]]:
-        """The group that each table is kept together with, itself in it, by its name."""
+        """The group of each table that is kept together with others, by the table's name."""
         return {name: group for group in reversed(self.together) for name in group}
 
     @cached_property
@@ -295,7 +297,7 @@ class Constraints:
         return [shard for shard in self.pins.get(table.name, []) if shard.dim == table.dim]
 
     def of(self, tables: Sequence[Table]) -> "Constraints":
-        """Pick what the constraints say of some tables: the rest is left out."""
+        """Return the constraints that concern some tables, without all others."""
         names = {table.name for table in tables}
         together, apart = (
             tuple(kept for group in groups if len(kept := tuple(name for name in group if name in names)) > 1)
@@ -314,12 +316,12 @@ class Constraints:
 
 
 def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
-    """Find the share of a table's rows that its rules want cached, None for any; raise UserError if they differ."""
+    """Return the cache load factor that a table's rules want, None for any; raise UserError if rules differ."""
     shares = {rule.cache_load_factor for rule in rules if rule.cache_load_factor is not None}
     if len(shares) > 1:
         raise UserError(
-            f"constraints: the rules for table {table.name!r} want {min(shares)} and {max(shares)} of its rows "
-            "cached; name one share"
+            f"constraints: the rules for table {table.name!r} set cache_load_factor to {min(shares)} and to "
+            f"{max(shares)}; set it to one share"
         )
     return shares.pop() if shares else None
 
@@ -351,7 +353,7 @@ def _keeps_columns(types: Collection[str], num_hosts: int) -> bool:
 
 
 def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> None:
-    """Raise UserError if rules keep a table that is wider than a shard may be from being cut in columns."""
+    """Raise UserError if rules forbid to split a table by columns that is wider than a shard may be."""
     parts, what = fewest_parts(table.dim), f"constraints: table {table.name!r} has {table.dim} columns, and shards have"
     for rule in rules:
         if rule.max_shards is not None and rule.max_shards < parts:
@@ -383,8 +385,9 @@ def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
     """Compute the columns of the narrowest shard of a table split into `min_shards` or more; `min_dim` is left out.
 
-    Of sequence tables, and where widths must be equal, those of one of as many equal shards as there may be: then no
-    wider shards are possible beside it. A sequence table wider than a shard may be can be halved if its parts can.
+    A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts.
+    The narrowest shard is then such a part, which leaves no columns for a wider shard. A sequence table that is too
+    wide for a shard can be halved if the number of its equal parts is even.
     """
     if table.pooled and not equal:
         return DIM_MULTIPLE
@@ -403,12 +406,12 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
         raise UserError(f"constraints: the rules for table {table.name!r} leave no tier that it may be in")
     if all(LAYOUTS[form].everywhere for form in limits.forms) and len(limits.devices) < num_devices:
         raise UserError(
-            f"constraints: table {table.name!r} may be {' or '.join(sorted(limits.forms))} only, which puts it on "
-            f"every device, and only on {len(limits.devices)} of {num_devices} devices; allow column_wise, or all "
-            "devices"
+            f"constraints: table {table.name!r} may only be {' or '.join(sorted(limits.forms))}, which puts the table "
+            f"on every device, but it may only be on {len(limits.devices)} of {num_devices} devices; allow "
+            "column_wise, or all devices"
         )
     counts = [(limits.min_shards, min(limits.max_shards, len(limits.devices)))]
-    if not limits.free:  # how many shards columns can have says nothing of rows
+    if not limits.free:  # the number of column shards says nothing about blocks of rows
         counts = [limits.counts_of(LAYOUTS[form]) for form in sorted(limits.forms)]
     if all(least > most for least, most in counts):
         why = ", being kept together with others" if together else ""
@@ -426,7 +429,7 @@ def constraints(
     together: Sequence[Sequence[str]] = (),
     apart: Sequence[Sequence[str]] = (),
 ) -> Constraints:
-    """Parse constraints from plain lists, as they stand in a config.
+    """Parse constraints from plain lists, as a config has them.
 
     Args:
         rules: for tables whose names match: {tables: user_*, devices: [0, 1], min_shards: 2, max_shards: 4, min_dim:

@@ -38,11 +38,12 @@ class TaskDraw:
     """How tasks are drawn (NeuroShard, section 4.1).
 
     Attributes:
-        count: how many tasks.
-        min_tables: in a task, at least. Drawn without repeats, the number uniform.
-        max_tables: in a task, at most.
-        max_dim: widths are this, halved any number of times, down to 4: 4 times a power of two. Uniform.
-        seed: fixes the tasks.
+        count: number of tasks.
+        min_tables: minimum number of tables in a task. The number is uniform, and tables are drawn without repeats.
+        max_tables: maximum number of tables in a task.
+        max_dim: maximum width, 4 times a power of two; widths are max_dim halved any number of times, down to 4. All
+            of them are equally likely.
+        seed: seed of the tasks.
     """
 
     count: Annotated[int, Meta(ge=1, le=MAX_TASKS)] = 100
@@ -54,7 +55,7 @@ class TaskDraw:
     def __post_init__(self) -> None:
         halvings(self.max_dim)
         if self.min_tables > self.max_tables:
-            raise UserError(f"tasks: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
+            raise UserError(f"tasks: min_tables={self.min_tables} must be in 1..max_tables={self.max_tables}")
 
 
 def drawn(

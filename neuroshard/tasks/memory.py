@@ -72,13 +72,14 @@ class MemoryUse:
     """What counts against a device's memory in addition to the weights. Bytes are exact, or refused beyond 2^60.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: sgd keeps nothing, rowwise_adagrad a
-            float for every row, adagrad one for every element, partial_rowwise_adam both, adam two for every element.
-        batches_in_flight: batches whose inputs and outputs are in memory at once; more in a pipeline that prefetches. 0
-            counts no buffers, as the papers do; 1 is plain training.
-        pipeline: none | sparse_dist | prefetch | semi_sync: the training pipeline whose buffers count, instead of so
-            many batches in flight; null counts those. With prefetch, each width of cached tables has a cache of its
-            own, as in TorchRec.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer whose state counts. sgd has
+            no state, rowwise_adagrad a float for every row, adagrad a float for every element, partial_rowwise_adam
+            both, adam two floats for every element.
+        batches_in_flight: number of batches whose inputs and outputs are in memory at once; larger in a pipeline that
+            prefetches. 0 counts no buffers, as the papers do; 1 is plain training.
+        pipeline: none | sparse_dist | prefetch | semi_sync: training pipeline whose buffers count instead of
+            batches_in_flight; null counts batches_in_flight. With prefetch, each width of cached tables has a cache of
+            its own, as in TorchRec.
         dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
             data-parallel tables, which the fused kernels do not update; null counts the state of `optimizer`.
         host_tables: fbgemm | hkv: what keeps tables in host memory: FBGEMM with its caches, or the hash tables of
@@ -143,7 +144,7 @@ class MemoryUse:
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
     def bytes_beside(self, sets: LoadSets) -> IntArray:
-        """Compute (n,) bytes of device memory of each load beside the other loads of its set: all loads of a device.
+        """Compute (n,) bytes of device memory of each load, given the other loads of its set: all loads of a device.
 
         Raises:
             UserError: a set takes more than 2^60 bytes.
@@ -176,15 +177,15 @@ class MemoryUse:
     def device_bytes(self, loads: Loads, cache_widths: FloatArray | None = None) -> IntArray:
         """Compute (n,) bytes of device memory that n loads take, with their share of the buffers.
 
-        Of tables in host memory an optimizer's state of every row is on the device, as FBGEMM has it, and so are a
-        cache and its lists, or of hash tables the keys and scores of all slots. A cache's rows have `cache_widths` (n,)
-        columns; None stands for the columns of the load, as if no wider cached table were on its device (`bytes_beside`
-        counts these too).
+        A table in host memory takes device memory for the optimizer state of every row, as in FBGEMM, and for its cache
+        and the lists of the cache; in a hash table, for the keys and scores of all slots. The rows of a cache have
+        `cache_widths` (n,) columns. None stands for the columns of the load, as if no wider cached table were on its
+        device (`bytes_beside` counts wider tables, too).
 
-        A batch's buffers are a load's indices and offsets, all of its table's for every column shard, and its outputs
-        and their gradients; they lie in device memory. Blocks of rows have pooled embeddings of all samples, as column
-        shards have; those of a copy are what the device's own samples receive (`received_bytes`). Where buffers count,
-        so does a copy's gradient: an fp32 for each of its elements, once.
+        The buffers of a batch are in device memory: the indices and offsets of a load (every column shard has all
+        indices of its table), its outputs and their gradients. Blocks of rows have pooled embeddings of all samples, as
+        column shards have; a data-parallel table has the embeddings of the device's own samples (`received_bytes`). If
+        buffers count, the gradient of a data-parallel table counts once: an fp32 number for each of its elements.
 
         Raises:
             UserError: a load takes more than 2^60 bytes.

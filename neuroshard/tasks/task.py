@@ -31,7 +31,7 @@ class Task:
     Attributes:
         batch_size: global: samples per step over all devices.
         memory: what counts against a device's memory.
-        constraints: what a plan must keep to besides.
+        constraints: rules that a plan must keep, in addition to memory.
     """
 
     tables: tuple[Table, ...]
@@ -61,13 +61,13 @@ class Task:
             for table, home in zip(self.tables, self.tier_assignments, strict=True):
                 if home.tier is not Tier.DEVICE:
                     raise UserError(
-                        f"task: table {table.name!r} may lie in host memory only, and hosts have none for tables; set "
-                        "topology.host_memory_bytes"
+                        f"task: table {table.name!r} may only be in host memory, and hosts have no memory for tables; "
+                        "set topology.host_memory_bytes"
                     )
 
     @cached_property
     def limits(self) -> tuple[TableLimits, ...]:
-        """(T,) all that the constraints say of each table."""
+        """(T,) the limits that the constraints set for each table."""
         return tuple(
             self.constraints.limits(table, self.topology.num_devices, len(self.topology.domains))
             for table in self.tables
@@ -82,7 +82,7 @@ class Task:
 
     @cached_property
     def loads(self) -> Loads:
-        """(T,) loads of the whole tables, each in columns on a device, in its home."""
+        """(T,) loads of the whole tables, each table-wise on a device, in the memory of its tier assignment."""
         return Loads.of(self.tables, self.batch_size).at(self.tier_assignments)
 
     @property
@@ -296,4 +296,4 @@ def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
 def _check_devices(name: str, devices: Sequence[int], num_devices: int) -> None:
     for device in devices:
         if not isinstance(device, int) or not 0 <= device < num_devices:
-            raise UserError(f"constraints: device {device!r} of {name!r} must lie in 0..{num_devices - 1}")
+            raise UserError(f"constraints: device {device!r} of {name!r} must be in 0..{num_devices - 1}")

@@ -78,7 +78,7 @@ class SearcherConformance:
             assert plan == self.make().find(task, simulator).plan
 
     def test_serves_sequence_tables_or_refuses(self) -> None:
-        """Check that plans with sequence tables, alone or beside pooled ones, are valid and repeat, or are refused."""
+        """Check that plans with sequence tables, alone or with pooled tables, are valid and repeat, or are refused."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for task in (sequence_task(), sequence_task(7, 3, 1), sequence_task(5, 2, 2, pooled=False)):
             found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
@@ -137,7 +137,7 @@ class SearcherConformance:
             self._keeps_limits_or_refuses(task, Simulator(models))
 
     def test_keeps_constraints_under_models_that_know_every_form(self) -> None:
-        """Check that limits are kept and calls repeat, whatever forms tables are laid out in."""
+        """Check that limits are kept and calls repeat, whatever the sharding types of tables."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(4):
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
@@ -230,7 +230,7 @@ class ComputeModelConformance:
 
 
 class SumModelConformance(ComputeModelConformance):
-    """Tests for every compute model of the papers' form."""
+    """Tests for every compute model that is a head on a sum of table vectors, as in the papers."""
 
     def make(self) -> SumModel:
         """Make the model under test."""

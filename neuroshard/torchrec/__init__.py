@@ -1,6 +1,6 @@
-"""The bridge to TorchRec: our plans for its DistributedModelParallel, its plans and models for our simulator.
+"""The bridge to TorchRec: NeuroShard's plans for DistributedModelParallel, TorchRec's plans and models for NeuroShard.
 
-TorchRec is optional; importing this package without it raises MissingPackageError, which says what to install.
+TorchRec is optional; importing this package without TorchRec raises MissingPackageError, which says what to install.
 """
 
 from neuroshard.plumbing.errors import MissingPackageError

@@ -43,22 +43,22 @@ NO_TABLE = "no table of the model is planned here; plan() gives what TorchRec's 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of every plan, whatever the model.
+    """The requirements of every plan, whatever the model.
 
     Attributes:
-        topology: TorchRec's, with all of its memory: of a sharding group.
+        topology: TorchRec's topology of a sharding group, with all of its memory.
         batch_size: samples of one device per step.
-        reservation: TorchRec's: memory left to the rest of the model.
-        constraints: TorchRec's, by name of the table.
+        reservation: TorchRec's reservation of memory for the rest of the model.
+        constraints: TorchRec's constraints, by the name of the table.
         fixed: a plan whose parameters are kept as they are.
-        rules: ours, besides TorchRec's constraints.
-        memory: what counts besides weights; None counts one batch's buffers, the optimizer of the tables, and Adam's
-            state for data-parallel tables, whose optimizer is not known before the job runs.
-        pipeline: TorchRec's training pipeline, as `MemoryUse.pipeline` has it, and that of `memory` if it names one.
+        rules: NeuroShard's constraints, in addition to TorchRec's.
+        memory: what counts in addition to weights; None counts one batch's buffers, the optimizer of the tables, and
+            Adam's state for data-parallel tables, whose optimizer is not known before the job runs.
+        pipeline: TorchRec's training pipeline, as in `MemoryUse.pipeline`; the pipeline of `memory` if it names one.
         known: statistics of tables, by name.
-        groups: that the job's ranks are divided into.
-        timeout_s: that TorchRec's planner may take for what is delegated to it; None sets no limit.
-        data_parallel: whether tables may be data-parallel if neither `constraints` nor `rules` name that type.
+        groups: groups that the job's ranks are divided into.
+        timeout_s: seconds that TorchRec's planner may take for the delegated parameters; None sets no limit.
+        data_parallel: True if tables may be data-parallel that neither `constraints` nor `rules` name that type for.
     """
 
     topology: TorchRecTopology
@@ -132,7 +132,7 @@ class Asked:
         )
 
     def memory_use(self, parameters: Iterable[Parameter]) -> MemoryUse:
-        """Return what counts against the devices' memory besides the weights of some parameters."""
+        """Return what counts against the devices' memory in addition to the weights of some parameters."""
         optimizers = [_OPTIMIZERS.get(optimizer_of(parameter), _BY_STATE[-1]) for parameter in parameters]
         largest = max(optimizers, key=_BY_STATE.index, default=_BY_STATE[0])
         memory = self.memory or MemoryUse(largest, batches_in_flight=1, dense_optimizer=_DENSE_OPTIMIZER)
@@ -177,7 +177,7 @@ def _domain(topology: TorchRecTopology) -> int | None:
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
     """Count each device's bytes of sequence tables before indices are deduplicated, and after they have come back.
 
-    Those are a sample's indices, and where each one's row lies; and an embedding and its gradient of each.
+    For each index that is the index and the place of its row; after the exchange, an embedding and its gradient.
     """
     inputs = sum(2 * table.pooling_factor + table.features for table in tables)
     return memory.received_bytes(sum(table.output_columns for table in tables), batch_size, num_devices, inputs)

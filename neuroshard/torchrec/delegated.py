@@ -38,9 +38,9 @@ _OF_COPIES = "Sharding spec not found for "  # how TorchRec's warning begins
 
 @contextmanager
 def without_copies_remarks() -> Iterator[None]:
-    """Keep back a warning of TorchRec's planner for every table in copies: that it has no shards, as copies never have.
+    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards, which none of them has.
 
-    It is said by the root logger, which has no level or name of TorchRec's that could be set instead.
+    The root logger emits this warning, so there is no logger of TorchRec whose level could be set instead.
     """
     root = logging.getLogger()
     root.addFilter(_is_other)
@@ -215,14 +215,14 @@ def _check_offered(parameter: Parameter, device: str) -> None:
 
 
 def _only(parameters: Sequence[Parameter]) -> list[ModuleSharder[nn.Module]]:
-    """Copy the parameters' sharders, such that there is nothing else to shard."""
+    """Return new sharders like the parameters' own, which shard these parameters alone."""
     wanted = {(id(parameter.module), parameter.name) for parameter in parameters}
     sharders = {id(parameter.sharder): parameter.sharder for parameter in parameters}
     return [_limited(sharder, wanted) for sharder in sharders.values()]
 
 
 def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Module]:
-    """Copy a sharder, to shard only what is wanted; not wrapped, because TorchRec asks sharders for their class."""
+    """Return a sharder of the same class that shards only the wanted parameters; TorchRec tests sharders' classes."""
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
         """List what the sharder may shard, of what is wanted."""
@@ -249,11 +249,11 @@ def joined(*plans: ShardingPlan) -> ShardingPlan:
 def without(
     topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], asked: Asked
 ) -> TorchRecTopology:
-    """Take what a plan's parameters need off devices and their hosts; every device keeps a byte at least.
+    """Subtract the memory of a plan's parameters from devices and their hosts; every device keeps at least one byte.
 
-    They take what TorchRec estimates, and what it doesn't count: second caches of key-value kernels, in host memory,
-    gradients and optimizer state of data-parallel parameters, and what modules have besides tables, such as the ids of
-    managed collision.
+    The memory is TorchRec's estimate, and bytes that TorchRec does not count: second caches of key-value kernels, in
+    host memory, gradients and optimizer state of data-parallel parameters, and other tensors of modules, such as the
+    ids of managed collision.
     """
     if not parameters:
         return topology
@@ -275,7 +275,7 @@ def without(
 
 
 def bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
-    """Count the untrained bytes of the parameters' modules besides tables, sharded by rows as these are: ids, say."""
+    """Count the untrained bytes of the parameters' modules outside tables, such as ids, which are sharded by rows."""
     total = 0
     for module, sharder in {id(its.module): (its.module, its.sharder) for its in parameters}.values():
         tables = {id(weights) for weights in sharder.shardable_parameters(module).values()}

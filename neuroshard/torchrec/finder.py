@@ -37,9 +37,9 @@ class Replanned:
     """A plan that was changed.
 
     Attributes:
-        sharding_plan: of the whole model, for DistributedModelParallel.
-        plan: of the tables that are planned here.
-        changes: tables that are placed elsewhere, are new or are gone, the most bytes first.
+        sharding_plan: the plan of the whole model, for DistributedModelParallel.
+        plan: the NeuroShard plan of the tables that are planned here.
+        changes: tables that are new, are gone, or change their devices or sharding type; the most bytes first.
         since: differences between the tables and devices of both plans; None if nobody compared them.
     """
 
@@ -50,7 +50,7 @@ class Replanned:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of weights and optimizer state that are moved; those of new tables aren't."""
+        """Bytes of weights and optimizer state that move; new tables do not count."""
         return sum(change.size_bytes for change in self.changes if not change.is_new)
 
     def __str__(self) -> str:
@@ -62,7 +62,8 @@ class Replanned:
 class Finder:
     """A search method with the cost models that it searches by.
 
-    The verifier measures the best plans of a search from nothing and chooses one; None takes the predicted best.
+    The verifier measures the best plans of a search from nothing, and chooses one of them; None takes the predicted
+    best plan.
 
     If `keep_types` is true, tables of a kept plan keep their sharding types and numbers of column shards.
     """
@@ -73,7 +74,7 @@ class Finder:
     keep_types: bool = False
 
     def served(self, topology: TorchRecTopology) -> Served:
-        """Return what this search can place on such devices; in host memory, no row-wise or data-parallel tables."""
+        """Return what this search can place on such devices; tables in host memory are table-wise or column-wise."""
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if topology.compute_device == "cpu" else TIERS
         known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
         calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)

@@ -26,11 +26,12 @@ class Groups:
 
     Attributes:
         job: the topology of all ranks.
-        num_groups: each with a copy of every table.
-        sync_steps: steps from one averaging of the copies to the next.
-        use_inter_host_allreduce: as DMPCollection has it: groups are successive ranks, and copies far apart; else a
-            group has every so many-th rank, and copies are neighbours.
-        chosen: whether their number was chosen by cost.
+        num_groups: number of groups; each group has all tables.
+        sync_steps: steps from one averaging of the groups' weights to the next.
+        use_inter_host_allreduce: as in DMPCollection. True: a group is a run of successive ranks, and the ranks that
+            hold the same shards are far apart. False: the ranks that hold the same shards are successive, and a group
+            has a rank of each such run.
+        chosen: True if the number of groups was chosen by cost.
     """
 
     job: TorchRecTopology
@@ -72,7 +73,7 @@ class Groups:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of DMPCollection besides the model, its device, the plan, the sharders and the process group."""
+        """Arguments of DMPCollection, without the model, its device, the plan, the sharders and the process group."""
         return {
             "world_size": self.job.world_size,
             "sharding_group_size": self.sharding_group_size,
@@ -82,12 +83,12 @@ class Groups:
 
     @property
     def described(self) -> tuple[int | bool, ...]:
-        """What a plan depends on besides a group's topology."""
+        """The settings on which a plan depends, in addition to a group's topology."""
         return self.num_groups, self.sync_steps, self.use_inter_host_allreduce, self.chosen
 
     @property
     def topology(self) -> TorchRecTopology:
-        """Topology of a group: each device has the least memory of any that holds a copy of its tables."""
+        """Topology of a group: each device has the least memory of the devices with the same shards in all groups."""
         if self.num_groups == 1 and self.job.intra_group_size == self._joined:
             return self.job
         topology: Any = deepcopy(self.job)
@@ -108,10 +109,11 @@ class Groups:
         return range(rank * self.num_groups, (rank + 1) * self.num_groups)
 
     def counted(self, models: CostModels, task: Task) -> CostModels:
-        """Add the share of a synchronisation that falls on a step to what the models say of a device's kernels.
+        """Add the share of a synchronisation that falls on a step to the models' kernel times.
 
-        An all-reduce of all weights and optimizer state of its shards over the groups takes each device as long for
-        each byte as one of an even share does; devices that hold more take longer. Copies are averaged in any case.
+        A synchronisation is an all-reduce of all weights and optimizer state of a device's shards over the groups. Its
+        time per byte is that of an even share; devices that hold more bytes take longer. Data-parallel tables add
+        nothing: their gradients are averaged in every step.
         """
         compute = models.compute
         if self.num_groups == 1 or not self.counts(models) or not isinstance(compute, SumModel):
@@ -132,7 +134,7 @@ class Groups:
         return knows and models.num_devices in (None, self.num_groups)
 
     def _sync_ms(self, models: CostModels, size_bytes: float, batch_size: int) -> float:
-        """Predict what an all-reduce of so many bytes of each copy takes, ms."""
+        """Predict the ms of an all-reduce of so many bytes of each group."""
         given = np.zeros((1, self.num_groups, len(Collective)))
         given[..., Collective.ALL_REDUCE] = size_bytes
         fast = self._copies_among(self._joined)
@@ -144,7 +146,7 @@ class Groups:
         """Number of successive ranks of the job that fast links join, for these groups.
 
         It is a pod's number of ranks, or a host's if groups have unequal parts of pods: then a group's successive ranks
-        may lie in two pods, and the slower answer counts.
+        may be in two pods, and the slower link counts.
         """
         pod = ranks_per_pod(self.job)
         return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
@@ -161,7 +163,7 @@ class Groups:
         return max(ranks // self.num_groups, 1)
 
     def _copies_among(self, ranks: int) -> int:
-        """Count the copies of a shard among so many successive ranks."""
+        """Count the ranks, of so many successive ones, that hold the same shard for different groups."""
         if self.use_inter_host_allreduce:
             return max(ranks // self.sharding_group_size, 1)
         return min(ranks, self.num_groups)

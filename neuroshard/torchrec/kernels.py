@@ -1,4 +1,4 @@
-"""TorchRec's words for how a table is sharded and computed: sharding types, shards, kernels and cache parameters."""
+"""TorchRec's names for the sharding and computation of a table: sharding types, kernels and cache parameters."""
 
 from dataclasses import replace
 
@@ -32,22 +32,22 @@ _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
 def shards_of(sharding: ParameterSharding) -> list[ShardMetadata]:
-    """List the shards of a parameter, in the order of its ranks; none of copies."""
+    """List the shards of a parameter, in the order of its ranks; data-parallel parameters have none."""
     return [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
 
 
 def widest_shard(sharding: ParameterSharding, dim: int) -> int:
-    """Return the columns of the widest shard of a table with `dim` columns; a table without shards is in copies."""
+    """Return the columns of the widest shard of a table with `dim` columns; a table without shards is data-parallel."""
     return max((int(shard.shard_sizes[1]) for shard in shards_of(sharding)), default=dim)
 
 
 def cut_widths(sharding: ParameterSharding) -> list[int]:
-    """List the columns of each shard of a table that is cut in columns; none of any other."""
+    """List the columns of each shard of a column-wise table; empty for tables of other sharding types."""
     return [shard.shard_sizes[1] for shard in shards_of(sharding)] if sharding.sharding_type == SPLIT else []
 
 
 def kernel_of(layout: Layout, home: TierAssignment) -> str:
-    """Choose the compute kernel of a table by its layout and its memory."""
+    """Return the compute kernel of a table by its layout and tier assignment."""
     return DENSE if layout.dense else KERNELS[home.tier]
 
 
@@ -62,7 +62,7 @@ def cache_params(home: TierAssignment, cache: CacheParams | None = None) -> Cach
 
 
 def home_of(table: str, kernel: str, cache: CacheParams | None) -> TierAssignment:
-    """Tell a table's memory by its kernel and cache; raise UserError if no tables are planned for such a kernel."""
+    """Return a table's tier assignment by its kernel and cache; raise UserError if plans have no such kernel."""
     if kernel == DENSE:
         return ON_DEVICE
     if kernel not in _TIERS:

@@ -145,13 +145,13 @@ class Model:
 
 
 def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
-    """Raise UserError unless a given plan lays these parameters on ranks of this job, and on all where it must."""
+    """Raise UserError unless a given plan puts these parameters on ranks of this job, and on all ranks if it must."""
     size = int(asked.topology.world_size)
     for parameter in fixed:
         sharding = parameter.sharding_in(asked.fixed)
         ranks = list(range(size)) if sharding.ranks is None else list(sharding.ranks)
         parameter.check_extent(asked.fixed)
-        what = f"given: table {parameter.qualified_name!r} lies on"
+        what = f"given: table {parameter.qualified_name!r} is on"
         if any(not 0 <= rank < size for rank in ranks):
             raise UserError(f"{what} rank {max(ranks)}, and the job has {size} (0 to {size - 1}); plan it for this job")
         if sharding.sharding_spec is not None and len(shards_of(sharding)) != len(ranks):
@@ -193,9 +193,9 @@ def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
 
 
 def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> None:
-    """Add to how a plan shards the parameters what their constraints say besides; caches stay as large as they are.
+    """Add the other settings of constraints to a plan's parameters; caches keep the load factors of the plan.
 
-    Caches that the plan has set up to prefetch stay so too.
+    Caches that the plan sets up to prefetch still prefetch.
     """
     for parameter in parameters:
         constraints, sharding = parameter.constraints, parameter.sharding_in(sharding_plan)
@@ -223,20 +223,20 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
 
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
-    """Tell whether all shards of columns in a sequence table's collection are as wide as it: TorchRec wants that."""
+    """Return True if all column shards in a sequence table's collection are as wide as the table, as TorchRec needs."""
     widths = {width for its in sharding_plan.plan[table.path].values() for width in cut_widths(its)}
     return not table.beside_others and widths <= {table.weights.shape[1]}
 
 
 def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Load the plan of the whole model that a loader brings, and ours in it.
+    """Load a loader's plan of the whole model, and the plan of the tables planned here in it.
 
-    It fits as TorchRec's planner takes it to: its context hash is that of this job (or it has none), and TorchRec's
-    sharding options have all of it; and it holds every table, such that it trains, in the memory that there is, in
-    forms that the cost models know.
+    The plan must pass the checks of TorchRec's planner: its context hash, if it has one, is this job's, and TorchRec's
+    sharding options include the plan. In addition, the plan must have every table, must be trainable and fit in memory,
+    and must have sharding types that the cost models know.
 
     Raises:
-        UserError: it doesn't fit.
+        UserError: the plan does not fit.
     """
     asked = model.asked
     _check_given(model.division.fixed, asked)

@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Served:
-    """What a search with its models can place.
+    """The tables that a search with its models can place.
 
     Attributes:
-        calls: kernel calls that tables may be asked to lie for.
-        no_sequences: why no sequence table is planned here; None where they are.
-        num_devices: what isn't in columns lies on all of them; None stands for any number.
-        device: their kind, as TorchRec names it.
+        calls: kernel calls that tables may have.
+        no_sequences: why no sequence table is planned here; None if sequence tables are planned here.
+        num_devices: number of devices, all of which hold row-wise and data-parallel tables; None for any number.
+        device: type of the devices, as TorchRec names it.
     """
 
     calls: frozenset[Call]
@@ -36,7 +36,7 @@ class Served:
     device: str = ANY_DEVICE
 
     def calls_of(self, parameter: Parameter) -> frozenset[Call]:
-        """Find the kernel calls that a parameter may be placed for, of those that serve what is asked of it."""
+        """Return the kernel calls that this search can give a parameter, of the calls that its constraints allow."""
         devices, rows = self.num_devices, int(parameter.config.num_embeddings)
         dim = int(parameter.config.embedding_dim)
         named = ((call, LAYOUTS[call.form]) for call in self.calls.intersection(parameter.calls))

@@ -30,9 +30,9 @@ def sharding_options(
     batch_size: int,
     topology: TorchRecTopology,
 ) -> list[ShardingOption]:
-    """List a sharding option for each parameter of the plan; their shards have ranks, and nothing is estimated.
+    """List a sharding option for each parameter of the plan; their shards have ranks, but no estimates.
 
-    `batch_size` is one device's. Data-parallel parameters without ranks lie on all devices of the topology.
+    `batch_size` is the batch size of a device. Data-parallel parameters without ranks are on all devices.
     """
     pooled: dict[int, bool] = {}
     options = []
@@ -76,7 +76,7 @@ def estimate(estimator: Any, options: Sequence[ShardingOption], sharders: Sequen
 def storage_estimator(
     topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], pipeline: str | None
 ) -> EmbeddingStorageEstimator:
-    """Build TorchRec's estimator of memory for a job's pipeline: its buffers, and a batch's outputs beside them."""
+    """Build TorchRec's estimator of memory for a job's pipeline: the pipeline's buffers and a batch's outputs count."""
     return EmbeddingStorageEstimator(topology, constraints, pipeline_type(pipeline), run_embedding_at_peak_memory=True)
 
 

@@ -192,9 +192,9 @@ class Parameter:
         return _over_all(lookups, poolings, batches, batch_size)
 
     def told_lookups(self, table: Table, batch_size: int) -> list[float]:
-        """Scale the lookups that constraints say of each feature to those of `table`, as TorchRec's reports take them.
+        """Return the lookups of each feature for TorchRec's reports: those of constraints, scaled to `table`'s lookups.
 
-        Reports count `num_poolings` and `batch_sizes` of the constraints besides, feature by feature.
+        Reports multiply them by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
         """
         said = self.said
         poolings, batches = said.num_poolings or [1.0], said.batch_sizes or [batch_size]
@@ -206,10 +206,9 @@ class Parameter:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """What TorchRec's constraints name of our forms; or what the sharder has, where they name nothing.
+        """The families of the sharding types that TorchRec's constraints name, or else of those that the sharder has.
 
-        What is in none of these a search must not choose; of what is in them it chooses columns, or another form where
-        the gain is accepted.
+        A search must choose one of these families.
         """
         kernels, types = self.said.compute_kernels, self._types
         columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
@@ -230,18 +229,19 @@ class Parameter:
 
     @property
     def withheld_types(self) -> frozenset[str]:
-        """Sharding types that TorchRec has for the table, and runs wrongly: it must be asked for them by name.
+        """Sharding types that TorchRec has for the table but runs wrongly; plans need constraints that name them.
 
-        Rows of mean-pooled tables and of processed features change what lies beside them (`unsound_remarks`), and a
-        fused collection's copies have an optimizer that CPUs can't run.
+        Row-wise tables that are mean-pooled or have processed features change the outputs of other tables
+        (`unsound_remarks`), and data-parallel tables of a fused collection have an optimizer that CPUs can't run.
         """
         in_rows = IN_ROWS if self.mean_pooled or self.processed else frozenset[str]()
         return in_rows | COPIED if self.fused else in_rows
 
     def failing_types(self, device: str, num_devices: int) -> frozenset[str]:
-        """Name the sharding types that TorchRec has for the table, and fails with on so many devices of such a kind.
+        """Return the sharding types that TorchRec has for the table but that fail on so many devices of this type.
 
-        CPUs can't run the optimizers of copies, but for those of ordinary pooled tables, or look up in no rows at all.
+        CPUs can run the optimizers of data-parallel tables only for ordinary pooled tables, and can't look up in blocks
+        without rows.
         """
         if device != "cpu" or self.config is None:
             return frozenset()
@@ -284,9 +284,10 @@ class Parameter:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The memories that it may lie in, cut, by the kernels that constraints name.
+        """The tiers that the table may be in, if it is not data-parallel, by the kernels that constraints name.
 
-        With `enforce_hbm` only the device's, if its kernel is among them: the others keep the whole table there too.
+        With `enforce_hbm` only tier device counts, if its kernel is allowed: FBGEMM then keeps the whole table in
+        device memory for the other kernels, too.
         """
         kernels = self.said.compute_kernels
         tiers = tuple(tier for tier, kernel in KERNELS.items() if not kernels or kernel in kernels)
@@ -300,13 +301,13 @@ class Parameter:
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The kernel calls that serve what is asked for."""
+        """The kernel calls that the constraints allow."""
         tiers = {form: self.tiers if LAYOUTS[form].free else (Tier.DEVICE,) for form in self.forms}
         return frozenset(Call(form, self.pooled, tier) for form, its in tiers.items() for tier in its)
 
     @property
     def _known_forms(self) -> tuple[Form, ...]:
-        """The forms that plans have for such a table."""
+        """The families of sharding types that plans may have for such a table."""
         return FORMS if self.pooled else CUT_FORMS
 
     def split_rule(self, name: str) -> TableRule | None:
@@ -319,7 +320,7 @@ class Parameter:
         if may_split and said.min_partition is None:
             return None  # a rule for each of thousands of tables takes its time
         if not may_split and any(LAYOUTS[form].blocks for form in self.forms):
-            return TableRule(escape(name), min_dim=self.config.embedding_dim)  # as many blocks of rows as need be
+            return TableRule(escape(name), min_dim=self.config.embedding_dim)  # any number of blocks of rows
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=said.min_partition)
 
     def type_rule(self, name: str) -> TableRule | None:
@@ -365,9 +366,9 @@ def _for_each(values: Sequence[float], count: int) -> Sequence[float]:
 
 
 def named(tables: Sequence[Parameter], parameters: Sequence[Parameter]) -> dict[str, Parameter]:
-    """Name tables: by their own names, or by path and name where several collections have one of that name.
+    """Return tables by their names, or by path and name if several collections have a table of the same name.
 
-    `parameters` are all of the model: a table has the same name whatever else is planned beside it.
+    `parameters` are all of the model: the name of a table does not depend on which other tables are planned here.
     """
     count = Counter(parameter.name for parameter in parameters if parameter.config is not None)
     return {table.name if count[table.name] == 1 else table.qualified_name: table for table in tables}

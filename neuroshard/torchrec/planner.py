@@ -67,26 +67,29 @@ _Answer = TypeVar("_Answer")
 
 
 class NeuroShardPlanner(ShardingPlanner):
-    """Drop-in for TorchRec's EmbeddingShardingPlanner: the same arguments where they mean the same.
+    """Drop-in replacement for TorchRec's EmbeddingShardingPlanner; arguments of the same name have the same meaning.
 
     Args:
-        topology: TorchRec's; None makes the one of the current process group, as TorchRec does.
+        topology: TorchRec's topology; None makes the topology of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
         models: cost models, or their name or path; None takes "cpu" for CPUs, "h100" for GPUs.
-        constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
-            passed on to the kernels. A table may lie in rows where its sharding types name row_wise, or name nothing;
-            it does if the search accepts the predicted gain, or nothing else fits.
-        data_parallel: True lets the search make tables data-parallel. TorchRec does not train such tables by the
-            optimizer of its fused kernels: build that with `data_parallel_optimizer`. False leaves the type to tables
-            whose constraints or `rules` name it, and to those that TorchRec trains so only: of columns that are not a
-            multiple of 4.
-        storage_reservation: TorchRec's; memory left to the rest of the model. None leaves it 15% of every GPU.
-        rules: ours, for what TorchRec has no word for: devices, tables together or apart, pinned shards.
+        constraints: TorchRec's ParameterConstraints by the name of the table: sharding types, min_partition, pooling
+            factors, and settings that are passed on to the kernels. A table may be row-wise if its sharding types name
+            row_wise, or if it has none. The search makes such a table row-wise if it accepts the predicted gain, or if
+            nothing else fits.
+        data_parallel: True lets the search make tables data-parallel. The optimizer of TorchRec's fused kernels does
+            not train such tables: build their optimizer with `data_parallel_optimizer`. False leaves the type to tables
+            whose constraints or `rules` name it, and to tables that TorchRec can't train otherwise: tables whose number
+            of columns is not a multiple of 4.
+        storage_reservation: TorchRec's reservation of memory for the rest of the model. None reserves 15% of the memory
+            of every GPU.
+        rules: NeuroShard's constraints, for rules that TorchRec's can't express: devices, tables together or apart,
+            pinned shards.
         memory: what counts in addition to weights; None counts one batch's buffers, the optimizer that the module or
             the sharders name, and for data-parallel tables the state of Adam: their optimizer is not known beforehand.
-        searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
-        given: a plan whose parameters are kept as they are; their memory is taken off.
-        tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
+        searcher: a search method, or the name of a config in `conf/searcher/`; `settings` override its settings.
+        given: a plan whose parameters are kept as they are; their memory is subtracted.
+        tables: statistics of tables by their names, or a file of them; they override the lookups in constraints.
         keep: a file for the plan; a later job with the same inputs reads it. If tables came, went, grew or have other
             statistics, all other tables stay where they are, and a warning says what changed. A file that is not a kept
             plan is refused, not overwritten. If the file was changed or damaged, a warning says so, and the search runs
@@ -94,40 +97,43 @@ class NeuroShardPlanner(ShardingPlanner):
         keep_types: if true, tables of the kept plan keep their sharding types and numbers of column shards when that
             plan is adapted or a new search replaces it, so that optimizer state loads from checkpoints.
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
-        callbacks: get the plan as sharding options, and give back the ones to be used; one after the other.
-        debug: what the reports are told.
-        pipeline: none | sparse_dist | prefetch | semi_sync: the job's, whose batches in flight count as memory; "none"
-            hides no exchange of indices, so that costs count it; with "prefetch" the plan sets up all caches to
-            prefetch. None takes the pipeline of `memory`; if that has none either, one batch counts, and no exchange
-            of indices.
-        timeout_seconds: that planning should take at most. TorchRec's planner is stopped by it; our search never is,
-            for a plan must not depend on how busy a machine is: a warning says where it took longer.
-        plan_loader: TorchRec's; the plan that it brings is taken if it was made for this job, else planned again, which
-            a warning says; of several numbers of groups that it fits, for the one that costs least. Not together with
-            `keep`.
-        num_groups: groups of TorchRec's DMPCollection, into which all ranks of the topology are divided; "auto"
-            chooses their number by cost. The plan is one group's.
+        callbacks: functions that take the plan as sharding options and return the options to use; each takes the result
+            of the callback before.
+        debug: passed on to the reports.
+        pipeline: none | sparse_dist | prefetch | semi_sync: training pipeline of the job, whose batches in flight count
+            as memory. "none" does not hide the input dist, so that costs count the input dist; "prefetch" sets up all
+            caches of the plan to prefetch. None takes the pipeline of `memory`; if that has none either, memory counts
+            one batch, and costs do not count the input dist.
+        timeout_seconds: maximum time of planning. The timeout stops TorchRec's planner, but never NeuroShard's search,
+            because a plan must not depend on how busy a machine is: a warning says if the search took longer.
+        plan_loader: TorchRec's plan loader. If the loaded plan was made for this job, it is used; else the job is
+            planned again, with a warning. If the plan fits several numbers of groups, the cheapest number counts. Not
+            together with `keep`.
+        num_groups: number of groups of TorchRec's DMPCollection, into which all ranks of the topology are divided;
+            "auto" chooses the number by cost. The plan is the plan of a group.
         sync_steps: steps from one synchronisation of the groups' weights to the next.
-        use_inter_host_allreduce: as DMPCollection has it: whether groups are successive ranks.
-        verify: mirrored | steps | kernels: the best plans of a search from nothing are measured on this machine, as
-            `neuroshard search verify=` does, and the best of them is taken; None takes the predicted best. Minutes: so
-            plan in a process of its own, not under torchrun, and let `keep` hand the plan to the job. Steps are in a
-            loop where the job's `pipeline` is "none", else in sparse_dist. A Verifier decides as it likes.
+        use_inter_host_allreduce: as in DMPCollection: True if groups are successive ranks.
+        verify: mirrored | steps | kernels: the best plans of a new search are measured on this machine, as
+            `neuroshard search verify=` does, and the fastest of them is taken; None takes the predicted best plan.
+            Measuring takes minutes: plan in a separate process, not under torchrun, and let `keep` hand the plan to the
+            job. Steps are measured in a plain loop if the job's `pipeline` is "none", else with sparse_dist. A Verifier
+            object decides by itself.
         candidate_plans: maximum number of plans that are measured.
-        passes: over all candidate plans, 2 at least: their differences from pass to pass give the error.
+        passes: number of passes over all candidate plans, at least 2; the error is estimated from their differences.
         framework: "torchrec" if costs count the framework overhead that TorchRec adds to a step, "none" if they do not;
             None counts the overhead if the models know it, and else warns.
         dense_ms: ms of the dense network per step on a GPU; None takes the plan with the least worst-case regret from 0
             to 15 ms.
         exchange_dtype: data type of embeddings and gradients in exchanges, such as "fp16", or "fp16/bf16" for forward
-            and backward; None for fp32. Sharders with other ones are warned of.
+            and backward; None for fp32. A warning names sharders that exchange another data type.
         model_optimizer: the optimizer whose states the kernels of analytic models ("roofline:...") read and write, such
             as "adam": for costs alone, while `memory` says whose states take memory; None for "sgd".
 
     Attributes:
-        last_plan: that was found last, of the tables that are planned here; None before, or where there were none.
-        last_cost: its predicted cost.
-        last_groups: the sharding groups that it was found for.
+        last_plan: the plan that was found last, of the tables that are planned here; None before the first plan, or if
+            no table is planned here.
+        last_cost: predicted cost of `last_plan`.
+        last_groups: sharding groups of `last_plan`.
     """
 
     def __init__(
@@ -240,8 +246,8 @@ class NeuroShardPlanner(ShardingPlanner):
         """Plan `module`, which may be on the meta device; modules without a sharder are left out.
 
         Args:
-            module: holds the collections of tables.
-            sharders: None takes TorchRec's default ones.
+            module: the model that holds the collections of tables.
+            sharders: None takes TorchRec's default sharders.
 
         Raises:
             UserError: the tables can't be planned, the constraints contradict each other, or `keep` is another file.
@@ -250,12 +256,12 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._planned(module, sharders, dist.GroupMember.WORLD)
 
     def search(self, module: nn.Module, sharders: Sharders | None = None) -> Plan:
-        """Find the plan as `plan` does, in our form, of the tables planned here: to be saved, costed, evaluated.
+        """Find the plan as `plan` does, and return the NeuroShard plan of the tables planned here: to save or evaluate.
 
-        `keep`, `plan_loader`, `callbacks` and `stats` are for `plan` alone.
+        `keep`, `plan_loader`, `callbacks` and `stats` have no effect here.
 
         Raises:
-            UserError: as `plan`; or none is planned here.
+            UserError: as in `plan`, or no table of the model is planned here.
         """
         models = self._models(module, sharders)
         if not models[0].tables:
@@ -275,18 +281,18 @@ class NeuroShardPlanner(ShardingPlanner):
         max_moved_bytes: int | str | None = None,
         **settings: Any,
     ) -> Replanned:
-        """Change the previous plan for tables that came, went or changed, or for another number of devices.
+        """Change the previous plan for tables that were added, removed or changed, or for another number of devices.
 
         Args:
-            module: as it is now.
-            sharders: None takes TorchRec's default ones.
-            previous: our plan, or a file of it: one that `keep` names, or that `Plan.save` wrote.
-            max_moved_bytes: of weights and optimizer state of tables that there were, over all devices, as a number or
-                as text such as "20GB"; None sets no limit.
-            settings: of `searcher=replan`.
+            module: the model as it is now.
+            sharders: None takes TorchRec's default sharders.
+            previous: a NeuroShard plan, or its file: the file of `keep`, or a file that `Plan.save` wrote.
+            max_moved_bytes: maximum bytes of weights and optimizer state of old tables that move, over all devices, as
+                a number or as text such as "20GB"; None sets no limit.
+            settings: settings of `searcher=replan`.
 
         Raises:
-            UserError: as `plan`; or more has to be moved in any case.
+            UserError: as in `plan`, or every possible plan moves more bytes.
             InfeasibleError: no plan fits in memory.
         """
         return self._replanned(module, sharders, previous, max_moved_bytes, settings, dist.GroupMember.WORLD)
@@ -297,8 +303,8 @@ class NeuroShardPlanner(ShardingPlanner):
         """Plan on rank 0 of the process group, and give the plan, `last_plan` and `last_cost` to all of its ranks.
 
         Raises:
-            UserError: rank 0 found none; on every rank.
-            RuntimeError: rank 0 failed by another error, which it raises itself.
+            UserError: rank 0 found no plan; every rank raises the error.
+            RuntimeError: rank 0 failed with another error, which rank 0 raises itself.
         """
         return self._collective(partial(self._planned, module, sharders), pg)
 
@@ -312,11 +318,11 @@ class NeuroShardPlanner(ShardingPlanner):
         max_moved_bytes: int | str | None = None,
         **settings: Any,
     ) -> Replanned:
-        """Call `replan` on rank 0 of the process group, and give what it returns to all of its ranks.
+        """Call `replan` on rank 0 of the process group, and return the result on all of its ranks.
 
         Raises:
-            UserError: rank 0 found none; on every rank.
-            RuntimeError: rank 0 failed by another error, which it raises itself.
+            UserError: rank 0 found no plan; every rank raises the error.
+            RuntimeError: rank 0 failed with another error, which rank 0 raises itself.
         """
         return self._collective(partial(self._replanned, module, sharders, previous, max_moved_bytes, settings), pg)
 
@@ -569,7 +575,7 @@ def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
 
 
 def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
-    """Copy constraints, by name of the table; raise UserError if they are something else."""
+    """Return constraints as a dictionary by the name of the table; raise UserError if they are something else."""
     if not isinstance(constraints, Mapping):
         raise UserError(f"constraints={constraints!r} must be ParameterConstraints by name of the table")
     for name, said in constraints.items():
@@ -579,7 +585,7 @@ def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dic
 
 
 def _simulator(models: CostModels, hides_input: bool) -> Simulator:
-    """Build the simulator, whose costs count the exchange of indices where a job's pipeline doesn't hide it."""
+    """Build the simulator, whose costs count the input dist if the job's pipeline does not hide it."""
     if not hides_input and models.input is None:
         _log.warning("these models don't know the exchange of indices, which no pipeline hides: costs leave it out")
     return Simulator(models, count_input=not hides_input and models.input is not None)

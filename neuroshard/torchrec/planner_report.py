@@ -125,11 +125,11 @@ def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan)
 
 
 def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Iterator[str]:
-    """Say where TorchRec would compute something else than the model that isn't sharded, by a plan of its parameters.
+    """Yield a warning for each plan of parameters with which TorchRec computes other outputs than the unsharded model.
 
-    Where a mean-pooled table is in rows it divides its collection's outputs by lengths: all but those of features that
-    other tables in rows sum up, whatever was divided before. Rows of processed features change weights of the batch in
-    place.
+    If a mean-pooled table is row-wise, TorchRec divides outputs of its collection by lengths: all but the outputs of
+    features that other, sum-pooled row-wise tables read, even if other code divided them before. Row-wise tables of
+    processed features change the weights of the batch in place.
     """
     lying = [(its, sharding.sharding_type) for its, sharding in _lying(parameters, sharding_plan)]
     in_rows = [parameter for parameter, its in lying if its in IN_ROWS]
@@ -159,9 +159,10 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
 
 
 def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, num_ranks: int) -> Iterator[str]:
-    """Say which collections' outputs TorchRec can't exchange: a rank expects of all others its own data type.
+    """Yield a warning for each collection whose outputs TorchRec can't exchange: a rank expects its own data type.
 
-    That is the widest of its tables', and fp32 without any; rows, copies and codecs (`QCommsConfig`) set one for all.
+    The data type of a rank is the widest of its tables' types, and fp32 if the rank has no table. Row-wise and
+    data-parallel tables, and codecs (`QCommsConfig`), set one data type for all ranks.
     """
     in_columns = [
         (parameter, sharding)
@@ -191,21 +192,21 @@ def _lying(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> list
 
 
 def withheld_remark(parameters: Iterable[Parameter]) -> str:
-    """Say which tables without a plan could be in rows if that were named; nothing where none could."""
+    """Return advice that names the tables without a plan that could be row-wise if constraints named it; else ""."""
     withheld = [
         its.qualified_name for its in parameters if not its.said.sharding_types and its.withheld_types & IN_ROWS
     ]
     if not withheld:
         return ""
     return (
-        f"; or let {listed(withheld)} be row-wise by naming sharding_types=['row_wise']: but they are mean-pooled, or "
-        "have their features processed, and TorchRec 1.8 computes what is beside such rows wrongly"
+        f"; or let {listed(withheld)} be row-wise by naming sharding_types=['row_wise'], but they are mean-pooled or "
+        "have processed features, and TorchRec 1.8 then computes outputs of other tables wrongly"
     )
 
 
 @dataclass(frozen=True)
 class Reports:
-    """What is told of every plan: to callbacks, which give back the one to be used, and then to TorchRec's reports."""
+    """Callbacks, which get every plan and return the plan to use, and TorchRec's reports, which get it then."""
 
     stats: Sequence[Stats]
     callbacks: Sequence[Callback]
@@ -290,12 +291,12 @@ def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
 
 
 def _set_perf(options: Sequence[ShardingOption], plan: Plan, simulator: Simulator, multiplier: float) -> None:
-    """Fill in the `perf` of all shards: each device's predicted parts, shared out over what lies there.
+    """Fill in the `perf` of all shards: the predicted parts of each device, divided between its shards.
 
-    Compute is shared out by what the shards would take alone, communication by the columns that samples get of them; so
-    the sum over a device is what it is predicted to take. Our models predict compute forward and backward together: it
-    is shared out as TorchRec does, by `multiplier`: what backward compute takes of forward compute. The exchange of
-    indices, where the models know it, stands beside the sum. Options are of the plan's tables, in their order.
+    Compute is divided by the predicted time of each shard alone, communication by the columns that samples get from
+    each shard; so the sum over a device is the predicted time of the device. The models predict compute of both passes
+    together: it is divided as TorchRec does, with `multiplier`, the ratio of backward to forward compute. The input
+    dist, if the models know it, is not part of the sum. Options are of the plan's tables, in their order.
     """
     cost, models = simulator.cost(plan.task, plan), simulator.models
     devices = np.array([placed.device for placed in plan.by_device], dtype=np.int64)
@@ -322,7 +323,7 @@ def _set_perf(options: Sequence[ShardingOption], plan: Plan, simulator: Simulato
 
 
 def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> FloatArray:
-    """Split devices' totals (D,) by weights (S,) of what lies on each, into (S,); alike where all are zero."""
+    """Split devices' totals (D,) by the weights (S,) of the shards on them, into (S,); evenly if all weights are 0."""
     weight = np.maximum(weight, 0) + 1e-12
     return total_ms[devices] * weight / np.bincount(devices, weight, minlength=len(total_ms))[devices]
 

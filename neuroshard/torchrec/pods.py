@@ -117,7 +117,7 @@ def check_by_pod(what: str, sharding: ParameterSharding, topology: TorchRecTopol
         ranks = [rank for _, rank in its]
         if ranks[0] % pod or ranks != list(range(ranks[0], ranks[0] + pod)):
             raise UserError(
-                f"{what} is {sharding.sharding_type}, with blocks of rows of column {column} on ranks "
+                f"{what} is {sharding.sharding_type}, and the blocks of rows at column {column} are on ranks "
                 f"{listed([str(rank) for rank in ranks])}; in this job TorchRec shards rows over {pod} successive "
                 f"ranks, of which the first is a multiple of {pod}; plan it for this job"
             )

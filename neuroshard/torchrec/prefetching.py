@@ -76,9 +76,9 @@ def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
 
 
 def flagged(sharding_plan: ShardingPlan, pipeline: str | None, where: str) -> ShardingPlan:
-    """Return a copy of the plan in which every cached table has the flag that a pipeline that prefetches needs.
+    """Return a new plan in which every cached table has the flag that a prefetching pipeline needs.
 
-    For any other pipeline it is the plan itself. `where` begins errors.
+    For any other pipeline return the plan itself. `where` begins errors.
 
     Raises:
         UserError: the cache of a table is set up not to prefetch.

@@ -36,26 +36,28 @@ def profile(
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
     max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
-    """Count the lookups of a model's tables in batches: the statistics that `NeuroShardPlanner` plans best with.
+    """Count the lookups of a model's tables in batches: statistics that give the best plans of `NeuroShardPlanner`.
 
-    Pooled and sequence tables, as `ns.tables_from_batches`: batches are joined to global ones, lookups of all features
-    of a table add up, and those of each are in `Counted.lookups`. The model isn't run, and may be on the meta device.
+    Pooled and sequence tables are counted as in `ns.tables_from_batches`: batches are joined to global batches, and the
+    lookups of all features of a table add up; `Counted.lookups` has the lookups of each feature. The model is not run,
+    and may be on the meta device.
 
     Args:
-        model: not sharded yet.
-        batches: any number, read one by one, such as a data loader; each a KeyedJaggedTensor, or a mapping or list of
-            some. What they hold besides the tables' features is ignored.
-        features: takes these out of a batch that is something else, such as `lambda batch: batch.sparse_features`.
-        global_batch_size: samples in a step of all devices together; None takes each batch for one device's, and
-            `world_size` times the samples of the first one.
-        world_size: devices; None asks the process group. Not used where `global_batch_size` is set.
-        sharders: tables that they would shard are counted; None takes TorchRec's default ones.
+        model: the model, before it is sharded.
+        batches: any number of batches, which are read one by one, such as a data loader. Each batch is a
+            KeyedJaggedTensor, or a mapping or list of KeyedJaggedTensors. Features without a table are ignored.
+        features: a function that returns these from a batch of another type, such as
+            `lambda batch: batch.sparse_features`.
+        global_batch_size: samples per step over all devices; None takes each batch as the batch of one device, so that
+            the global batch size is `world_size` times the samples of the first batch.
+        world_size: number of devices; None takes the size of the process group. Not used if `global_batch_size` is set.
+        sharders: sharders whose tables are counted; None takes TorchRec's default sharders.
         row_blocks: as in `ns.tables_from_batches`.
         max_bytes: as in `ns.tables_from_batches`.
 
     Raises:
-        UserError: the model has no tables, batches hold something else or lack a feature, or nobody knows how many
-            devices there are; and as `ns.tables_from_batches`.
+        UserError: the model has no tables, a batch has another type or lacks a feature, or the number of devices is
+            not known; and as in `ns.tables_from_batches`.
     """
     parameters = divide(model, sharders or get_default_sharders(), {}).tables
     if not parameters:

@@ -26,15 +26,15 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tup
     known before anything moves; after an error the job runs on as it was.
 
     Args:
-        model: in training; its plan is the new one afterwards, and its `fused_optimizer` another object, of the same
-            learning rate: give it to whatever schedules or wraps the one before.
-        sharding_plan: of all tables, such as `Replanned.sharding_plan`.
+        model: the model in training. Afterwards it has the new plan and a new `fused_optimizer` with the same learning
+            rate: give the new optimizer to schedulers and wrappers of the old one.
+        sharding_plan: the new plan of all tables, such as `Replanned.sharding_plan`.
 
     Returns:
-        The names of the tables that moved, behind the paths of their modules.
+        The names of the tables that moved, with the paths of their modules in front.
 
     Raises:
-        UserError: a table that would have to move can't.
+        UserError: TorchRec can't move a table that would have to move.
     """
     changed = plan_difference(model.plan, sharding_plan)
     if changed:
@@ -77,13 +77,13 @@ def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
 
 
 def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
-    """Find the parameters of each module that lie elsewhere in another plan, as TorchRec's `reshard` takes them.
+    """Return the parameters of each module whose shards change in another plan, as TorchRec's `reshard` takes them.
 
-    A whole table keeps the word that it has, table_wise or column_wise: in one shard both are the same. Every table
-    keeps the settings of its kernel, such as those of its cache; a warning names settings that the other plan changes.
+    A whole table keeps its sharding type, table_wise or column_wise: for one shard both mean the same. Every table
+    keeps the settings of its kernel, such as the cache's; a warning names settings that differ in the other plan.
 
     Raises:
-        UserError: other tables are in the plans, or one changes such that TorchRec can't move it.
+        UserError: the plans have different tables, or a table changes such that TorchRec can't move it.
     """
     old, new = ({(path, name): its for path, name, its in parameters_in(plan)} for plan in (before, after))
     if other := sorted(".".join(filter(None, key)) for key in old.keys() ^ new.keys()):
@@ -103,13 +103,13 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
 
 
 def _places(sharding: ParameterSharding) -> tuple[object, ...]:
-    """Collect what of a table's shards tells whether they lie elsewhere; copies lie everywhere."""
+    """Return values that differ if a table's shards or kernel differ; data-parallel tables are on all devices."""
     shards = [(*shard.shard_offsets, *shard.shard_sizes) for shard in shards_of(sharding)]
     return sharding.ranks if shards else None, shards, sharding.compute_kernel
 
 
 def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
-    """Describe how a table lies afterwards, by the sharding type that it has; UserError if TorchRec can't move it."""
+    """Return a table's sharding afterwards, with its present sharding type; UserError if TorchRec can't move it."""
     types = was.sharding_type, now.sharding_type
     if not {WHOLE, SPLIT}.issuperset(types):
         raise UserError(

@@ -1,4 +1,4 @@
-"""What TorchRec's EmbeddingCollections make of sequence tables: the indices they exchange, the plans they serve."""
+"""Sequence tables in TorchRec's EmbeddingCollections: the indices that they exchange, and the plans that work."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -33,13 +33,13 @@ def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
 
 
 def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -> None:
-    """Check how the sequence tables among some tables are sharded, each with the path of its collection.
+    """Check the sharding of the sequence tables among some tables, each with the path of its collection.
 
-    All that are cut in columns in one collection must be cut into shards of one width: TorchRec takes each shard to be
-    as wide as the first one.
+    All column-wise sequence tables of a collection must have shards of one width: TorchRec takes each shard to be as
+    wide as the first one.
 
     Raises:
-        UserError: TorchRec would fail, or train other values than it should.
+        UserError: TorchRec would fail, or train wrong values.
     """
     first: dict[str, tuple[str, int]] = {}  # shard of columns in each collection
     for path, table, sharding in shardings:
@@ -47,8 +47,8 @@ def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -
             continue
         if sharding.sharding_type not in _SERVED:
             raise UserError(
-                f"table {table.name!r} is a sequence table, sharded {sharding.sharding_type}; plans have such tables "
-                f"{', '.join(_SERVED)} only"
+                f"table {table.name!r} is a sequence table, sharded {sharding.sharding_type}; sequence tables must be "
+                f"{', '.join(_SERVED)}"
             )
         for width in cut_widths(sharding):
             name, wide = first.setdefault(path, (table.name, width))

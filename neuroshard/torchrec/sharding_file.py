@@ -139,10 +139,10 @@ class _Cache:
 
 @dataclass(frozen=True)
 class ReadParameter:
-    """A parameter as it stands in a file.
+    """A parameter as a file has it.
 
-    Raises UserError if TorchRec has no such sharding type or kernel, what isn't copied has no rank for each shard, or
-    a shard is wider than kernels take.
+    Raises UserError if TorchRec has no such sharding type or kernel, if a parameter that is not data-parallel has no
+    rank for each shard, or if a shard is wider than kernels allow.
     """
 
     sharding_type: str

@@ -1,4 +1,4 @@
-"""Plans between our form and TorchRec's."""
+"""Translations between NeuroShard's plans and TorchRec's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,28 +37,27 @@ def to_sharding_plan(
     local_world_size: int | None = None,
     cache: CacheParams | None = None,
 ) -> ShardingPlan:
-    """Translate our plan into TorchRec's, for DistributedModelParallel.
+    """Translate a NeuroShard plan into TorchRec's, for DistributedModelParallel.
 
-    Copies have the dense kernel, and all else the fused one, or its forms for tables in host memory, behind a cache or
-    not.
+    Data-parallel tables get the kernel dense. All other tables get the kernel fused, or in host memory
+    fused_uvm_caching or fused_uvm, by their tier.
 
     Args:
-        plan: table-wise where a table is whole, column-wise where it is cut in columns (shards of unequal width stay
-            as they are) or is a pooled one beside such, data-parallel where it is copied. Blocks of rows are row-wise
-            on all devices, table-row-wise on those of one host, and a grid where column ranges of them lie on several
-            hosts.
-        modules: path of the collection inside the model, such as "sparse_arch.ebc"; or the path for each table's name,
-            where there are several.
+        plan: the plan to translate; every table keeps its sharding type, and shards of unequal width stay as they are.
+            But whole pooled tables become column-wise, in one shard, if another table of their collection is
+            column-wise.
+        modules: path of the collection inside the model, such as "sparse_arch.ebc"; or, if there are several
+            collections, the path for each table's name.
         compute_device: "cuda", "cpu" or "mtia".
-        local_world_size: devices of one host; None takes what the plan's topology says.
-        cache: of tables behind caches: its algorithm, whether it prefetches, and so on; each table's load factor is the
-            plan's. None is an LRU cache with FBGEMM's settings. If the task's memory counts the pipeline "prefetch",
-            all of these caches are set up to prefetch.
+        local_world_size: number of devices on a host; None takes the number from the plan's topology.
+        cache: parameters of the caches of uvm_caching tables: the algorithm, whether caches prefetch, and so on; the
+            load factors are the plan's. None is an LRU cache with FBGEMM's settings. If the task's memory counts the
+            pipeline "prefetch", all of these caches are set up to prefetch.
 
     Raises:
-        UserError: `cache` contradicts that pipeline, a table has no module, the devices don't fill whole hosts, hosts
-            are others than those that blocks of rows were laid out for, or TorchRec doesn't serve sequence tables that
-            lie so.
+        UserError: `cache` contradicts that pipeline, a table has no module, the devices don't fill whole hosts, the
+            plan has row-wise tables for hosts of another size, or TorchRec does not support the sharding of a sequence
+            table.
     """
     check_name("compute_device", compute_device, _COMPUTE_DEVICES)
     pipeline = plan.task.memory.pipeline
@@ -100,10 +99,11 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
 
 
 def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
-    """Choose column-wise for a whole pooled table beside tables that are cut.
+    """Choose column-wise for a whole pooled table if other tables of its collection are split by columns.
 
-    TorchRec exchanges, looks up and permutes for every sharding type of a collection by itself; in one shard the words
-    mean the same. (Of sequence tables it reads all column-wise shards as equally wide.)
+    TorchRec exchanges, looks up and permutes separately for every sharding type of a collection; for a table in one
+    shard, table_wise and column_wise mean the same. (TorchRec reads all column-wise shards of sequence tables as
+    equally wide.)
     """
     if sharding_type is ShardingType.TABLE_WISE and table.pooled and beside_cut:
         return ShardingType.COLUMN_WISE
@@ -126,25 +126,26 @@ def _parameter(
 
 
 def parameters_in(sharding_plan: ShardingPlan) -> Iterator[tuple[str, str, ParameterSharding]]:
-    """Yield module path, name and sharding of every parameter; what modules without tables have is left out."""
+    """Yield module path, name and sharding of every parameter; modules without tables are left out."""
     for path, module_plan in sharding_plan.plan.items():
         if isinstance(module_plan, Mapping):
             yield from ((path, name, sharding) for name, sharding in module_plan.items())
 
 
 def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
-    """Translate TorchRec's plan into ours; column shards of a table that lie on one device become as few as may be.
+    """Translate TorchRec's plan into a NeuroShard plan; column shards of a table on one device are merged.
 
-    Where a shard is wider than kernels take, shards stay as they are, and the plan's `violations` name the table.
+    If a shard is wider than kernels allow, the shards of its table stay as they are, and the plan's `violations` name
+    the table.
 
     Args:
-        task: its tables bear the names of the plan's parameters, or "path.name" where that isn't unique; its topology
-            says what a host is.
-        sharding_plan: of any sharding type.
+        task: the tables, with the names of the plan's parameters, or "path.name" if a name is not unique. The topology
+            of the task says how many devices a host has.
+        sharding_plan: TorchRec's plan, of any sharding types.
 
     Raises:
-        UserError: the plan lacks a table of the task, its shards don't make up a table, or they lie such that
-            TorchRec would fail with them or train other rows than it should.
+        UserError: the plan lacks a table of the task, its shards don't make up a table, or they are placed such that
+            TorchRec would fail or train wrong rows.
     """
     by_name: dict[str, list[tuple[str, ParameterSharding]]] = {}
     for path, name, parameter in parameters_in(sharding_plan):
@@ -182,9 +183,9 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
         layout.check(table, placed, task.topology)
     if sharding_type.value not in layout.sharding_types(placed, task.topology):
         raise UserError(
-            f"table {table.name!r} is sharded {sharding_type.value}, but its shards lie as "
-            f"{layout.sharding_type(placed, task.topology)} wants them, on hosts of {task.topology.domain_size} "
-            "devices"
+            f"table {table.name!r} is sharded {sharding_type.value}, but its shards are placed as "
+            f"{layout.sharding_type(placed, task.topology)} on hosts of {task.topology.domain_size} devices; correct "
+            "the sharding type, or the number of devices on a host"
         )
     return placed
 

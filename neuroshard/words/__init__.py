@@ -1,1 +1,1 @@
-"""The words that all of it is said in: forms, tiers and homes, shards, collectives, machines."""
+"""The vocabulary of the package: sharding types, tiers, shards, collectives and machines."""

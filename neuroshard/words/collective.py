@@ -13,16 +13,18 @@ class Collective(IntEnum):
     """How devices exchange, by its place on the last axis of `Traffic.size_bytes`.
 
     Attributes:
-        ALL_TO_ALL: columns: pooled embeddings go to the devices of their samples, their gradients come back. So do
-            those of sequence tables, a row for each lookup, in columns and in rows: nothing of them is added up.
-        REDUCE_SCATTER: blocks of rows on all devices: every device has a partial sum of every pooled embedding; these
-            are added up on the devices of their samples. On the way back an all-gather brings all gradients to every
+        ALL_TO_ALL: for table-wise and column-wise tables. Pooled embeddings go to the devices of their samples, and
+            their gradients come back. The embeddings of sequence tables, a row for each lookup, take the same way, also
+            if the tables are row-wise: nothing is added up.
+        REDUCE_SCATTER: for row-wise tables on all devices. Every device has a partial sum of every pooled embedding;
+            the devices of the samples get the totals. In the backward pass an all-gather brings all gradients to every
             device.
-        HOST_REDUCE_SCATTER: the same among the devices of each host, of blocks of rows on those of one host.
-        HOST_ALL_TO_ALL: what they have then added up goes to other hosts, each device's to those with its place there;
-            gradients come back so, before they are gathered.
-        ALL_REDUCE: copies: gradients of all their weights are added up everywhere; on the way back only.
-        INPUT: indices and lengths that come to a device for its shards, before anything else; none for copies.
+        HOST_REDUCE_SCATTER: for tables whose rows are on one host: the reduce-scatter among the devices of each host.
+        HOST_ALL_TO_ALL: for tables whose rows are on one host: each device sends the sums of HOST_REDUCE_SCATTER to the
+            devices with the same place on the other hosts. The gradients come back this way, before they are gathered.
+        ALL_REDUCE: for data-parallel tables. All devices add up the gradients of all weights, in the backward pass.
+        INPUT: indices and lengths that come to a device for its shards, before all other exchanges. Data-parallel
+            tables need none.
     """
 
     ALL_TO_ALL = 0

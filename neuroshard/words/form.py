@@ -1,4 +1,4 @@
-"""How a table is laid out over devices, and the kernel calls that this makes."""
+"""The sharding type of a table, and the kernel calls that follow from it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,9 +11,10 @@ class Form(Word):
     """The families of sharding types that have kernel calls of their own, each named by its first sharding type.
 
     Attributes:
-        COLUMN_WISE: whole, or in shards of columns that have all rows.
-        ROW_WISE: in equal blocks of rows, one on each device of a group: all devices, or those of one host.
-        DATA_PARALLEL: whole on every device.
+        COLUMN_WISE: the table is whole, or split by columns into shards that have all rows.
+        ROW_WISE: the table is split into equal blocks of rows, one block on each device of a group: all devices, or the
+            devices of one host.
+        DATA_PARALLEL: every device has the whole table.
     """
 
     COLUMN_WISE = "column_wise"
@@ -30,17 +31,17 @@ Forms = frozenset[Form]  # those that something knows, takes or allows
 
 
 def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
-    """Find the forms of these names, in their order.
+    """Return the members of `Form` with these names, in the order of the names.
 
     Raises:
-        UserError: there is none of one of them.
+        UserError: no sharding type has one of the names.
     """
     return tuple(map(Form, names))
 
 
 @dataclass(frozen=True, order=True)
 class Call:
-    """What a kernel is called with: tables in one form and one tier of memory, all of them pooled or none."""
+    """A type of kernel call: its tables have one sharding type and one tier, and all of them are pooled or none is."""
 
     form: Form
     pooled: bool = True
@@ -53,7 +54,8 @@ class Call:
         return name if self.tier is Tier.DEVICE else f"{self.tier.value}_{name}"
 
 
-# In the order of whatever has one number for each; pooled tables as in `FORMS`. Copies are pooled and on the device.
+# In the order of whatever has one number for each; pooled tables as in `FORMS`. Data-parallel tables are pooled and in
+# device memory.
 CUT_FORMS = Form.COLUMN_WISE, Form.ROW_WISE  # of sequence tables, and of tables in host memory
 _CUT = tuple(Call(form, pooled) for pooled in (True, False) for form in CUT_FORMS)
 CALLS = (
@@ -66,10 +68,10 @@ IN_COLUMNS = CALLS[0]
 
 
 def call_named(name: str) -> Call:
-    """Find the kernel call of that name.
+    """Return the kernel call of that name.
 
     Raises:
-        UserError: there is none.
+        UserError: no kernel call has the name.
     """
     named = {call.name: call for call in CALLS}
     check_name("kernel call", name, named)

@@ -71,7 +71,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """The settings of a command beside `model`: they say what its cost models count.
+    """The settings of a command that go with `model`: they say what its cost models count.
 
     Attributes:
         framework: torchrec | none: framework whose overhead in a step counts; null counts TorchRec's, if the models

@@ -1,4 +1,4 @@
-"""Where shards of tables lie: in tiers of memory, and placed on devices."""
+"""Where shards of tables are: the tiers of memory that hold them, and the devices that they are placed on."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -14,13 +14,17 @@ class Topology:
     """Devices and their memory.
 
     Attributes:
-        num_devices: devices to place shards on.
-        memory_bytes: of each device; or a list, one for each. Sizes are numbers of bytes, or text such as "32GiB".
-        reserved_bytes: of that, kept for the rest of the model; or a list, one for each.
-        devices_per_host: hosts have so many each, in order of rank; None: one host has all. It divides num_devices.
-        host_memory_bytes: of each host, for tables that devices have no room for; 0: none.
-        devices_per_domain: that fast links join, in order of rank, where these reach beyond a host, as NVLink does in a
-            GB200 NVL72: a whole number of hosts; None: a host's. It divides num_devices.
+        num_devices: number of devices to place shards on.
+        memory_bytes: memory of each device, or a list with one size per device. Sizes are numbers of bytes, or text
+            such as "32GiB".
+        reserved_bytes: part of each device's memory that is kept for the rest of the model, or a list with one size per
+            device.
+        devices_per_host: number of devices on each host, in order of rank; None: one host has all devices. It divides
+            num_devices.
+        host_memory_bytes: memory of each host for tables that devices have no room for; 0: none.
+        devices_per_domain: number of devices that fast links join, in order of rank, if fast links reach beyond a host,
+            as NVLink does in a GB200 NVL72: a whole number of hosts; None: the devices of a host. It divides
+            num_devices.
     """
 
     num_devices: Devices

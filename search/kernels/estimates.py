@@ -10,7 +10,7 @@ from neuroshard.stages.search.space.items import Limits
 
 
 class Lists(NamedTuple):
-    """Lists of where items lie.
+    """Lists of the devices and items that hold each other.
 
     Attributes:
         shards: (I,) devices that hold each item.
@@ -26,7 +26,7 @@ class Lists(NamedTuple):
 
 @kernel
 def listed(held: IntArray) -> Lists:
-    """List what lies where, from units of each item on each device (I, D); scores are left to `rescore`."""
+    """List the items of each device, from units of each item on each device (I, D); `rescore` fills the scores."""
     num_items, num_devices = held.shape
     shards = np.zeros(num_items, np.int64)
     start = np.zeros(num_devices + 1, np.int64)
@@ -100,7 +100,7 @@ class AllShards(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What lies on D devices.
+    """The shards on D devices, and their sums.
 
     Attributes:
         held: (I, D) units of each item on each device.
@@ -143,7 +143,7 @@ class Exchanges(NamedTuple):
 
 @inlined
 def _cell(position: float, count: int) -> tuple[int, float]:
-    """Return the whole number below a position, clipped to 0 ... count - 1, and how far beyond it that lies."""
+    """Clip a position to 0 ... count - 1; return the whole number below it, and the distance from that number."""
     within = min(max(position, 0.0), count - 1.0)
     low = min(int(within), max(count - 2, 0))
     return low, within - low
@@ -203,7 +203,7 @@ class Costs(NamedTuple):
         bias, weight: (H,) of the compute model's head.
         offset, scale_ms: its, from scores to ms.
         exchanges: what communication costs.
-        base_ms: (D,) that devices compute besides.
+        base_ms: (D,) compute cost of other tables on each device.
     """
 
     bias: Float32Array

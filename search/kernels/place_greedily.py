@@ -37,7 +37,7 @@ class Scores(NamedTuple):
         vectors: (N, H) of every shard.
         least: (N,) what each adds to the score of a device that holds nothing of its item, at least.
         bias, weight: (H,).
-        counted: the first numbers, that alone count until all shards lie.
+        counted: the number of leading vector entries that alone count until all shards are placed.
         floor: that no score is below, since costs there are 0; an empty device scores 0.
     """
 
@@ -50,7 +50,7 @@ class Scores(NamedTuple):
 
 
 class _Alone(NamedTuple):
-    """S shards of a layout where nothing of their items lies: gathered once, since catalogs are large.
+    """S shards of a layout on devices that hold no other shard of their items: gathered once, since catalogs are large.
 
     Attributes:
         adds: (S,) to a score, at least.
@@ -140,7 +140,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
         outcome: the shards, and room for where they go.
         caps: (M,) units of 4 columns that a device gives out at most, ascending.
         memory_bytes: (D,).
-        base_score: (D,) that what lies there already adds; zeros where that is alike on all devices.
+        base_score: (D,) of tables that are there already; zeros if it is alike on all devices.
         room: devices that hold nothing, to be filled again and again, and that hold nothing afterwards.
         scores: the shards'.
     """

@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
     Attributes:
         memory_bytes: (D,).
         before: (I, D) units that were there before anything moved.
-        bytes_left: may be moved besides those that were.
+        bytes_left: bytes that may still be moved.
     """
 
     memory_bytes: IntArray

@@ -17,7 +17,7 @@ predicted_ms = attrgetter("cost_ms")  # of a plan, for plans to be ranked by
 @dataclass(frozen=True)
 @checked
 class Improvement:
-    """How long a plan is improved, and how.
+    """Settings of the local search: how long and how it improves a plan.
 
     Local search takes the best step from the most loaded devices until none helps. Then it perturbs the best plan by
     random steps, again and again, and improves each result: with estimates of communication first, and with the cost
@@ -26,10 +26,10 @@ class Improvement:
 
     Attributes:
         perturbations: number of times that the best plan is perturbed and improved again; 0 only improves the first.
-        perturbation_steps: random steps per perturbation.
-        max_plans: plans that local search evaluates, approximately; None sets no limit. Counted as
-            `LocalSearch.looked` does: on large tasks fewer perturbations are made than asked for.
-        seed: of the random steps.
+        perturbation_steps: number of random steps per perturbation.
+        max_plans: maximum number of plans that local search evaluates, approximately; None sets no limit. Counted as
+            `LocalSearch.looked` does: on large tasks this limit ends the search before `perturbations` are made.
+        seed: seed of the random steps.
     """
 
     perturbations: Count = 200

@@ -40,7 +40,7 @@ class CostedPlan:
     """A plan that local search looks at, with what the cost models see of it.
 
     Attributes:
-        contents: what lies on each device.
+        contents: the shards on each device.
         compute_ms, total_ms: (D,) predicted.
         ready_ms: (D,) when each may start forward communication; all wait for the last.
     """

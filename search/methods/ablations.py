@@ -53,7 +53,7 @@ class NoCommunication(ModelChange):
     """Models of free communication, so that compute alone is balanced."""
 
     def of(self, models: CostModels) -> CostModels:
-        """Keep the compute model, beside communication that costs nothing."""
+        """Keep the compute model, with communication that costs nothing."""
         return models.with_forward(FreeComm()).with_backward(FreeComm())
 
 

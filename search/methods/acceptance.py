@@ -40,10 +40,10 @@ class Acceptance:
             overlap. By such models a gain counts only as far as it is not a gain of all devices together: the same
             tables rarely cost less in all, and such models are led astray there most. Datasheets whose margins are
             assumed are not among these models.
-        sharding_type_margin_fraction: margin_fraction for plans with tables in rows or copies, if the models know
-            kernels and exchanges only: these types cost more in training than such models show. At 1 the two intervals
-            must not overlap, which is right wherever steps were measured (docs/steps.md). Models of whole steps
-            (framework=torchrec) ignore it.
+        sharding_type_margin_fraction: margin_fraction for plans with row-wise or data-parallel tables, if the models
+            know kernels and exchanges only: these types cost more in training than such models show. At 1 the two
+            intervals must not overlap, which is right wherever steps were measured (docs/steps.md). Models of whole
+            steps (framework=torchrec) ignore it.
         min_gain: minimum gain that the search accepts, as a fraction of the first plan's cost: on average, smaller
             gains do not come true (docs/results.md).
         assumed_margin_fraction: lower limit of margin_fraction for models that know no margins of kernels or exchanges,
@@ -58,7 +58,7 @@ class Acceptance:
     assumed_margin_fraction: NonNegative = 0.5
 
     def of_forms(self, models: CostModels) -> "Acceptance":
-        """Raise `margin_fraction` for plans in other forms than columns, unless the models know whole steps."""
+        """Raise `margin_fraction` for plans with row-wise or data-parallel tables, unless models know steps."""
         if models.of_whole_steps:
             return self
         return replace(self, margin_fraction=max(self.margin_fraction, self.sharding_type_margin_fraction))

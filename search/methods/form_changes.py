@@ -1,4 +1,4 @@
-"""Plans near another one: with some tables in another form, on one host instead of all, or in fewer shards."""
+"""Plans near another plan: with other sharding types, rows on one host instead of all hosts, or fewer shards."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,11 +27,12 @@ from neuroshard.words.form import FORMS, Call
 
 @dataclass(frozen=True, eq=False)
 class FormChanges:
-    """What a plan's tables may change to.
+    """The sharding types that a plan's tables may change to.
 
     Attributes:
-        choices: of forms; a table in rows on one host has none, and stays.
-        now: (T,) of the plan; those that stay count as columns.
+        start: the plan.
+        choices: choices of sharding types; a table whose rows are on one host has no choice and stays there.
+        now: (T,) sharding types of the plan; tables that stay count as column-wise.
     """
 
     start: Plan
@@ -40,7 +41,7 @@ class FormChanges:
 
     @classmethod
     def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "FormChanges | None":
-        """Prepare changes to forms of some `calls`, of a plan that keeps its task's limits; None if there are none."""
+        """Prepare changes to sharding types that have `calls`, for a plan within its limits; None if there are none."""
         task, stays = start.task, _on_hosts(start)
         now = np.where(stays, COLUMNS, [FORMS.index(form) for form in start.forms])
         allowed = allowed_forms(task, calls)
@@ -52,15 +53,15 @@ class FormChanges:
         return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:
-        """Make the changes that are estimated to help most and let no more bytes arrive; None sets no limit.
+        """Return the plan after the changes that are estimated to help most and move at most `most_bytes` to devices.
 
-        Tables that come to lie in columns are whole. If nothing helps, or no such plan keeps the task's limits, the
-        plan as it is.
+        None sets no limit. Tables that become column-wise are whole. The plan itself is returned if nothing helps, or
+        if no changed plan keeps the task's limits.
         """
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
-            """Estimate choices; infinite where more bytes would arrive."""
+            """Estimate choices; infinite if more bytes than `most_bytes` would arrive."""
             cost, evenly = self.choices.estimates.costs(choices)
             beyond = total_by_form(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
@@ -70,10 +71,10 @@ class FormChanges:
         return next((plan for plan in plans if not plan.violations), self.start)
 
     def in_columns(self, most_ms: float) -> Plan:
-        """Put more tables in columns, whole, as many as keep the plan's cost at or below `most_ms`, and its limits.
+        """Make as many tables table-wise as keep the plan's cost at or below `most_ms` and keep its limits.
 
-        Those go back first that are estimated to gain least where they are: 1, 2, 4, ... of them, until so many are too
-        many; then by bisection.
+        The first are the tables whose other sharding type is estimated to gain least: 1, 2, 4, ... tables, until a plan
+        costs too much; then the largest count is found by bisection.
         """
         choices, best = self.choices, self.start
         tables = np.flatnonzero((self.now != COLUMNS) & choices.allowed[:, COLUMNS])
@@ -91,11 +92,11 @@ class FormChanges:
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
-        """Change some tables, and those that they are kept together with, to columns: forms (T,)."""
+        """Return sharding types (T,) with some tables, and those kept together with them, column-wise."""
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
     def _plan(self, forms: IntArray) -> Plan:
-        """Make the plan with forms (T,)."""
+        """Make the plan with sharding types `forms` (T,)."""
         changed, task = forms != self.now, self.start.task
         kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
         everywhere = np.flatnonzero(changed & (forms != COLUMNS)).tolist()
@@ -105,11 +106,11 @@ class FormChanges:
 
     @cached_property
     def _compute_ms(self) -> FloatArray:
-        """What the devices compute of the start, (D,)."""
+        """Compute cost of each device in the starting plan, ms, (D,)."""
         return self.choices.simulator.cost(self.start.task, self.start).compute
 
     def _homes(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
-        """Yield (table, columns, device) of whole tables, the most expensive first, where least is computed so far."""
+        """Yield (table, columns, device) of whole tables, the most expensive first, each on the least loaded device."""
         task, compute_ms = self.start.task, self._compute_ms.copy()
         alone_ms = self.choices.simulator.compute_for(task).predict(LoadSets.alone(task.loads.take(tables)))
         for place in np.argsort(-alone_ms, kind="stable"):
@@ -121,7 +122,7 @@ class FormChanges:
 
 
 def _on_hosts(plan: Plan) -> BoolArray:
-    """Tell which tables lie otherwise than in columns, but not with all columns on all devices, (T,)."""
+    """Return which tables have rows on the devices of one host (table_row_wise, grid_shard), (T,)."""
     devices, each = plan.task.topology.num_devices, zip(plan.task.tables, plan.layouts, plan.by_table, strict=True)
     return np.array(
         [
@@ -132,10 +133,13 @@ def _on_hosts(plan: Plan) -> BoolArray:
 
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) -> IntArray:
-    """Count bytes that arrive anywhere where a table changes to a form, at most, (T, F); 0 if it has it or may not."""
+    """Count the bytes moved to devices, at most, if each table changes to each sharding type, (T, F).
+
+    0 if the table has the sharding type or may not have it.
+    """
     task, arriving = start.task, np.zeros(allowed.shape, dtype=np.int64)
     in_blocks = np.array([layout.blocks for layout in LAYOUTS.values()])
-    arriving[:, COLUMNS] = task.memory.state_bytes(task.loads) * in_blocks[now]  # a copy is there already
+    arriving[:, COLUMNS] = task.memory.state_bytes(task.loads) * in_blocks[now]  # else it is on all devices
     for form in OTHERS:
         to = allowed[:, form] & (now != form)
         kept = (placed for placed in start.placements if not to[placed.shard.table])
@@ -152,7 +156,7 @@ def rows_on_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()
     exchanges.
 
     Args:
-        plan: whose row-wise tables lie on all devices.
+        plan: its row-wise tables are on all devices.
         simulator: that predicts costs.
         forced: tables, by index, that must move; they are the first. None is returned if no plan with them moved fits.
     """
@@ -179,7 +183,7 @@ def rows_on_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()
 
 
 def _movable(plan: Plan, simulator: Simulator) -> list[int]:
-    """List the pooled tables, by their index, in rows on all devices that may lie in rows on those of any host."""
+    """List the pooled row-wise tables, by their index, whose rows may be on one host instead of all devices."""
     task, models = plan.task, simulator.models
     host, devices = task.topology.domain_size, task.topology.num_devices
     if not 1 < host < devices:
@@ -190,7 +194,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
         index
         for index, (table, layout, blocks) in enumerate(zip(task.tables, plan.layouts, plan.by_table, strict=True))
         if layout.host_exchanges
-        and table.pooled  # sequence tables lie on all devices
+        and table.pooled  # the rows of sequence tables are on all devices
         and len(blocks) == devices
         and table.name not in bound
         and known.issuperset(layout.host_exchanges)
@@ -201,7 +205,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
 
 
 def _moved(plan: Plan, homes: Mapping[int, int]) -> Plan:
-    """Put some of a plan's tables, by their index, in rows on the host of that number."""
+    """Make some of a plan's tables, by their index, row-wise on the devices of one host, by its number."""
     hosts = plan.task.topology.domains
     kept = (placed for placed in plan.placements if placed.shard.table not in homes)
     moved = (
@@ -215,9 +219,9 @@ def simpler(
 ) -> Plan:
     """Find a plan of the same task and limits with fewer shards that costs at most `tolerance` more, relative.
 
-    Tables in rows and copies go back to columns, or another plan that has `fewer` shards is gone on from; then shards
-    of a table join each other: what costs least first, by prediction. Tables lie in the same memories, and in forms
-    that there are `calls` of. The plan as it is where nothing of that is within the tolerance.
+    Row-wise and data-parallel tables become table-wise, or the plan `fewer`, which has fewer shards, replaces the plan;
+    then shards of a table are merged, the cheapest merges first. Tiers stay the same, and tables have sharding types
+    with kernel `calls`. The plan itself is returned if nothing is within the tolerance.
     """
     if not tolerance:
         return plan
@@ -238,7 +242,7 @@ def simpler(
 
 
 def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
-    """Merge shards of tables in columns while the plan costs no more than `most_ms`."""
+    """Merge shards of column-wise tables while the plan costs no more than `most_ms`."""
     base = Base.of_plan(plan, simulator.compute_for(plan.task))
     in_columns = set(base.in_columns.tolist())
     if sum(placed.shard.table in in_columns for placed in plan.placements) == len(in_columns):

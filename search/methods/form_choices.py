@@ -1,4 +1,4 @@
-"""Choices of a form for each table, of one memory for each or several: which look cheap, and what comes of them."""
+"""Choices of a sharding type for each table: which choices are likely to be cheap, and the plans made of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -38,25 +38,25 @@ from neuroshard.words.form import FORMS
 
 _NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order
 _ESTIMATED = 1.2  # times that cost: a choice that is estimated to cost less may have a cheaper quick plan
-_MOST_MOVES = 16  # choices with ever fewer tables in columns, of a task with that many tables or more
+_MOST_MOVES = 16  # choices with ever fewer column-wise tables, of a task with that many tables or more
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
 
 @dataclass(frozen=True, eq=False)
 class FormChoices:
-    """A task's choices of a form for each table, with the tables in given memories.
+    """A task's choices of a sharding type for each table, with given tier assignments.
 
     Attributes:
-        asked: the task that plans are of.
-        task: the same with its tables in these memories.
+        asked: the task that plans are made for.
+        task: the same task with these tier assignments.
         simulator: costs plans.
-        allowed: (T, F) forms that each table may lie in.
-        leaders: (T,) the table whose form each one takes: the first of those that it is kept together with.
-        quick: places columns in little time.
-        estimates: of what choices cost.
-        spread: places what lies in rows and copies.
-        may: (t,) tables that the constraints let lie in columns.
-        catalog: of these; None if there is none.
+        allowed: (T, F) sharding types that each table may have.
+        leaders: (T,) the table whose sharding type each table takes: the first of the tables kept together with it.
+        quick: places column-wise tables quickly.
+        estimates: estimated costs of choices.
+        spread: placements of row-wise and data-parallel tables.
+        may: (t,) tables that the constraints allow to be column-wise.
+        catalog: all shards of the tables in `may`; None if there are none.
     """
 
     asked: Task
@@ -74,9 +74,9 @@ class FormChoices:
     def of(
         cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Start, asked: Task | None = None
     ) -> "FormChoices":
-        """Prepare choices among forms `allowed` (T, F); tables too large for columns may not lie in them.
+        """Prepare choices among sharding types `allowed` (T, F), less column_wise for tables too large for it.
 
-        Plans are of the task that is `asked`, of the same tables; None: of this one.
+        Plans are made for the task `asked`, which has the same tables; None stands for `task`.
         """
         may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
         if len(may):
@@ -91,24 +91,24 @@ class FormChoices:
 
     @property
     def first(self) -> IntArray:
-        """The first choice of forms, (T,): columns where they may be, else rows, else copies."""
+        """The first choice, (T,): column-wise if allowed, else row-wise, else data-parallel."""
         first: IntArray = self.allowed.argmax(axis=1)
         return first
 
     def searched(self, forms: IntArray, columns: ImprovedSearch) -> Found:
-        """Find a plan with such forms (T,) by a search for columns.
+        """Find a plan with sharding types `forms` (T,) by placing the column-wise tables with `columns`.
 
         Raises:
-            InfeasibleError: nothing.
+            InfeasibleError: no plan was found.
         """
         base = Base.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
         found = columns.found(base, self.simulator)
         return found if self.task is self.asked else found.of(self.asked)
 
     def quick_ms(self, forms: IntArray) -> float:
-        """Cost a choice of forms (T,) whose columns are placed quickly; infinite where they find no place.
+        """Cost a choice of sharding types (T,) with its column-wise tables placed quickly; infinite if they don't fit.
 
-        Without making a plan, where what lies on all devices is alike on them.
+        No plan is made if the row-wise and data-parallel tables load all devices alike.
         """
         try:
             base = self._base(forms)
@@ -127,10 +127,10 @@ class FormChoices:
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(forms)))[0])
 
     def _base(self, forms: IntArray) -> Base:
-        """Compute what a choice (T,) has in rows and copies: for one device, unless blocks of rows are uneven.
+        """Compute the load of a choice's row-wise and data-parallel tables: of one device, unless lookups are uneven.
 
         Raises:
-            InfeasibleError: it takes more memory than there is.
+            InfeasibleError: they take more memory than there is.
         """
         if not self._uneven[np.isin(forms, BLOCKS)].any():
             return self.estimates.base(forms)
@@ -142,15 +142,15 @@ class FormChoices:
 
     @cached_property
     def _uneven(self) -> BoolArray:
-        """Which tables have more to look up in some rows than in others, (T,)."""
+        """Which tables have more lookups in some rows than in others, (T,)."""
         return np.array([bool(table.row_lookups) for table in self.task.tables])
 
     def likely(self, tries: int) -> list["Tried"]:
-        """List, of the choices that are estimated to be cheap, some whose quick plans are nearly the cheapest.
+        """List a few choices that are estimated to be cheap and whose quick plans are nearly the cheapest.
 
-        Quick plans place badly what later steps would mend, in tight memory most: so of those that cost nearly as
-        little, one comes first if its estimate is lower besides, and then the best one that lacks a form of it. Without
-        any tries it is the first choice.
+        Quick plans have faults that later steps would mend, above all if memory is tight. So among the choices with
+        nearly the cheapest quick plans, the choice with the lowest sum of both costs comes first, then the cheapest by
+        quick plan, then the best choice that lacks a sharding type of the first. With 0 `tries`, `first` is listed.
         """
         if not tries:
             return [Tried(self, self.first)]
@@ -161,12 +161,13 @@ class FormChoices:
         return list(dict.fromkeys((near[0], best, *without[:1])))
 
     def _tried(self, tries: int) -> list["Tried"]:
-        """Try so many choices by quick searches.
+        """Try `tries` choices by quick searches.
 
-        The ends of descents, the cheapest first, until the next is estimated to cost more than one that has its place;
-        then changes of the best one, as long as they help. A quarter of the tries is left for ends that are estimated
-        to cost little more: estimates are off by as much. Where memory is too tight for the first choice, as many more
-        change the one with the fewest large tables in blocks that has its place: what descents lead to hasn't.
+        The first are ends of descents, the cheapest first, until the next end is estimated to cost more than the best
+        quick plan; then changes of the best choice, as long as they help. A quarter of the tries is left for ends that
+        are estimated to cost little more, because estimates have errors of that size. If memory is too tight for the
+        first choice, as many further tries change the choice with the fewest large row-wise tables that fits: ends of
+        descents rarely fit then.
         """
         tried = dict[bytes, tuple[IntArray, float]]()
         candidates, most = self._candidates(), -(-3 * tries // 4)
@@ -179,7 +180,7 @@ class FormChoices:
             return tried[key][1]
 
         def mended(best: IntArray, most: int) -> IntArray:
-            """Change a choice by the step whose quick plan is the cheapest, until none helps or so many were tried."""
+            """Change a choice by the step with the cheapest quick plan, until none helps or `most` were tried."""
             while len(tried) < most:
                 others = [forms for forms in self._neighbours(best) if forms.tobytes() not in tried]
                 better = min(others[: most - len(tried)], key=tried_ms, default=best)
@@ -208,14 +209,14 @@ class FormChoices:
         return self._costed([(self.first, self.quick_ms(self.first))])[0]
 
     def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Tried"]:
-        """Estimate choices of forms (T,) that were tried, with ms of their quick plans."""
+        """Estimate choices of sharding types (T,) that were tried, given with the ms of their quick plans."""
         estimate_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in tried])))[0].tolist()
         return [Tried(self, forms, ms, its) for (forms, ms), its in zip(tried, estimate_ms, strict=True)]
 
     def descent(self, first: IntArray, costs: Costs, allowed: BoolArray | None = None) -> list[IntArray]:
         """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one.
 
-        Within `allowed` (T, F); None stands for all forms that tables may have.
+        Steps stay within `allowed` (T, F); None stands for all sharding types that the tables may have.
         """
         leading = self._leading(self.allowed if allowed is None else allowed)
         return [forms[self.leaders] for forms in descent(first, leading, lambda some: costs(self._followed(some)))]
@@ -223,11 +224,12 @@ class FormChoices:
     def _candidates(self) -> IntArray:
         """List the last two choices (n, T) of the descent of the estimates, and others, the cheapest first.
 
-        One table in rows may cost what several together save, as all take part in one exchange: so the most expensive
-        tables in each form are tried, and where a descent from them ends. Estimates flatter columns, which are still to
-        be placed, most of all in tight memory; so the other descents are from all tables in rows or copies, and leave
-        columns out where they can: what they end with is as cheap as it looks. And all that may lie in one form are
-        tried so, the rest as in the first choice: two forms may ask for less than three.
+        All row-wise tables share one exchange, so one row-wise table alone may cost more than it saves while several
+        together pay. So the most expensive tables are given each sharding type, and a descent starts from that choice.
+        Estimates of column-wise tables are too low, because these are still to be placed, above all if memory is tight.
+        So other descents start with all tables row-wise or data-parallel and avoid column_wise if possible: the costs
+        of their ends are real. Finally, all tables that may have one sharding type are given it, and the rest stay as
+        in the first choice: two sharding types may cost less than three.
         """
         without = self.allowed.copy()
         without[self.allowed[:, OTHERS].any(axis=1), COLUMNS] = False
@@ -249,7 +251,7 @@ class FormChoices:
         return self._followed(Changes(forms, near[:_NEIGHBOURS])).forms
 
     def _followed(self, choices: Choices) -> Choices:
-        """Put each table in the form of its leader; without groups, choices stay as they are: they may be large."""
+        """Give each table the sharding type of its leader; without groups, return the choices: they may be large."""
         return Forms(choices.forms[:, self.leaders]) if self._has_groups else choices
 
     @cached_property
@@ -257,19 +259,19 @@ class FormChoices:
         return len(np.unique(self.leaders)) < len(self.leaders)
 
     def _leading(self, allowed: BoolArray) -> BoolArray:
-        """Tell which forms leaders may change to, (T, F), and with them those that follow them."""
+        """Return which sharding types leaders, and with them the tables that follow them, may change to, (T, F)."""
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Put the first choice's 1, 2, ... most expensive tables in a form; return the best by estimates, (0 or 1, T).
+        """Give the first choice's 1, 2, ... most expensive tables a sharding type; return the best, (0 or 1, T).
 
-        Of a form that every device holds all of, those that are the most expensive for their bytes.
+        The best has the lowest estimate. For data_parallel the tables are ranked by their cost per byte.
         """
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
         def worth(its: IntArray) -> FloatArray:
-            """Compute what each of some tables saves elsewhere, by its ms alone."""
+            """Compute the value (t,) of moving each of tables (t,): the ms of the table alone, per byte if `whole`."""
             share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in its])
             value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(its))) * share
             return value
@@ -278,13 +280,13 @@ class FormChoices:
         return nested[self.estimates.costs(Forms(nested))[0].argmin()][None] if len(nested) else nested
 
     def more_in_blocks(self) -> Iterator[IntArray]:
-        """Yield the first choice (T,) with the 1, 2, 4, ... largest tables in a form of blocks that they may have."""
+        """Yield the first choice (T,) with the 1, 2, 4, ... largest tables row-wise, among tables that may be."""
         size_bytes = np.array([table.size_bytes for table in self.task.tables])
         for form in BLOCKS:
             yield from self._more_in(form, lambda tables: size_bytes[tables])
 
     def _more_in(self, form: int, value: Callable[[IntArray], FloatArray | IntArray]) -> IntArray:
-        """List the first choice with its 1, 2, 4, ... and all tables in a form that may lie so, by value, (n, T)."""
+        """List the first choice with its 1, 2, 4, ... and all most valuable tables in a sharding type, (n, T)."""
         movable = np.flatnonzero(self._leading(self.allowed)[:, form] & (self.first == COLUMNS))
         if not len(movable):
             return np.zeros((0, len(self.leaders)), dtype=np.int64)
@@ -295,7 +297,7 @@ class FormChoices:
         return nested[:, self.leaders]
 
     def with_fewer_columns(self) -> Iterator[IntArray]:
-        """Yield choices (T,) with ever fewer tables in columns: those go first that save most bytes in another form.
+        """Yield choices (T,) with ever fewer column-wise tables: those that save most bytes otherwise change first.
 
         Tables kept together change as one.
         """
@@ -307,21 +309,21 @@ class FormChoices:
         movable = np.flatnonzero(np.isfinite(others.min(axis=1)))
         saved = size[movable, COLUMNS] - others[movable].min(axis=1)
         ordered = movable[np.argsort(-saved, kind="stable")]
-        fewest = max(int(np.isinf(saved).sum()), 1)  # these may not lie in columns
+        fewest = max(int(np.isinf(saved).sum()), 1)  # these may not be column-wise
         for count in np.unique(np.linspace(fewest, len(ordered), _MOST_MOVES).astype(np.int64)):
             forms, moved = self.first.copy(), ordered[:count]
             forms[moved] = others[moved].argmin(axis=1)
             yield forms[self.leaders]
 
     def _bytes_by_form(self) -> IntArray:
-        """Compute the bytes that each table takes on all devices together in each form, (T, F): whole, in columns."""
+        """Compute the bytes that each table takes on all devices together with each sharding type, (T, F)."""
         devices, size_of = self.task.topology.num_devices, self.task.memory.device_bytes
         shared = (LAYOUTS[FORMS[form]].share(self.task.loads, devices) for form in OTHERS)
         others = [size_of(loads) * devices for loads in shared]
         return np.stack([size_of(self.task.loads), *others], axis=1)[:, np.argsort([COLUMNS, *OTHERS])]
 
     def shortage(self, error: InfeasibleError) -> InfeasibleError:
-        """Make the error of having no plan: of all tables in columns if they may lie there, else the first choice's."""
+        """Return the error that no plan was found: for all tables column-wise if they may be, else `error`."""
         if len(self.may) < len(self.task.tables):
             return error
         sizes = Sizes.of(Items.of(Base.empty(self.task)))
@@ -334,13 +336,13 @@ class FormChoices:
 
 @dataclass(frozen=True, eq=False)
 class Tried:
-    """A choice of forms whose columns were placed quickly.
+    """A choice of sharding types whose column-wise tables were placed quickly.
 
     Attributes:
-        choices: that it is one of.
-        forms: (T,).
-        quick_ms: cost of the quick plan; infinite where columns found no place.
-        estimate_ms: what the choice is estimated to cost.
+        choices: the choices that this one belongs to.
+        forms: (T,) sharding types.
+        quick_ms: cost of the quick plan; infinite if the column-wise tables did not fit.
+        estimate_ms: estimated cost of the choice.
     """
 
     choices: FormChoices
@@ -350,5 +352,5 @@ class Tried:
 
     @property
     def both_ms(self) -> float:
-        """What its quick plan costs and the choice is estimated to, together."""
+        """The sum of the quick plan's cost and the estimated cost."""
         return self.quick_ms + self.estimate_ms

@@ -43,9 +43,10 @@ class Greedy(Searcher):
     """Tables in descending order of a score, each to the device with the least score among those with room.
 
     Attributes:
-        score: size | dim | lookup | size_lookup: what is balanced. NeuroShard's baselines (section 4): size (bytes),
-            dim (for each feature), lookup (dim x pooling factor), size_lookup (lookup x log10 rows).
-        max_halvings: of a table that no device has room for, at most; 0 leaves it whole. The papers leave all whole.
+        score: size | dim | lookup | size_lookup: the score that is balanced. NeuroShard's baselines (section 4): size
+            (bytes), dim (for each feature), lookup (dim x pooling factor), size_lookup (lookup x log10 rows).
+        max_halvings: maximum number of times that a table is halved if no device has room for it; 0 leaves tables
+            whole, as the papers do.
     """
 
     score: str
@@ -103,7 +104,7 @@ class Random(Searcher):
 
     Attributes:
         seed: fixes the choices.
-        max_halvings: of a table that no device has room for, at most; 0 leaves it whole.
+        max_halvings: maximum number of times that a table is halved if no device has room for it; 0 leaves it whole.
     """
 
     seed: Seed = 0
@@ -126,7 +127,7 @@ def _sizes(task: Task) -> Sizes:
     """Compute the sizes of all shards of a task's tables.
 
     Raises:
-        InfeasibleError: nothing in columns can fit.
+        InfeasibleError: the bytes alone prove that no column-wise plan fits.
     """
     sizes = Sizes.of(Items.of(Base.empty(task)))
     check_total(sizes)
@@ -169,7 +170,7 @@ def _held(
             put(room, item, width, choose(shard, devices))
             continue
         too_often = halvings >= max_halvings or count[item] >= limits.max_shards[item]
-        free_bytes = room.free_bytes[devices_with_room(room, item, 0)]  # where it may lie, if not for its bytes
+        free_bytes = room.free_bytes[devices_with_room(room, item, 0)]  # where it may be, bytes aside
         if too_often or width < 2 * limits.min_width[item] or not len(free_bytes):
             size_bytes = int(sizes.size_bytes[sizes.first[item] + width])
             raise no_room(items, item, width, size_bytes, free_bytes, method)

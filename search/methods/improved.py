@@ -51,10 +51,11 @@ class Start(Protocol):
 class EvenLayouts:
     """The cheapest of some layouts whose shards are all small enough, each placed by grid search; else one that fits.
 
-    The published search splits one shard at a time, a few times; many devices, and memory that is nearly full, want
-    many tables split. Where there are few tables, all are cut into 2, 4, 8, ... shards too: a narrow one may compute
-    nearly as long as a wide one, so that small shares would cut tables into as many shards as may be. And none is cut:
-    where devices compute something else already, no shard may be too large a share.
+    The published search splits one shard at a time, a few times; tasks with many devices or nearly full memory need
+    many tables split. If there are few tables, layouts with all tables split into 2, 4, 8, ... shards are placed too: a
+    narrow shard may compute nearly as long as a wide shard, so that small shares would split tables into as many shards
+    as allowed. One layout has the fewest shards: if devices already compute other tables, every shard may be a small
+    enough share.
 
     Attributes:
         grid: caps of the greedy grid search.
@@ -99,13 +100,13 @@ class ExistingPlan:
 @dataclass(frozen=True)
 @checked
 class ImprovedSearch(Searcher):
-    """Local search from several first plans, which goes on from the one that it improves most.
+    """Local search from several first plans, which goes on from the cheapest plan that it reaches.
 
     Attributes:
-        starts: give the first plans.
-        improvement: local search.
-        max_moved_bytes: of weights and optimizer state, over all devices, away from the first plan, as a number or as
-            text such as "20GB"; None sets no limit.
+        starts: sources of the first plans.
+        improvement: settings of the local search.
+        max_moved_bytes: maximum bytes of weights and optimizer state moved away from the first plan, over all devices,
+            as a number or as text such as "20GB"; None sets no limit.
         acceptance: which gains over the first start's plan the search accepts; None takes the plan that is predicted
             to be cheapest.
     """
@@ -125,7 +126,7 @@ class ImprovedSearch(Searcher):
         return self.found(Base.empty(task), simulator)
 
     def found(self, base: Base, simulator: Simulator) -> Found:
-        """Find a plan where some tables lie in rows or copies already, and stay; maybe all of them."""
+        """Find a plan that keeps the tables that `base` has placed (row-wise, data-parallel) and places the others."""
         if not len(base.in_columns):
             return Found(base.plan())
         names = frozenset(base.task.tables[placed.shard.table].name for placed in base.others)

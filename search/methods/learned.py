@@ -28,7 +28,7 @@ class PolicySearch(Searcher):
     Attributes:
         policy: installed (dreamshard, autoshard), or a directory that train-policy wrote.
         samples: plans drawn in addition to the likeliest one; the cheapest by prediction counts. The papers use 0.
-        seed: of the samples.
+        seed: seed of the samples.
     """
 
     policy: str
@@ -54,7 +54,7 @@ class PolicySearch(Searcher):
 
         Raises:
             InfeasibleError: all of them get stuck, with a table that no device has room for.
-            UserError: no such policy, or the models are of a form that it can't look at.
+            UserError: there is no such policy, or the policy cannot read models of this kind.
         """
         simulator.models.check(task)
         with torch_threads(1):

@@ -1,4 +1,4 @@
-"""The default search: which form and which memory every table has, and where its columns lie."""
+"""The default search: it chooses the sharding type, the tier and the devices of every table."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -46,45 +46,48 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Tier
 
-_ROUNDS = 2  # searches with memories chosen again, at most
-_FIRSTS = 2  # memories that columns alone are searched in, that look cheapest by each of
-_LIKELY = 2  # choices of forms that are searched, at most
+_ROUNDS = 2  # searches with tiers chosen again, at most
+_FIRSTS = 2  # tier assignments whose column-wise plans are searched: the cheapest by each of these two costs
+_LIKELY = 2  # choices of sharding types that are searched, at most
 _QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quick", "estimate", "both"))
 
 
 @dataclass(frozen=True)
 @checked
 class NeuroShard(Searcher):
-    """The published search, evenly split layouts and heuristics beside it, then local search from the cheapest plans.
+    """Searches from the published search, even splits and heuristics; then local search improves the cheapest plans.
 
-    By prediction it never costs more than the published search, but for `tolerance`; that one's plan is kept where the
-    gain may be the models' error. Settings of its stages lie side by side, so that users needn't know whose each is.
+    The plan is never predicted to cost more than the published search's plan, except for `tolerance`. The search keeps
+    the published search's plan if a gain may be an error of the models. The settings of all stages are attributes of
+    this one class, so that users need not know which stage reads a setting.
 
-    Tables lie in rows or in copies where that is predicted to cost less, or where nothing else fits. They are the same
-    on every device whatever becomes of the other tables, so those are searched beside them: choices of forms are
-    estimated, the likely ones tried quickly, the best one searched, and taken if its gain is accepted.
+    Tables are row-wise or data-parallel if that is predicted to cost less, or if nothing else fits. Such tables are
+    spread over all devices, wherever the other tables are, so the search places the column-wise tables around them. It
+    estimates choices of sharding types, tries the likely choices quickly, searches the best choices, and takes the
+    cheapest result if its gain is accepted.
 
-    Where hosts have memory for tables, and models know what that costs, tables lie there, behind caches or not, where
-    devices have too little or it is predicted to pay. There are several choices of memories, the cheapest within some
-    shares of the devices' memory, each with its choices of forms: of all of them together the likely ones are searched.
-    Tables of the cheapest plan then take what memory is left on their devices, and the columns are searched again,
-    while that helps.
+    If hosts have memory for tables, and the models know the costs of host memory, tables are `uvm_caching` or `uvm` if
+    devices have too little memory or if that is predicted to pay. The search makes several tier assignments, the
+    cheapest within several fractions of the device memory, each with its own choices of sharding types, and searches
+    the likely choices of all of them. Then tables of the cheapest plan take the memory that is left on their devices,
+    and column-wise tables are searched again, as long as that helps.
 
-    Tables that may be cut in equal parts only are left whole or halved first. Then they are cut in more, by how large a
-    share of a device a part may cost at most: of several such ways the likely ones are searched, forms and all.
+    Tables that may only be split into equal parts are left whole or halved first. Then the search splits them into more
+    parts, by the largest share of a device's cost that a part may have: it tries several such ways, with their sharding
+    types, and searches the likely ones.
 
     Attributes:
-        num_candidates: candidates for a split: this many by size and this many by predicted compute.
-        beam_width: layouts kept after every split.
-        max_splits: splits in a layout, at most; 0 leaves every table whole.
-        grid: caps of the greedy grid search, for both starts.
-        improvement: the local search.
+        num_candidates: number of shards that may be split next: this many by size and this many by predicted compute.
+        beam_width: number of layouts kept after every split.
+        max_splits: maximum number of splits in a layout; 0 leaves every table whole.
+        grid: caps of the greedy grid search, for the published search and for even splits.
+        improvement: settings of the local search.
         acceptance: which gains over the published search's plan the search accepts; None accepts every gain.
-        sharding_types: that tables may have, as far as the models know them: table_wise (never split), column_wise
-            (whole or split by columns), row_wise, table_row_wise (rows on the devices of one host), data_parallel;
-            also table_column_wise and grid_shard.
-        sharding_type_trials: choices of sharding types that are tried by quick searches, at most.
-        tolerance: how much more, relative, a plan with fewer shards may cost and still be taken; 0 keeps every gain.
+        sharding_types: sharding types that tables may have, if the models know them: table_wise (never split),
+            column_wise (whole or split by columns), row_wise, table_row_wise (rows on the devices of one host),
+            data_parallel; also table_column_wise and grid_shard.
+        sharding_type_trials: maximum number of choices of sharding types that quick searches try.
+        tolerance: the search takes a plan with fewer shards if it costs at most this fraction more; 0 keeps every gain.
     """
 
     num_candidates: PositiveCount = 10
@@ -102,21 +105,22 @@ class NeuroShard(Searcher):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms that the sharding types are cases of."""
+        """The members of `Form` that the sharding types are cases of."""
         return forms_of(self.sharding_types)
 
     @property
     def column_search(self) -> ImprovedSearch:
-        """The starts and the local search that place tables in columns, with its settings."""
+        """The starts and the local search that place column-wise tables, with the settings of this search."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
         beside = self.beside_search
         return replace(beside, starts=(published, *beside.starts), acceptance=self.acceptance)
 
     @property
     def beside_search(self) -> ImprovedSearch:
-        """The same for columns beside tables in other forms: without the published search.
+        """The search for column-wise tables if some tables are row-wise or data-parallel: no published search.
 
-        Local search comes as far from the other starts, and with many devices the published one is the most expensive.
+        Local search finds equally good plans from the other starts, and the published search takes the most time if
+        there are many devices.
         """
         starts: tuple[Start, ...] = (EvenLayouts(self.grid), *map(Greedy, SCORES))
         acceptance = self.acceptance
@@ -126,7 +130,7 @@ class NeuroShard(Searcher):
 
     @property
     def quick(self) -> Start:
-        """The start that places columns in little time, which choices of forms are ranked by."""
+        """The start that places column-wise tables quickly: choices of sharding types are ranked by its plans."""
         return EvenLayouts(self.grid, refined=False)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
@@ -147,7 +151,7 @@ class NeuroShard(Searcher):
         return rows_on_one_host(self.sharding_types)
 
     def _restricted(self, task: Task) -> Task:
-        """Add a rule if the sharding types allow less than their forms; return the task itself otherwise."""
+        """Add a rule if the sharding types allow only some cases of their `forms`; else return the task itself."""
         if COLUMN_WISE in self.sharding_types and (ROW_WISE in self.sharding_types or not self._tries_hosts):
             return task
         return task.with_rules([TableRule("*", sharding_types=self.sharding_types)])
@@ -174,7 +178,7 @@ class NeuroShard(Searcher):
         return self._cheapest(others, simulator)
 
     def _in_parts(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan, with tables in more than two parts where these must be equal and that is predicted to pay."""
+        """Find a plan; split tables into more than two equal parts if that is predicted to pay or nothing else fits."""
         try:
             found = self._in_memories(task, simulator)
         except InfeasibleError:
@@ -193,7 +197,7 @@ class NeuroShard(Searcher):
         return self._finer(found, _searched(tried, self.column_search), simulator)
 
     def _finer(self, found: Found, others: Sequence[Found], simulator: Simulator) -> Found:
-        """Take one of `others`, whose tables are in more parts, where its gain is accepted."""
+        """Return one of `others`, whose tables have more parts, if its gain is accepted; else return `found`."""
         every = [found, *others]
         costs = [simulator.cost(one.plan.task, one.plan) for one in every]
         if self.acceptance is None or has_own_margins(costs[0]):
@@ -201,11 +205,11 @@ class NeuroShard(Searcher):
         return every[self.acceptance.among(costs, found.plan.task, simulator)[0]]
 
     def _likely(self, spaces: Iterable[FormChoices]) -> list[Tried]:
-        """Try choices of forms by quick searches, and list the likely ones of every space."""
+        """Try choices of sharding types by quick searches, and list the likely choices of every space."""
         return [one for choices in spaces for one in choices.likely(self.sharding_type_trials)]
 
     def _in_memories(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan with tables in the memories that are predicted to cost least, those of the task among them."""
+        """Find a plan with the tier assignments that are predicted to cost least, among them those of the task."""
         simulator.models.check(task)
         check_least_bytes(task, known_calls(simulator.models, self.forms))
         known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
@@ -227,7 +231,7 @@ class NeuroShard(Searcher):
         return self._improved(found, options, simulator)
 
     def _improved(self, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
-        """Choose memories again on every device, and search again for what lies in columns, as long as that helps."""
+        """Choose tiers again on every device, and place column-wise tables again, as long as that helps."""
         compute = simulator.compute_for(found.plan.task)
         for _ in range(_ROUNDS):
             plan = caches_grown(homes_anew(found.plan, options, compute), options, simulator)
@@ -242,7 +246,7 @@ class NeuroShard(Searcher):
         return found
 
     def _in_forms(self, tasks: Sequence[Task], asked: Task, simulator: Simulator) -> Found:
-        """Find the best plan of the task `asked`, in the memories that one of `tasks` gives its tables."""
+        """Find the best plan of the task `asked`, with the tier assignments of one of `tasks`."""
         allowed = [self._allowed(task, simulator) for task in tasks]
         if tasks == [asked] and not _has_choice(allowed[0]):
             return self.column_search.find(asked, simulator)
@@ -259,7 +263,11 @@ class NeuroShard(Searcher):
         return columns if other is None else self._accepted(columns, other, simulator)
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
-        """Tell which forms each table may lie in, (T, F); other forms than columns need memory on all devices."""
+        """Return which sharding types each table may have, (T, F), given that OTHERS need memory on all devices.
+
+        Raises:
+            UserError: a table may have no sharding type that the search and the models know.
+        """
         calls = known_calls(simulator.models, self.forms)
         allowed = allowed_forms(task, calls)
         check_some_form(task, allowed, calls, self.forms)
@@ -268,10 +276,10 @@ class NeuroShard(Searcher):
         return allowed
 
     def _in_columns(self, spaces: Sequence[FormChoices], simulator: Simulator) -> Found:
-        """Find the best plan with tables in the first of their forms, in the memories where that is quickly cheap.
+        """Find the best plan of the first choices of sharding types, with tiers for which quick plans are cheap.
 
         Raises:
-            InfeasibleError: of the first space, where no plan is found.
+            InfeasibleError: no plan was found; the error is about the first space.
         """
         if len(spaces) > 1:
             firsts = [choices.first_tried() for choices in spaces]
@@ -281,7 +289,7 @@ class NeuroShard(Searcher):
         return spaces[0].searched(spaces[0].first, self.column_search)
 
     def _in_any_forms(self, spaces: Sequence[FormChoices], error: InfeasibleError) -> Found:
-        """Find a plan with few large tables in blocks; else one that leaves in columns what saves least elsewhere.
+        """Find a plan with few large row-wise tables; else one with ever fewer column-wise tables.
 
         Raises:
             InfeasibleError: no plan was found.
@@ -295,9 +303,9 @@ class NeuroShard(Searcher):
         raise errors[0] from None
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """List first plans and ends of local searches, of several choices of forms, with tables in the same memories.
+        """List first plans and ends of local searches, for several choices of sharding types and the plan's tiers.
 
-        The plan's own forms, columns alone, and the best choices with a form fewer.
+        The choices are the plan's own, column-wise tables alone, and the best choices that leave one sharding type out.
         """
         same = settled(plan)
         choices = self._other_forms(same, simulator)
@@ -308,9 +316,10 @@ class NeuroShard(Searcher):
         return (plan, *(replace(one, task=plan.task) for one in every if one is not same))
 
     def _other_forms(self, plan: Plan, simulator: Simulator) -> list[Tried]:
-        """List choices of a form for each table that differ from the plan's.
+        """List choices of sharding types that differ from the plan's.
 
-        Columns alone, the best one by quick searches, and the best ones with a form fewer to choose from.
+        They are column-wise tables alone, the best choices by quick searches, and the best choices that leave one
+        sharding type out.
         """
         if not _has_choice(self._allowed(plan.task, simulator)):
             return []
@@ -325,7 +334,7 @@ class NeuroShard(Searcher):
         return [one for forms, one in distinct.items() if forms != own.tobytes()]
 
     def _candidate_plans(self, choice: Tried, simulator: Simulator, count: int) -> Iterator[Plan]:
-        """Yield candidate plans with tables in the chosen forms; none if nothing fits."""
+        """Yield candidate plans with the chosen sharding types; none if nothing fits."""
         for found in _searched([choice], self.column_search):
             yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
@@ -337,7 +346,7 @@ class NeuroShard(Searcher):
         return found[cheapest(costs) if self.acceptance is None else likeliest(costs)]
 
     def _accepted(self, columns: Found, other: Found, simulator: Simulator) -> Found:
-        """Return `other`, a plan of the same task, if its gain over columns alone is accepted; else `columns`."""
+        """Return `other`, a plan of the same task, if its gain over `columns` is accepted; else return `columns`."""
         task = columns.plan.task
         costs = simulator.costs(task, [columns.plan, other.plan])
         chosen, rejected = cheapest(costs), None
@@ -352,7 +361,7 @@ class NeuroShard(Searcher):
 
 
 def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
-    """Find plans with some choices of forms by a search for columns; those that none is found with are left out."""
+    """Find a plan for each choice of sharding types by placing its column-wise tables; leave out what fits nowhere."""
     found = []
     for tried in likely:
         with suppress(InfeasibleError):
@@ -361,5 +370,5 @@ def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
 
 
 def _has_choice(allowed: BoolArray) -> bool:
-    """Tell whether some table may lie otherwise than in columns, of forms `allowed` (T, F)."""
+    """Return True if some table may be row-wise or data-parallel, by sharding types `allowed` (T, F)."""
     return bool(np.delete(allowed, COLUMNS, axis=1).any())

@@ -21,13 +21,14 @@ from neuroshard.tasks.task import Task
 class BeamSearch(Searcher):
     """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
 
-    From 64 devices on, models that know what a shard adds wherever it lies, as all but the papers' networks do, place
-    it by that alone, and the layout found once more by whole devices; plans are costed by whole models all the same.
+    With 64 or more devices, a shard is placed by the cost that it adds on any device, if the models know that cost (all
+    models but the papers' networks do). The best layout is then placed once more by the costs of whole devices. Plans
+    are always costed by whole models.
 
     Attributes:
-        num_candidates: candidates for a split: this many by size and this many by predicted compute.
-        beam_width: layouts kept after every split.
-        max_splits: splits in a layout, at most; 0 leaves every table whole.
+        num_candidates: number of shards that may be split next: this many by size and this many by predicted compute.
+        beam_width: number of layouts kept after every split.
+        max_splits: maximum number of splits in a layout; 0 leaves every table whole.
         grid: caps of the greedy grid search.
     """
 

@@ -38,30 +38,31 @@ _HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after t
 @dataclass(frozen=True)
 @checked
 class Replan(Searcher):
-    """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
+    """Improves the plan of a running job, with a limit on the bytes moved between devices.
 
-    The task may differ from the plan's own in anything. A table is known by its name: one that grew, or has other
-    statistics or another data type, stays where it is. If the plan can't stay as it is, because tables or devices came
-    or went, or the plan breaks limits, the shards that can stay are held in place while another search places the rest:
-    shards of tables that both tasks have, on devices that both tasks have. That search's plan is then improved.
+    The task may differ from the plan's own task in anything. A table is known by its name: a table that grew, or has
+    other statistics or another data type, stays where it is. If the plan cannot stay as it is, because tables or
+    devices came or went or the plan breaks limits, then shards of tables that both tasks have stay on devices that both
+    tasks have, as far as possible. The searcher `rest` places the rest, and its plan is improved.
 
-    Every table stays in its tier. Local search moves column shards. Before that, tables may change their sharding type,
-    if that is estimated to help and the moved bytes are within the limit.
+    Every table keeps its tier. Local search moves the shards of column-wise tables. Before that, tables may change
+    their sharding type, if that is estimated to help and moves no more bytes than the limit.
 
-    Moving must be worth it: `replan` accepts a gain by the rule of the default search, which compares it with the
-    models' margins. Of the accepted plans whose cost is within `min_gain` of the cheapest, it takes the plan that moves
-    least.
+    Moving must pay: the search accepts a gain by the rule of the default search, which compares the gain with the
+    models' margins. Among the accepted plans that cost at most `min_gain` more than the cheapest of them, the search
+    returns the plan that moves the fewest bytes.
 
     Attributes:
-        start: the running job's plan, a JSON file. Or the plan itself.
-        max_moved_bytes: of weights and optimizer state, over all devices; None sets no limit. A number, or text such as
-            "20GB". What is moved in any case counts first; tables that are new are made where they lie.
-        improvement: local search.
-        sharding_types: that tables may change to, as far as the models know them; with [] each table keeps the type
-            that it has.
-        min_gain: minimum gain that moves must bring, as a fraction of the plan cost; with less, only what must move is
-            moved. 0 moves for any gain. 1 searches for no other moves.
-        rest: the search that places shards without a place in the running job's plan.
+        start: the running job's plan, as the path of a JSON file or as a `Plan`.
+        max_moved_bytes: maximum bytes of weights and optimizer state moved between devices, over all devices; None sets
+            no limit. A number, or text such as "20GB". Shards that must move in any case count first; new tables are
+            created in place and count nothing.
+        improvement: settings of the local search.
+        sharding_types: sharding types that tables may change to, if the models know them; with [] each table keeps its
+            sharding type.
+        min_gain: minimum gain that moves must bring, as a fraction of the plan cost; if the gain is smaller, only
+            shards that must move are moved. 0 moves for any gain. 1 searches for no other moves.
+        rest: searcher that places the shards without a place in the running job's plan.
         keep_types: if true, every table keeps its sharding type and its number of column shards, so that optimizer
             state loads from checkpoints, unless rules forbid that.
         acceptance: which predicted gains the search accepts, as in the default search; None accepts all.
@@ -82,14 +83,14 @@ class Replan(Searcher):
         object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the plan that moves least of those within the limit that cost hardly more than the cheapest.
+        """Find the plan that moves the fewest bytes among plans within the limit that cost nearly the least.
 
-        The remark says what is moved. A warning says that nothing of the old plan can stay, or that optimizer state
+        Its remark names the bytes that are moved. It warns if no shard of the old plan can stay, or if optimizer state
         does not load.
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
-                in any case; or the models don't know the sharding types of its tables.
+                in any case; or the models do not know the sharding types that its tables have.
             InfeasibleError: no plan fits in memory.
         """
         before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
@@ -141,14 +142,14 @@ class Replan(Searcher):
         return Found(plan, f"re-planning: the previous plan can't stay ({refused}); planning from nothing")
 
     def _left(self, needed: int) -> int | None:
-        """Count the bytes that may be moved besides those that have to be; None for any number."""
+        """Return the bytes that may be moved in addition to the `needed` bytes; None if there is no limit."""
         most = self.max_moved_bytes
         if most is None:
             return None
         if needed > most:
             raise UserError(
-                f"max_moved_bytes={most}: {needed} bytes are moved at least, away from devices that are gone or too "
-                "small, or where constraints say so; allow as many"
+                f"max_moved_bytes={most}: at least {needed} bytes must be moved, because devices are gone or too small "
+                f"or constraints require it; set max_moved_bytes to at least {needed}"
             )
         return most - needed
 
@@ -182,7 +183,7 @@ class Replan(Searcher):
         return found[min(enough)[2]]
 
     def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
-        """Yield plans with other sharding types, whose changes move at most `most` bytes, and at most half as many."""
+        """Yield plans with other sharding types that move at most `most` bytes, then at most half as many."""
         changes = FormChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:
             return
@@ -194,7 +195,7 @@ class Replan(Searcher):
                 yield plan
 
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
-        """Move the columns of `first` as far as `most` bytes from `start` on let them, if predicted to help."""
+        """Move shards of the column-wise tables of `first` if predicted to help, at most `most` bytes from `start`."""
         kept = kept_on_hosts(first)
         base = Base.of_plan(kept, simulator.compute_for(kept.task))
         if not len(base.in_columns):
@@ -221,9 +222,9 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
-    """Describe what came, went or changed, how many bytes are moved, and what that is predicted to save.
+    """Return the changed tables and devices, the bytes moved, and the predicted saving, as text.
 
-    A starting plan that can't stay as it is has no cost in the new task: then the remark has the new plan's cost only.
+    A starting plan that cannot stay as it is has no known cost: then the text has the new plan's cost only.
     """
     task = plan.task
     state_bytes = int(task.memory.state_bytes(task.loads).sum())

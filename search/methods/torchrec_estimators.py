@@ -25,7 +25,7 @@ from neuroshard.words.placement import Shard as PlanShard
 
 
 def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
-    """Compute the load of every shard of the options, in their forms; the device that it will lie on doesn't matter."""
+    """Compute the load of every shard of the options, by their sharding types; loads don't depend on the device."""
     tables = {table.name: table for table in task.tables}
     placed = [
         Placement(PlanShard(number, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, home)

@@ -28,20 +28,21 @@ _ESTIMATES = ("torchrec", "simulator")
 
 @dataclass(frozen=True)
 class TorchRecSearch(Searcher):
-    """TorchRec's EmbeddingShardingPlanner, run with several settings; the plan that costs least counts.
+    """TorchRec's EmbeddingShardingPlanner, run with several settings; the cheapest plan is returned.
 
-    It plans table-wise and column-wise, and in other forms where asked to, under the task's own count of memory.
+    It plans table-wise and column-wise tables, and other `sharding_types` if asked to, with memory as the task counts
+    it.
 
     Attributes:
-        split_factors: column cuts to try: whole, halves, quarters, eighths. One run for each: column-wise shards are
-            this part of a table's width. TorchRec calls the width min_partition, and has one for a table.
+        split_factors: numbers of column-wise shards per table to try: 1 (whole), 2, 4, 8. One run for each; TorchRec
+            calls the width of a shard min_partition and allows one width per table.
         sort_by: orders in which shards are placed: storage, perf. One run for each; TorchRec's default is "storage".
-        estimates: whose costs it searches with. torchrec: its own arithmetic, with its default bandwidths of a GPU;
-            simulator: our cost models.
-        sharding_types: that its planner may choose, as far as the models know them and the task allows them.
-            column_wise allows whole tables, too; table_row_wise counts on several hosts.
-        cache_load_factor: of a table's rows that caches have room for, where hosts have memory for tables. One run for each: its
-            planner takes the share as fixed.
+        estimates: costs that the planner searches with: torchrec for its own arithmetic with its default bandwidths of
+            a GPU, simulator for our cost models.
+        sharding_types: sharding types that the planner may choose, if the models know them and the task allows them.
+            column_wise allows whole tables, too; table_row_wise needs several hosts.
+        cache_load_factor: fractions of a table's rows that caches have room for, if hosts have memory for tables. One
+            run for each, because TorchRec's planner takes the fraction as fixed.
     """
 
     split_factors: Sequence[int] = (1, 2, 4, 8)
@@ -100,7 +101,7 @@ class TorchRecSearch(Searcher):
 def _plans(
     settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: BoolArray, storage: Any
 ) -> Iterator[Plan]:
-    """Yield the plan, in forms `allowed` (T, F), that each setting finds; settings that find nothing are left out.
+    """Yield the plan of sharding types `allowed` (T, F) that each setting finds; settings without a plan are left out.
 
     The class `storage`, of `torchrec_estimators`, counts the bytes of every shard.
     """
@@ -165,7 +166,7 @@ def _planner(
     if len(set(memory)) > 1:
         each = {"hbm_cap": list(memory), "ddr_cap": [on_host] * devices}
         sizes = {"custom_topology_data": CustomTopologyData(each, devices)}
-    pods = {"local_world_size": host, "pod_size": task.topology.domain_size // host}  # rows of a table lie in one
+    pods = {"local_world_size": host, "pod_size": task.topology.domain_size // host}  # rows of a table are in one
     topology = Topology(devices, "cuda", created_by_factory=True, **pods, **sizes)
     batch_size = max(task.batch_size // devices, 1)
     estimator, perf_model = _cost_model(estimates, task, simulator, topology)
@@ -198,9 +199,9 @@ def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any)
 def _constraints(
     task: Task, index: int, forms: Sequence[bool], types: Collection[str], factor: int, share: float
 ) -> Any:
-    """Put what the task says of a table, by its index, that may lie in forms (F,), into TorchRec's words.
+    """Return TorchRec's constraints of a table, by its index, that may have sharding types `forms` (F,).
 
-    A cache, where there is one, has room for that share of the rows.
+    A cache, if there is one, has room for the fraction `share` of the rows.
     """
     from torchrec.distributed.planner.types import ParameterConstraints
 

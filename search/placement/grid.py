@@ -18,9 +18,9 @@ from neuroshard.stages.search.kernels.place_greedily import PlacementGrid, Score
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.sizes import Room
 
-# Devices, from which on shards are placed by what they add wherever they lie: then hardly any but the lowest need be
-# looked at. The published search's plans are 0.7% cheaper so with 64 or 128 devices; with 4 to 16 they cost 2% to 4%
-# more.
+# With this many devices or more, shards are placed by the cost that they add on any device: then few devices but those
+# with the lowest costs need to be tried. That makes the published search's plans 0.7% cheaper with 64 or 128 devices;
+# with 4 to 16 devices it makes them 2% to 4% more expensive.
 _MANY = 64
 _ALIKE = 1e-3  # of base compute: devices that differ by less, as where blocks do by a row, count as alike
 _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication models
@@ -79,7 +79,7 @@ class GridSearch:
         self._num_devices = catalog.items.task.topology.num_devices
         total_units = self.catalog.total_given
         factors = np.linspace(1.0, settings.max_factor, settings.points)
-        # Caps between which no sum of widths lies are the same cap. The last one, everything, is a last resort.
+        # Caps with no sum of widths between them are the same cap. The last cap, all columns, is a last resort.
         caps = np.unique(np.floor(total_units / self._num_devices * factors + 1e-9).astype(np.int64))
         self._caps = np.append(caps, int(np.ceil(total_units)))
 
@@ -169,12 +169,12 @@ def _beyond_least(base_ms: FloatArray) -> FloatArray:
 
 
 def _by_adding(catalog: Catalog) -> bool:
-    """Tell whether shards are placed by what each adds wherever it lies: on many devices, where models tell."""
+    """Return True if shards are placed by the cost that each adds on any device: many devices, and models know it."""
     return catalog.items.task.topology.num_devices >= _MANY and bool(catalog.added[0].any())
 
 
 def _scores(catalog: Catalog) -> Scores:
-    """Gather what shards are placed by: on many devices what they add wherever they lie, where models tell."""
+    """Return the scores that shards are placed by: the cost added on any device, if `_by_adding`, else whole costs."""
     if not _by_adding(catalog):
         return _whole_scores(catalog)
     head, (adding, added_score) = catalog.model.head, catalog.added
@@ -184,6 +184,6 @@ def _scores(catalog: Catalog) -> Scores:
 
 
 def _whole_scores(catalog: Catalog) -> Scores:
-    """Gather what shards are placed by where all that lies on a device counts."""
+    """Return the scores that shards are placed by if all shards on a device count."""
     head = catalog.model.head
     return Scores(catalog.vectors, catalog.least_score, head.bias, head.weight, len(head.bias), -head.offset)

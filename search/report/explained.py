@@ -61,7 +61,7 @@ def difference(first: Explanation, second: Explanation, steps: Sequence[TableCha
     facts = {
         "predicted cost": f"{first.cost.total_ms:.2f} -> {second.cost.total_ms:.2f} ms{_caveat(second.cost)}",
         "change": f"{change:+.2f} ms ({change / first.cost.total_ms:+.1%})",
-        "tables placed elsewhere": f"{len(steps):,} of {len(first.plan.task.tables):,}",
+        "tables that change": f"{len(steps):,} of {len(first.plan.task.tables):,}",
         "to be moved": readable_bytes(sum(move.size_bytes for move in steps)),
         **({"changed": changes} if changes else {}),
     }
@@ -152,11 +152,11 @@ def _shards(shares: Sequence[ShardShare]) -> dict[str, list[str]]:
 
 
 def _besides(share: ShardShare) -> str:
-    """Say what a shard is besides columns with all rows, in device memory, of a pooled table that one feature reads."""
+    """List in words what differs from a column shard of a pooled table of one feature in device memory."""
     table, home = share.table, share.placed.tier_assignment
     said = {
         f"{share.placed.shard.rows:,} rows": share.layout.blocks,
-        "a copy": share.layout.own_samples,
+        "data-parallel": share.layout.own_samples,
         f"{table.features} features": table.features > 1,
         "sequence": not table.pooled,
         str(home): home.tier is not Tier.DEVICE,
@@ -171,7 +171,7 @@ def _bottleneck(explanation: Explanation) -> Section:
     price = f"which costs {excess:.2f} ms" if excess > 0 else "which costs nothing"
     here = texts(_shards([share for share in explanation.shards if share.placed.device == explanation.bottleneck]))
     if explanation.is_balanced:
-        return Section(f"What lies on device {explanation.bottleneck}", "No device is slower than the others.", here)
+        return Section(f"Shards on device {explanation.bottleneck}", "No device is slower than the others.", here)
     text = (
         f"Device {explanation.slowest} computes longest: {explanation.compute_excess_ms:.2f} ms above the mean.\n"
         f"Device {explanation.widest} has the most columns: {wider:.1%} above the mean, {price}."

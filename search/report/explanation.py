@@ -24,7 +24,7 @@ class ShardShare:
     """A shard and its compute cost.
 
     Attributes:
-        placed, table, layout: what lies where, and of which table in which layout.
+        placed, table, layout: the placement of the shard, its table and the layout of the table.
         size_bytes: on the device.
         alone_ms: compute cost of the shard alone.
     """
@@ -47,7 +47,7 @@ class Explanation:
         balanced_ms: predicted cost if the plan's compute and columns were spread evenly: a rough estimate of the best
             possible cost. Shards can't be spread that evenly, but other splits may be cheaper.
         exchange_excess_ms: what it would cost less if its columns alone were.
-        warnings: what lies outside the models' range, what the plan breaks of its task.
+        warnings: tables and exchanges outside the training range, and limits of the task that the plan breaks.
     """
 
     plan: Plan
@@ -70,7 +70,7 @@ class Explanation:
 
     @property
     def compute_excess_ms(self) -> float:
-        """Ms by which the compute straggler lies above the mean."""
+        """Ms of compute of the straggler above the mean of all devices."""
         return float(self.cost.compute.max() - self.cost.compute.mean())
 
     @property
@@ -85,7 +85,7 @@ class Explanation:
 
 
 def explain(plan: Plan, simulator: Simulator) -> Explanation:
-    """Explain a plan from all sides; other plans are ones whose tables lie in the same memories.
+    """Explain a plan; the heuristics that it is compared with keep the tiers of its tables.
 
     Raises:
         UserError: the models can't serve its task.

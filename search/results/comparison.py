@@ -127,7 +127,7 @@ def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int 
 
 
 def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
-    """Make the first columns of a table with a row for each plan: who found it, and its tables in each form."""
+    """Make the first columns of a table with a row for each plan: the method, and table counts by sharding type."""
     counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
     forms = [", ".join(map(str, its)) for its in counts]
     return {"plan by": [entry.method for entry in entries], f"tables in {', '.join(FORMS)}": forms}
@@ -215,7 +215,7 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
     inside = int((np.abs(measured - predicted) <= margin).sum())
     expected = round(LEVEL * len(known))
     yield (
-        f"{inside} of {len(known)} measured costs lie inside their predicted {LEVEL:.0%} intervals, "
+        f"{inside} of {len(known)} measured costs are inside their predicted {LEVEL:.0%} intervals, "
         f"where {expected} should"
     )
     ratio = float(np.median(measured / predicted))

@@ -27,7 +27,7 @@ class SearchRecord:
         predicted_ms: the plan's cost; None where there is no plan.
         margin_ms: half the width of the predicted cost's 90% interval; None where the models know none.
         remark: what the searcher says of its plan.
-        warnings: what lies outside the range of the models, a line each.
+        warnings: tables and exchanges outside the training range of the models, a line each.
         expected_ms: the cost to be expected (`Cost.expected_ms`); None where the models know no margin.
         measured_ms: on hardware, the mean over the passes of verification; None where it wasn't measured.
         caveat: what is said wherever the predicted cost is shown (`Cost.caveat`).

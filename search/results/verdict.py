@@ -17,8 +17,8 @@ class Verdict:
     Attributes:
         measured_ms: (K,) mean over the passes; NaN of those that couldn't be measured.
         below: (K,) share by which each costs less than the predicted best; NaN where either couldn't be measured.
-        error: of every such share: all of them lie within it of the truth, at the level of intervals, so that the best
-            of many is no luck. NaN where nothing was compared.
+        error: half the width of the intervals of all these shares together: they hold at once at the level of
+            intervals, so that the best of many plans is not luck. NaN if nothing was compared.
         taken: the index of the candidate plan to deploy: the cheapest by measurement if it is below the predicted
             best by more than the error; else the predicted best.
     """

@@ -88,11 +88,11 @@ class CostNetworkSettings:
     Attributes:
         table: widths of the table network's layers.
         head: width of the head's hidden layer.
-        placements: costed in every round, for the cost network to learn from.
-        partial_share: share of them that is cut off half-way.
-        steps: of training the cost network in every round.
-        batch_size: placements in a step.
-        learning_rate: Adam's.
+        placements: number of placements that are costed in every round, for the cost network to learn from.
+        partial_share: fraction of the placements that stop after a random number of items.
+        steps: number of training steps of the cost network in every round.
+        batch_size: number of placements in a step.
+        learning_rate: learning rate of Adam.
     """
 
     table: Widths = (128, 32)
@@ -162,7 +162,7 @@ class CostNetwork(nn.Module):
         return vectors.amax(dim=-2)
 
 
-PlacementCosts = SimulatorCosts | CostNetwork  # from one vector for each item: of what lies on each device
+PlacementCosts = SimulatorCosts | CostNetwork  # from one vector per item: costs of the items on each device
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ class Reinforce:
     The baseline is the mean cost of the same task's other episodes; advantages are brought to deviation 1.
 
     Attributes:
-        entropy: weight of the entropy bonus: keeps it trying.
+        entropy: weight of the entropy bonus, which keeps the policy exploring.
     """
 
     entropy: NonNegative = 0.001
@@ -51,7 +51,7 @@ class ActorCritic:
     """Advantage actor-critic on the balance of the shards' compute costs, min / max, at the end (AutoShard, section 4).
 
     Attributes:
-        entropy: weight of the entropy bonus: keeps it trying.
+        entropy: weight of the entropy bonus, which keeps the policy exploring.
         value: weight of the critic's loss.
     """
 
@@ -92,15 +92,15 @@ class Learner:
     """How a policy is trained.
 
     Attributes:
-        policy: untrained; makes a policy network.
-        algorithm: what it is trained for.
-        cost_network: of its own, trained on the way; None looks at the pre-trained cost models instead.
-        order: of placement; null places the most expensive items first, as the papers do, and searches.
-        rounds: of training; the best one on the validation tasks is kept.
-        updates: of the policy in every round.
-        tasks: in an update.
-        episodes: of each task in an update.
-        learning_rate: Adam's, of the policy. It goes down to 0 over the rounds.
+        policy: makes an untrained policy network.
+        algorithm: training algorithm of the policy.
+        cost_network: settings of a cost network that is trained with the policy; None uses the pre-trained cost models.
+        order: order of placement in training; null places the most expensive items first, as papers and searches do.
+        rounds: number of training rounds; the policy of the best round on the validation tasks is kept.
+        updates: number of policy updates in every round.
+        tasks: number of tasks in an update.
+        episodes: number of episodes of each task in an update.
+        learning_rate: learning rate of Adam for the policy; it decreases to 0 over the rounds.
     """
 
     policy: Callable[[], Policy]

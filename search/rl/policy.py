@@ -74,7 +74,7 @@ class Policy(nn.Module):
 
 
 class DreamShardPolicy(Policy):
-    """DreamShard's (section 3.3): it scores a device by what lies on it, what comes next, and what it costs so far.
+    """DreamShard's policy (section 3.3): it scores a device by its tables, the next tables, and its costs so far.
 
     Representations are multiples of an even share of all tables', so that tasks of any size look alike.
 
@@ -216,6 +216,6 @@ def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Repl
     left, context = policy.encode(environment.batch, environment.order)
     chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()
     after = (chosen[..., None] * left[:, :, None]).cumsum(dim=1)
-    devices = torch.cat([torch.zeros_like(after[:, :1]), after[:, :-1]], dim=1)  # what lay on each before the step
+    devices = torch.cat([torch.zeros_like(after[:, :1]), after[:, :-1]], dim=1)  # tables on each device before the step
     logs = policy.log_probabilities(devices, context, episodes.costs, episodes.legal)
     return Replayed(logs, logs.gather(-1, episodes.actions[..., None])[..., 0], devices, context)

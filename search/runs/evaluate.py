@@ -29,13 +29,13 @@ class Evaluate(ModelSettings):
 
     Attributes:
         plans: plan files and directories of search runs, without a key: evaluate PLAN.json RUN_DIR.
-        model: cost models that predict plan files; None takes what the files say.
-        hardware: what they run on.
-        max_tasks: of every search run; None takes all.
-        seed: fixes the lookups.
-        out: None is the next free directory under runs/evaluate.
-        count_input: whether the exchange of indices is measured too, and counted. In predictions of plan files too
-            where `model` is set; searched with count_input as well, plans' predictions count it.
+        model: cost models that predict the costs of plan files; None takes the predictions in the files.
+        hardware: hardware that the plans run on.
+        max_tasks: maximum number of tasks of every search run; None takes all tasks.
+        seed: seed of the lookups.
+        out: directory of the results; None is the next free directory under runs/evaluate.
+        count_input: true also measures the exchange of indices and counts it, also in predictions if `model` is set.
+            Predictions of a search count it if the search had count_input=true.
         measure: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 

@@ -32,8 +32,8 @@ class Explain(ModelSettings):
 
     Attributes:
         plans: one plan file, or two of tables with the same names, without a key: explain PLAN.json OTHER.json.
-        model: cost models; None takes those that the plan was found with, with other settings if these are given.
-        out: an HTML page; None writes none.
+        model: cost models; None takes the models that the plan was found with, with any other settings given here.
+        out: path of an HTML page to write; None writes no page.
     """
 
     plans: PathName | Sequence[PathName]
@@ -107,7 +107,7 @@ def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelCh
     first = known[0].models
     if first is None or (Path(first.name).is_absolute() and not Path(first.name).exists()):
         found = "models without a name" if first is None else first.name
-        raise UserError(f"the plan was found with {found}, not to be had here; give model=NAME")
+        raise UserError(f"the plan was found with {found}, not available here; give model=NAME")
     others = sorted({str(prediction.models) for prediction in known} - {str(first)})
     return first, f"the other plan was found with {others[0]}" if others else ""
 

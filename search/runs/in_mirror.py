@@ -82,7 +82,7 @@ class ExchangesOfStep(NamedTuple):
     """Predicted ms of a plan's exchanges, each begun by all devices together; not numbers without models.
 
     Attributes:
-        waited_ms: of embeddings, gradients and copies.
+        waited_ms: exchanges of embeddings, of gradients, and of data-parallel tables' gradients.
         input_ms: of indices; 0 where the models don't know it.
     """
 
@@ -212,7 +212,7 @@ class InMirror:
         protocol: how steps are timed; each build of a rank is in a fresh process.
         exchanges: cost models whose exchanges are added to the local work, that of indices as far as the protocol's
             pipeline doesn't hide it; None leaves exchanges out.
-        exchange_dtype: of these exchanges, such as fp16, or fp16/bf16 for forward and backward; None for fp32.
+        exchange_dtype: type of exchanged numbers, such as fp16, or fp16/bf16 for forward and backward; None for fp32.
     """
 
     framework: ClassVar[str | None] = TORCHREC

@@ -222,7 +222,7 @@ class InParts:
         result.save(facts)
         if all(entry.measured is None for entry in done):
             why = next(entry.error for entry in done if entry.error is not None)
-            raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")
+            raise UserError(f"no plan could be measured: {why}; the results are in {directory.path}")
         return result
 
 

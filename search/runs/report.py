@@ -28,8 +28,8 @@ class Report:
     """Everything `neuroshard report` needs.
 
     Attributes:
-        runs: directories that hold runs, at any depth, without a key (report RUN_DIR ...).
-        out: directory for the page, its tables and figures.
+        runs: directories that contain runs, at any depth, without a key (report RUN_DIR ...).
+        out: directory for the page, the tables and the figures.
     """
 
     runs: PathName | Sequence[PathName]
@@ -98,6 +98,6 @@ class ReportResult:
     num_sections: int
 
     def show(self, console: Console) -> None:
-        """Print where the report lies."""
+        """Print the path of the report."""
         text = f"{self.num_sections} section(s): {self.path / 'report.html'} (tables/*.csv, figures/*.png)"
         console.print(plain(text), soft_wrap=True)

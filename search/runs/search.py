@@ -45,16 +45,17 @@ class Search(ModelSettings):
     """Everything `neuroshard search` needs.
 
     Attributes:
-        model: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
-        tasks: what is searched.
-        searcher: how; `method` is its name in results.
-        method: its name in results.
-        out: None is the next free directory under runs/search; a run that was stopped resumes there.
-        count_input: whether predicted costs count the exchange of indices; false: a pipeline hides it, as papers
-            assume. Where it counts, searches place shards by it too.
+        model: cost models: an installed name (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
+        tasks: tasks to search plans for.
+        searcher: search method.
+        method: name of the searcher in results.
+        out: directory of the run; None is the next free directory under runs/search. A run that was stopped resumes
+            in its directory.
+        count_input: true counts the exchange of indices in predicted costs, and searches place shards by it; false
+            assumes that a pipeline hides it, as papers do.
         verify: measures several plans of each task and takes the best of them; None takes the predicted best.
-        target: None | sok | hugectr | torchrec | json: plans that neuroshard export can write for it; None: in all
-            forms that models know.
+        target: None | sok | hugectr | torchrec | json: search only plans that neuroshard export can write for this
+            target; None allows all sharding types that the models know.
     """
 
     model: PathName
@@ -154,7 +155,7 @@ class Search(ModelSettings):
         return self.verify.means.opened(self.tasks, self.verify.hardware, self.count_input, warn)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
-        """Collect what the plans depend on, besides the tasks."""
+        """Collect everything that the plans depend on, except the tasks."""
         settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
         return {
             "settings": settings,
@@ -280,7 +281,7 @@ class SearchResult:
         return [f"count {one}" for one in dict.fromkeys(known) if one is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield a line for each doubtful thing, from the first task where it is; none of what costs say already."""
+        """Yield the first task's warning for each subject, except warnings that repeat the caveat of the costs."""
         by_subject: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:
             for warning in (record.warnings or "").splitlines():

@@ -38,12 +38,13 @@ class TrainPolicy(ModelSettings):
     """Everything `neuroshard train-policy` needs.
 
     Attributes:
-        model: the simulator: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
-        tasks: of equally many tables and devices; the last `num_valid` say which round's policy is kept.
-        num_valid: of the tasks, the last ones: they say which round's policy is kept.
-        learner: how it is trained.
-        method: its name in results.
-        seed: fixes all random choices; the same seed gives the same policy.
+        model: cost models: an installed name (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
+        tasks: tasks to train and validate on, all with the same numbers of tables and devices.
+        num_valid: number of validation tasks, the last of `tasks`: the policy of the round with the cheapest plans for
+            them is kept.
+        learner: settings of the training.
+        method: name of the policy in results.
+        seed: seed of all random choices; the same seed gives the same policy.
         out: directory for the policy; it must not hold a run or a policy yet.
     """
 
@@ -63,7 +64,7 @@ class TrainPolicy(ModelSettings):
         """
         if not 0 < self.num_valid < len(self.tasks):
             raise UserError(
-                f"num_valid={self.num_valid} must lie in 1..{len(self.tasks) - 1}, there are {len(self.tasks)} tasks"
+                f"num_valid={self.num_valid} must be in 1..{len(self.tasks) - 1}: there are {len(self.tasks)} tasks"
             )
         simulator = Simulator(CostModels.of(self.choice_of(self.model)))
         for task in self.tasks:
@@ -97,7 +98,7 @@ class TrainPolicy(ModelSettings):
         return result
 
     def _settings(self) -> dict[str, Any]:
-        """Collect what a policy depends on, besides the tasks."""
+        """Collect everything that a policy depends on, except the tasks."""
         return {
             "method": self.method,
             "model": self.choice_of(self.model).normalized.fields,

@@ -34,11 +34,11 @@ class Verify:
     """The settings of `verify=kernels`, `verify=steps` and `verify=mirrored`.
 
     Attributes:
-        hardware: what plans run on.
+        hardware: hardware that the plans run on.
         candidate_plans: maximum number of plans that are measured per task.
-        passes: over all candidate plans, 2 at least. Their differences from pass to pass give the error.
-        seed: fixes the lookups, others in every pass.
-        means: kernels and exchanges one by one, or training steps.
+        passes: number of passes over all candidate plans, at least 2. Differences from pass to pass give the error.
+        seed: seed of the lookups, which differ between passes.
+        means: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 
     hardware: Hardware
@@ -54,7 +54,7 @@ class Verify:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the answers depend on, besides the search's; JSON-ready."""
+        """Settings that the answers depend on, in addition to the search's; JSON-ready."""
         return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:

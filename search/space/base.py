@@ -1,4 +1,4 @@
-"""What lies on devices whatever becomes of the columns: tables in rows and in copies, with what they take and cost."""
+"""The fixed load of devices: row-wise and data-parallel tables, with the memory that they take and their costs."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -36,16 +36,16 @@ def check_buffers(task: Task) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """What a search for columns sets out from: the task, and what lies on its D devices already.
+    """The starting point of a search that places column-wise tables: the task, and other tables on its D devices.
 
     Attributes:
-        task: with all tables.
-        in_columns: (t,) tables that are to be placed in columns, by their index, ascending.
-        size_bytes: (D,) of each device's memory that other tables take.
-        compute_ms: (D,) of their kernel calls.
-        given: (D, C) bytes that they put into every collective.
-        others: their placements, the same in every plan.
-        loads: (D,) of each device, of these.
+        task: the task with all tables.
+        in_columns: (t,) tables to place column-wise (whole or split), by their index, ascending.
+        size_bytes: (D,) bytes of each device's memory that the other tables take.
+        compute_ms: (D,) ms of the other tables' kernel calls.
+        given: (D, C) bytes that the other tables put into every collective.
+        others: placements of the other tables, the same in every plan.
+        loads: (D,) sets of loads of the other tables; None if there are no other tables or all devices are alike.
     """
 
     task: Task
@@ -58,7 +58,7 @@ class Base:
 
     @classmethod
     def empty(cls, task: Task, tables: IntArray | None = None) -> "Base":
-        """Make a base where nothing lies anywhere; all tables, or `tables` (t,) alone, are to be placed in columns."""
+        """Make a base with empty devices; all tables, or only `tables` (t,), are to be placed column-wise."""
         devices = task.topology.num_devices
         which = np.arange(len(task.tables)) if tables is None else tables
         nothing = np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros((devices, len(Collective)))
@@ -66,10 +66,10 @@ class Base:
 
     @classmethod
     def of(cls, task: Task, others: Sequence[Placement], model: ComputeModel) -> "Base":
-        """Count what the placements `others` take and, by a compute model, cost; all other tables go into columns.
+        """Make the base with placements `others`, costed by a compute model; all other tables are column-wise.
 
         Raises:
-            InfeasibleError: they take more memory than there is.
+            InfeasibleError: the placements take more memory than there is.
         """
         if not others:
             return cls.empty(task)
@@ -87,10 +87,10 @@ class Base:
 
     @classmethod
     def of_plan(cls, plan: Plan, model: ComputeModel) -> "Base":
-        """Keep what a plan has in rows and copies; its columns are to be placed again.
+        """Make the base of a plan's row-wise and data-parallel tables; the column-wise tables are to be placed again.
 
         Raises:
-            InfeasibleError: rows and copies take more memory than there is.
+            InfeasibleError: the row-wise and data-parallel tables take more memory than there is.
         """
         layouts = plan.layouts
         others = [placed for placed in plan.placements if layouts[placed.shard.table] is not COLUMNS]
@@ -98,7 +98,7 @@ class Base:
 
     @cached_property
     def free_bytes(self) -> IntArray:
-        """Bytes of each device's memory that are left for columns, (D,)."""
+        """Bytes of each device's memory that are left for column-wise tables, (D,)."""
         return device_memory(self.task) - self.size_bytes
 
     def traffic(self, units: FloatArray) -> Traffic:
@@ -119,7 +119,7 @@ class Base:
 
         Args:
             simulator: tells what exchanges cost.
-            compute_ms: (n, D) that devices compute what they hold in columns.
+            compute_ms: (n, D) compute cost of the column-wise tables on each device.
             units: (n, D) of 4 columns, that a sample gets of each device.
         """
         whole_ms = compute_ms + self.compute_ms
@@ -128,7 +128,7 @@ class Base:
         return ready_ms, ready_ms + forward
 
     def closed_to(self) -> BoolArray:
-        """Tell which devices each table must leave, (T, D): others that it is kept apart from lie there."""
+        """Return the devices that each table must avoid, (T, D): tables that it is kept apart from are there."""
         names = [table.name for table in self.task.tables]
         closed: BoolArray = np.zeros((len(names), self.task.topology.num_devices), dtype=np.bool_)
         held: dict[str, set[int]] = defaultdict(set)
@@ -162,9 +162,9 @@ def _check_devices(task: Task, used: IntArray) -> None:
     if (memory < used).any():
         device = int((memory - used).argmin())
         raise InfeasibleError(
-            f"the row-wise and data-parallel tables take {readable_bytes(used.sum())}, of that {readable_bytes(used[device])} "
-            f"on device {device}, which has {readable_bytes(memory[device])}; give each device more memory, or "
-            "allow them column_wise"
+            f"the row-wise and data-parallel tables take {readable_bytes(used.sum())}, of that "
+            f"{readable_bytes(used[device])} on device {device}, which has {readable_bytes(memory[device])}; "
+            "give each device more memory, or allow these tables column_wise"
         )
 
 

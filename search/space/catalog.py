@@ -34,7 +34,7 @@ class Catalog(Sizes):
 
     Attributes:
         simulator: tells what exchanges cost.
-        model: of what devices compute that hold the tables in columns (`columns_model`).
+        model: compute model of the devices that hold the column-wise tables (`columns_model`).
         vectors: (N, H) the model's vectors; zeros for empty shards.
         cost_ms: (N,) compute cost of the shard alone; 0 for empty shards.
         least_score: (N,) what a shard adds to the score of a device that holds nothing of its item, at least; minus
@@ -49,7 +49,7 @@ class Catalog(Sizes):
 
     @classmethod
     def checked(cls, base: Base, simulator: Simulator) -> "Catalog":
-        """Check the models and the memory; then cost all shards of the tables that are to be placed in columns.
+        """Check the models and the memory; then cost all shards of the tables that are to be placed column-wise.
 
         Raises:
             UserError: the models can't serve the task.
@@ -77,9 +77,9 @@ class Catalog(Sizes):
         )  # fmt: skip
 
     def beside(self, base: Base) -> "Catalog":
-        """Keep the tables that are in columns beside others, which may lie in another place: costs stay as they are.
+        """Keep only the tables that are column-wise in `base`, whose other tables may differ; costs stay the same.
 
-        Tables that are kept together or apart, or whose shards are pinned, must all be in columns, or none.
+        Tables that are kept together or apart, or whose shards are pinned, must all be column-wise, or none.
         """
         items = self.items
         stays = np.isin([item.tables[0][0] for item in items.items], base.in_columns)
@@ -113,18 +113,18 @@ class Catalog(Sizes):
 
     @cached_property
     def added(self) -> tuple[BoolArray, FloatArray]:
-        """Which numbers of the vectors count whole wherever a shard lies, (H,), and what each adds by them, (N,)."""
+        """Entries of vectors that count in full on any device, (H,), and what they add to the score, (N,)."""
         return _added(self.vectors, self.model)
 
     @cached_property
     def _base_called(self) -> Called | None:
-        """The kernel calls of what lies on the devices already."""
+        """The kernel calls of the tables that are on the devices already."""
         loads = self.items.base.loads
         return None if loads is None else self.simulator.called(loads, len(loads))
 
 
 def _added(vectors: Float32Array, model: SumModel) -> tuple[BoolArray, FloatArray]:
-    """Tell which numbers of vectors (N, H) count whole in any sum, (H,), and what each adds to any score by them, (N,).
+    """Return the entries of vectors (N, H) that count in full in any sum, (H,), and what they add to any score, (N,).
 
     They start at 0 or above, and never fall.
     """

@@ -1,7 +1,7 @@
-"""Tables that are cut in equal parts only: which ones in more than two.
+"""Which of the tables that may only be split into equal parts get more than two.
 
-Layouts leave such a table whole or halve it, or cut it in as many parts as its rules ask for at least. So each way to
-cut tables in more is a task with one more rule (`min_shards`) for each of them, which is searched like any other task.
+Layouts leave such a table whole or halve it, or split it into the fewest parts that its rules allow. So each way to
+split tables into more parts is a task with one more rule (`min_shards`) per table, searched like any other task.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -39,7 +39,8 @@ def parts_that_fit(task: Task) -> Iterator[Rules]:
 def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
     """Yield rules for more parts that let no part cost more than a share of a device's mean cost in a plan.
 
-    Those of a shard are its compute alone, and its exchanges. Tables in copies stay as they are.
+    The cost of a part is the compute of the part alone and its exchanges. Data-parallel
+    tables stay as they are.
     """
     if not any(limits.equal_widths for limits in plan.task.limits):
         return iter(())

@@ -1,8 +1,8 @@
-"""What plans cost by which form each table lies in, about: without placing anything.
+"""Estimated plan costs by the sharding type of each table, without placing any table.
 
-Rows and copies cost every device the same. What lies in columns is taken as spread evenly, once it is cut finely
-enough; but no device costs less than the most expensive shard, and the finer the cut the more there is in all. So
-several cuts are looked at, and the cheapest counts.
+Row-wise and data-parallel tables cost every device the same. Column-wise tables are assumed to be spread evenly once
+they are split finely enough; but no plan costs less than its most expensive shard, and finer splits cost more in total.
+So several splits are estimated, and the cheapest counts.
 """
 
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ from neuroshard.words.placement import TIERS, Tier
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _TOGETHER = 256  # estimates made at once in a thread, at most
 
-# What every device is asked for by B choices of forms, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) kernels
-# of each call, (B, C) counts of what it does, and (B,) bytes of indices and lengths that come to it.
+# Work of every device for B choices of sharding types, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) kernels
+# of each call, (B, C) counts of operations, and (B,) bytes of indices and lengths that the device receives.
 SharedWork = tuple[FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """The tables in columns, cut in Q ways.
+    """The column-wise tables, split in Q ways.
 
     Attributes:
         vectors: (T, Q, H) of the compute model, summed over a table's shards.
@@ -81,16 +81,19 @@ class Cuts:
 
 @dataclass(frozen=True, eq=False)
 class Everywhere:
-    """What each table of a kernel call costs every device, in a form that lies on all: one stands for the others.
+    """The cost of each table of a kernel call on every device, for a sharding type that uses all devices.
+
+    Devices are alike, so the costs of one device stand for all.
 
     Attributes:
-        form: by its place in `FORMS`.
-        called: (T,) whether the call is that of the table, wherever it lies in the form.
+        form: the sharding type, by its place in `FORMS`.
+        called: (T,) True if the table makes this kernel call in this sharding type.
         head: from sums of vectors to the cost of the call.
         vectors: (T, H) of the compute model.
         given: (T, C) bytes that a device puts into every collective.
-        size_bytes: (T,) on a device, with caches as wide as each table.
-        loads: (t,) on a device, of the `tables` (t,) that may lie so.
+        size_bytes: (T,) bytes on a device, with caches as wide as each table.
+        tables: (t,) tables that may have this sharding type and make this call.
+        loads: (t,) loads of these tables on a device.
     """
 
     form: int
@@ -104,7 +107,7 @@ class Everywhere:
 
     @classmethod
     def of(cls, task: Task, compute: SumModel, call: Call, called: BoolArray, allowed: BoolArray) -> "Everywhere":
-        """Gather what `called` tables (T,) cost everywhere, by forms `allowed` (T, F); zeros for others."""
+        """Gather the costs of the `called` tables (T,), by sharding types `allowed` (T, F); zeros for other tables."""
         form, model = FORMS.index(call.form), compute.of_call(call)
         tables = np.flatnonzero(called & allowed[:, form])
         loads = most_expensive(task, tables, LAYOUTS[call.form])
@@ -118,7 +121,7 @@ class Everywhere:
         return everywhere
 
     def widened_bytes(self, task: Task, forms: IntArray) -> int:
-        """Compute the bytes of a device that a choice of forms (T,) adds by caches wider than some of their tables."""
+        """Compute the bytes that caches take on a device because they are wider than some tables of a choice (T,)."""
         if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.UVM_CACHING):
             return 0
         its = self.loads.take(np.flatnonzero(forms[self.tables] == self.form))
@@ -127,9 +130,9 @@ class Everywhere:
 
 
 def most_expensive(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """Compute the load of each of `tables` (t,), over all devices, on the one that has most to look up, (t,).
+    """Compute the load of each of `tables` (t,), over all devices, on the device with the most lookups, (t,).
 
-    Of blocks of rows that is the first one where lookups are spread evenly: it is no smaller than the others.
+    For row-wise tables with even lookups that is the first block of rows: it is never smaller than the others.
     """
     devices, kept = task.topology.num_devices, [task.tables[table] for table in tables]
     first = layout.share(task.loads.take(tables), devices)
@@ -146,14 +149,15 @@ def most_expensive(task: Task, tables: IntArray, layout: Layout) -> Loads:
 
 @dataclass(frozen=True, eq=False)
 class FormEstimates:
-    """Estimates plans of one task by the form of each table.
+    """Estimates plans of one task by the sharding type of each table.
 
     Attributes:
-        simulator: tells what exchanges cost.
-        head: from sums of vectors to the cost of what lies in columns.
-        cuts: of the tables in columns.
-        others: of those in rows and in copies, by their kernel calls.
-        other_parts: of a step than compute and communication, by the form of each table.
+        task: the task.
+        simulator: costs exchanges.
+        head: from sums of vectors to the cost of column-wise tables.
+        cuts: splits of the column-wise tables.
+        others: costs of the row-wise and data-parallel tables, by kernel call.
+        other_parts: parts of a step other than compute and communication, by the sharding type of each table.
     """
 
     task: Task
@@ -165,9 +169,9 @@ class FormEstimates:
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, catalog: Catalog | None) -> "FormEstimates":
-        """Prepare for a task whose tables may lie in forms `allowed` (T, F), from a catalog of those in columns.
+        """Prepare for a task whose tables may have sharding types `allowed` (T, F).
 
-        None stands for the catalog of no table.
+        The catalog is of the column-wise tables; None if there are none.
         """
         compute, known = simulator.compute_for(task), known_calls(simulator.models)
         head = ReluHead.of_cost() if catalog is None else catalog.model.head
@@ -183,16 +187,16 @@ class FormEstimates:
         return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Estimate (B,) ms of B choices of forms, and (B,) ms if no shard made its device a straggler.
+        """Estimate (B,) ms of B choices of sharding types, and (B,) ms if no shard made its device a straggler.
 
-        Infinite where memory can't do.
+        Infinite if memory does not suffice.
         """
         chunks = (choices.some(slice(first, first + _TOGETHER)) for first in range(0, len(choices), _TOGETHER))
         estimates = in_threads(self._costs, list(chunks), useful_threads(len(choices) * len(self.task.tables)))
         return np.concatenate([costs[0] for costs in estimates]), np.concatenate([costs[1] for costs in estimates])
 
     def base(self, forms: IntArray) -> Base:
-        """Compute what tables in rows and copies take and cost by a choice of forms (T,), the same on every device."""
+        """Make the base of a choice's (T,) row-wise and data-parallel tables: the same load on every device."""
         shared, devices = self.everywhere(Forms(forms[None])), self.task.topology.num_devices
         size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)
         size_bytes += sum(group.widened_bytes(self.task, forms) for group in self.others)
@@ -200,9 +204,9 @@ class FormEstimates:
         return Base(self.task, np.flatnonzero(forms == COLUMNS), size_bytes, compute_ms, given)
 
     def everywhere(self, choices: Choices) -> "Shared":
-        """Compute what tables in rows and copies cost every device, for B choices of forms.
+        """Compute the costs of row-wise and data-parallel tables on every device, for B choices of sharding types.
 
-        With what other parts of a step take for forms in use, columns too.
+        Included are other parts of a step, for all sharding types in use, column_wise too.
         """
         given, size_bytes = np.zeros((len(choices), len(Collective))), np.zeros(len(choices))
         work = self.other_parts.work(self.simulator, choices)
@@ -217,9 +221,10 @@ class FormEstimates:
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
         """Estimate `costs`, of all B choices at once.
 
-        At cut q, D devices that share the columns evenly compute even_q ms each and give out `mean` columns; but one of
-        them has the most expensive shard, one the widest. With total(compute, columns) the cost of plans whose devices
-        all compute and give out so much, beside their rows and copies, the estimates are
+        At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
+        has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
+        devices all have this compute and these columns in addition to row-wise and data-parallel tables, the estimates
+        are
 
             min over cuts q that fit of total(max(even_q, shard_q), max(mean, widest_q))   and
             total(min over q of even_q, mean), without stragglers.
@@ -255,12 +260,12 @@ class FormEstimates:
 
 
 class OtherParts(NamedTuple):
-    """What other parts of a step than compute and communication hang on, where devices are alike.
+    """The inputs of the parts of a step other than compute and communication, if devices are alike.
 
     Attributes:
-        called: (T, F, G) 1 for the kernel of each table in each form, of all G.
-        counts: (T, F, C) what a device does for it (`Called.counts`).
-        input_bytes: (T, F) of indices and lengths that come to a device for it.
+        called: (T, F, G) 1 for the kernel of each table in each sharding type, of all G kernels.
+        counts: (T, F, C) operations of a device for the table (`Called.counts`).
+        input_bytes: (T, F) bytes of indices and lengths that a device receives for the table.
         of_call: (G, K) 1 for the call of each kernel, by its place in `CALLS`.
     """
 
@@ -271,7 +276,7 @@ class OtherParts(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "OtherParts":
-        """Gather what such parts hang on, for a task's tables; in columns a device has its share of a whole table."""
+        """Gather the inputs for a task's tables; a device has an even share of each column-wise table."""
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
         counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
@@ -287,7 +292,7 @@ class OtherParts(NamedTuple):
         return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
     def work(self, simulator: Simulator, choices: Choices) -> SharedWork:
-        """Count what B choices of forms ask of every device; zeros where no part of a step hangs on it."""
+        """Count the work of every device for B choices of sharding types; zeros if no part of a step depends on it."""
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:
             called, counts, input_bytes = (total_by_form(choices, its) for its in each)
@@ -297,13 +302,13 @@ class OtherParts(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What every device has of B choices' tables in rows and copies.
+    """The load of B choices' row-wise and data-parallel tables on every device.
 
     Attributes:
-        compute_ms: (B,) of their kernel calls.
+        compute_ms: (B,) ms of their kernel calls, and of other parts of a step that all tables share.
         given: (B, C) bytes that they put into every collective.
-        size_bytes: (B,) that they take.
-        work: of every device, by all tables.
+        size_bytes: (B,) bytes that they take.
+        work: of every device, for all tables.
     """
 
     compute_ms: FloatArray

@@ -1,4 +1,4 @@
-"""Which tables lie in which form, what is left in columns beside them, and choices of forms changed step by step."""
+"""Sharding types that tables may have, their placements over all devices, and descents from choices of them."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -69,17 +69,17 @@ def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -
 
 
 def known_calls(models: ModelSet, forms: Collection[str] = FORMS) -> frozenset[Call]:
-    """Find the kernel calls of tables in some forms, by name, that models know costs of, exchanges included."""
+    """Return the kernel calls of sharding types `forms`, by name, that models know costs of, exchanges included."""
     known = models.forms.intersection(forms)
     return frozenset(call for call in models.compute.calls if call.form in known)
 
 
 def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
-    """Tell which forms each table may lie in, (T, F): those that there are `calls` of, with its pooling and its memory.
+    """Return which sharding types each table may have, (T, F): those with kernel `calls` for its pooling and tier.
 
-    As far as the task's constraints and what each form asks for let it. Rows and copies lie on every device, so each
-    must be allowed. Tables that are pinned or kept apart stay in columns; those kept together may lie in what all of
-    them may. One device has columns only.
+    The task's constraints and the requirements of each sharding type must allow it. Row-wise and data-parallel tables
+    are on every device, so every device must be allowed. Tables that are pinned or kept apart stay column-wise; tables
+    kept together may have the sharding types that all of them may have. A single device has table-wise tables only.
     """
     bound, each = _bound(task), LAYOUTS.values()
     alone = np.array(
@@ -91,12 +91,13 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
 
 
 def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call], searched: Collection[str]) -> None:
-    """Check that every table may lie in some form, by forms `allowed` (T, F) where there are such `calls`.
+    """Check that every table may have some sharding type, by sharding types `allowed` (T, F) with kernel `calls`.
 
-    These are of forms that are `searched`, by name, alone.
+    The calls are of sharding types that are `searched`, by name, only.
 
     Raises:
-        UserError: one may not; it names the table and what hinders each form that its constraints let it have.
+        UserError: a table may have none; the error names the table and the reason for each sharding type that its
+            constraints allow.
     """
     bound = _bound(task)
     for index in np.flatnonzero(~allowed.any(axis=1)).tolist():
@@ -127,7 +128,7 @@ def _bound(task: Task) -> frozenset[str]:
 
 
 def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], bound: Collection[str]) -> str | None:
-    """Say what hinders a table, by its index, to lie so, for itself alone; None if nothing does."""
+    """Return why a table, by its index, may not have a layout, for itself alone; None if it may."""
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     why = None
     if layout.form not in limits.forms:
@@ -143,7 +144,7 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
     elif table.name in bound:
         why = "it is pinned, or kept apart from other tables"
     elif len(limits.devices) < devices:
-        why = f"it is allowed on {len(limits.devices)} devices of {devices}, and would lie on all"
+        why = f"it is allowed on {len(limits.devices)} devices of {devices}, and would be on all"
     elif not limits.may_count(layout, devices):
         least, most = limits.counts_of(layout)
         limit = f"at least {least}" if layout.num_shards(devices) < least else f"at most {most}"
@@ -156,21 +157,21 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
 
 
 class Spread:
-    """Placements of a task's tables in rows and in copies, over all devices; each table's are made once."""
+    """Row-wise and data-parallel placements of a task's tables over all devices, made once for each table."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._made: dict[tuple[int, int], list[Placement]] = {}
 
     def placements(self, table: int, form: int) -> list[Placement]:
-        """Return the placements of a table, by its index, in a form, by its place in `FORMS`."""
+        """Return the placements of a table, by its index, in a sharding type, by its place in `FORMS`."""
         if (table, form) not in self._made:
             devices = range(self._task.topology.num_devices)
             self._made[table, form] = LAYOUTS[FORMS[form]].over(self._task, table, devices)
         return self._made[table, form]
 
     def others(self, forms: IntArray) -> list[Placement]:
-        """Return the placements of all tables but those in columns, by forms (T,), places in `FORMS`."""
+        """Return the placements of all tables that are not column-wise, by sharding types (T,), places in `FORMS`."""
         tables = np.flatnonzero(forms != COLUMNS).tolist()
         return [placed for table in tables for placed in self.placements(table, int(forms[table]))]
 
@@ -180,12 +181,12 @@ Numbers = FloatArray | IntArray | BoolArray
 
 @dataclass(frozen=True, eq=False)
 class Forms:
-    """B choices of a form for each table, (B, T)."""
+    """B choices of a sharding type for each table, (B, T)."""
 
     forms: IntArray
 
     def __len__(self) -> int:
-        """Count the choices of forms."""
+        """Return the number of choices."""
         return len(self.forms)
 
     def some(self, which: slice) -> "Forms":
@@ -193,11 +194,11 @@ class Forms:
         return Forms(self.forms[which])
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """Sum numbers (T, ...) over the tables that each choice has in a form, (B, ...)."""
+        """Sum numbers (T, ...) over the tables to which each choice gives a sharding type, (B, ...)."""
         return np.tensordot((self.forms == form).astype(np.float64), numbers, 1)
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Find the largest of numbers (T, Q) that each choice has in a form, (B, Q), none below 0; 0 without tables.
+        """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0.
 
         Choices that are looked at together differ in few tables: only those are looked at choice by choice.
         """
@@ -212,13 +213,13 @@ class Forms:
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """One choice (T,) after each of B changes alone, (B, 2): a table and its new form."""
+    """One choice (T,) after each of B changes alone, (B, 2): a table and its new sharding type."""
 
     before: IntArray
     changes: IntArray
 
     def __len__(self) -> int:
-        """Count the choices of forms."""
+        """Return the number of choices."""
         return len(self.changes)
 
     @property
@@ -233,20 +234,20 @@ class Changes:
         return Changes(self.before, self.changes[which])
 
     def _more(self, form: int) -> IntArray:
-        """Tell of each change whether its table gets a form, 1, or had it, -1, or neither, 0, (B,)."""
+        """Return (B,) 1 for each change that gives a table the sharding type, -1 if it takes it away, else 0."""
         table, new = self.changes.T
         more: IntArray = (new == form).astype(np.int64) - (self.before[table] == form)
         return more
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """Sum numbers (T, ...) over the tables that each choice has in a form, (B, ...)."""
+        """Sum numbers (T, ...) over the tables to which each choice gives a sharding type, (B, ...)."""
         flat, table = numbers.reshape(len(numbers), -1), self.changes[:, 0]
         total: FloatArray = (self.before == form).astype(np.float64) @ flat
         after = total + self._more(form)[:, None] * flat[table]
         return after.reshape(len(table), *numbers.shape[1:])
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Find the largest of numbers (T, Q) that each choice has in a form, (B, Q), none below 0; 0 without tables."""
+        """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0."""
         table, more = self.changes[:, 0], self._more(form)[:, None]
         its = np.where((self.before == form)[:, None], numbers, 0.0)
         where = its.argmax(axis=0)
@@ -262,7 +263,7 @@ Choices = Forms | Changes
 
 
 def total_by_form(choices: Choices, numbers: Numbers) -> FloatArray:
-    """Sum over all tables what each counts in its form, (T, F, ...), for every choice, (B, ...)."""
+    """Sum numbers (T, F, ...) over all tables, each in its sharding type, for every choice, (B, ...)."""
     total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
     return total
 
@@ -275,15 +276,15 @@ _ROUNDING = 1e-6  # of costs, relative: less isn't a gain
 Costs = Callable[[Choices], tuple[FloatArray, FloatArray]]
 
 
-# n changes of a choice, the most promising first: (n, 2) a table and its new form, and (n,) ms after each alone.
+# n changes of a choice, the most promising first: (n, 2) a table and its new sharding type, (n,) ms after each alone.
 Ranked = tuple[IntArray, FloatArray]
 
 
 def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
-    """Descend from forms `first` (T,) until no step helps, within `allowed` (T, F); list them after every step.
+    """Descend from the choice `first` (T,) until no step helps, within `allowed` (T, F); list it after every step.
 
-    A step gives one table another form, or those 2, 3, 4, 6, 8, ... that promise most each their own: where many tables
-    make a straggler, none of them alone helps.
+    A step changes the sharding type of one table, or of the 2, 3, 4, 6, 8, ... most promising tables at once: if many
+    tables make a device the straggler, changing one of them does not help.
     """
     path, lowest = [first], float(costs(Forms(first[None]))[0][0])
     likely = np.empty((0, 2), dtype=np.int64)
@@ -315,7 +316,7 @@ def _ranked(forms: IntArray, changes: IntArray, costs: Costs) -> Ranked:
 
 
 def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
-    """Find the best step among ranked changes: (ms, (T,) forms) after it; None if none is below `lowest_ms`."""
+    """Find the best step among ranked changes: (ms, (T,) choice) after it; None if none is below `lowest_ms`."""
     changes, alone_ms = ranked
     if not len(changes):
         return None
@@ -331,7 +332,7 @@ def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(forms: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield (m, T) choices after the first 2, 3, 4, 6, 8, ... of some changes at once, of all and of each form's."""
+    """Yield (m, T) choices after the first 2, 3, 4, 6, 8, ... changes at once: of all, and per sharding type."""
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T
         _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one

@@ -1,4 +1,4 @@
-"""Changes of the memories that a plan's tables lie in, wherever its shards are."""
+"""Changes of the tier assignments of a plan's tables, with all shards on the same devices."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,7 +19,7 @@ _MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 
 
 def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
-    """Choose memories again for tables that lie on one device alone, within theirs and what is left, at least cost."""
+    """Choose the cheapest tiers again for tables that are on one device alone, within their and free memory."""
     task, homes = plan.task, list(plan.tier_assignments)
     devices: dict[int, list[int]] = {}
     for placed in plan.placements:
@@ -43,15 +43,15 @@ def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
 
 
 class _Own(NamedTuple):
-    """What lies on one device alone, and may lie in other memories.
+    """The tables that are on one device alone and may have other tier assignments.
 
     Attributes:
         plan: the plan that has the device.
         device: its number.
         tables: (t,) indices of the tables.
-        now: (t,) the option that each of them has now.
-        options: of these tables.
-        model: tells what options cost.
+        now: (t,) the option that each table has now.
+        options: the options of these tables.
+        model: costs the options.
     """
 
     plan: Plan
@@ -63,7 +63,7 @@ class _Own(NamedTuple):
 
     @property
     def others_bytes(self) -> int:
-        """Bytes of the device's memory that all its other shards take by themselves."""
+        """Bytes of the device's memory that all other shards on the device take by themselves."""
         here = self.plan.device_loads.take(np.array([self.device])).loads
         of_others = ~np.isin([placed.shard.table for placed in self._placed], self.tables)
         its = LoadSets(here.take(np.flatnonzero(of_others)), np.array([int(of_others.sum())]))
@@ -74,7 +74,7 @@ class _Own(NamedTuple):
         return [placed for placed in self.plan.by_device if placed.device == self.device]
 
     def device_bytes(self, chosen: IntArray) -> int:
-        """Compute the bytes of the device with memories chosen for its own tables, (t,)."""
+        """Compute the bytes of the device with tier options `chosen` (t,) for its own tables."""
         homes = list(self.plan.tier_assignments)
         for table, option in zip(self.tables.tolist(), chosen.tolist(), strict=True):
             homes[table] = self.options.tier_assignments[option]
@@ -94,15 +94,16 @@ class _Own(NamedTuple):
 
 
 def _chosen_anew(own: _Own, host_bytes: int) -> IntArray | None:
-    """Choose memories (t,) for tables on one device that cost less than they do now; None if none do.
+    """Choose tier options (t,) for the tables of one device that cost less than the present ones; None if none do.
 
-    First as if no table widened the caches of others; if the device lacks memory for this, with caches of one width.
+    The first choice is made as if no table widened the caches of other tables; if the device lacks memory for this
+    choice, further choices have caches of one width.
     """
     rows, memory = np.arange(len(own.tables)), int(device_memory(own.plan.task)[own.device])
     room = memory - own.others_bytes
 
     def cheaper(options: HomeOptions) -> IntArray | None:
-        """Choose memories among some options that cost less than now and fit."""
+        """Choose tier options that cost less than the present ones and fit."""
         chosen = options.cheapest(room, host_bytes)
         if chosen is None or options.cost_ms[rows, chosen].sum() >= own.options.cost_ms[rows, own.now].sum():
             return None
@@ -117,9 +118,9 @@ def _chosen_anew(own: _Own, host_bytes: int) -> IntArray | None:
 
 
 def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan:
-    """Grow the caches of tables that lie on several devices, or let these leave the hosts, if all have room.
+    """Grow the caches of tables that are on several devices, or move the tables to device memory, if there is room.
 
-    The most expensive first, each as far as it goes.
+    The most expensive tables go first, each to the cheapest option that fits and lowers the predicted cost.
     """
     now = np.array([options.tier_assignments.index(home) for home in plan.tier_assignments])
     cost_ms = options.cost_ms[np.arange(len(now)), now]

@@ -1,4 +1,4 @@
-"""Choices of a memory for every table, with rules that keep narrow and wide cached tables apart where widths differ."""
+"""Choices of a tier for every table, with rules that keep narrow and wide cached tables apart if widths differ."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,10 +18,10 @@ _OTHERS_AT = 1  # place in `FILLED` of the share at which all of these have a ch
 
 
 def homed_tasks(task: Task, options: HomeOptions, model: ComputeModel) -> list[Task]:
-    """List the task with each table's memory fixed, by the cheapest choices within several shares of device memory.
+    """List the task with each table's tier fixed, by the cheapest choices within several fractions of device memory.
 
-    If cached tables may differ in width, tasks have rules for these too. The task itself stands for the choice in
-    which every table lies where it lies anyway. Empty if no choice fits.
+    If cached tables may differ in width, tasks have rules for cached tables too. The task itself stands for the choice
+    in which every table keeps the tier that the task gives it. The list is empty if no choice fits.
     """
     every = _all_cached(task)
     mixed = of_mixed_widths(every, shared_caches(every))
@@ -55,7 +55,7 @@ class _NarrowCaches(NamedTuple):
     edges: tuple[int, ...]
 
     def ruled(self, task: Task) -> Task | None:
-        """Add the rules for the cached tables of a task with fixed memories; None if they contradict others."""
+        """Add the rules for the cached tables of a task with fixed tiers; None if they contradict other rules."""
         tables = of_mixed_widths(task, shared_caches(task))
         if len(self.edges) > 1:
             return on_own_devices(task, tables, self.edges) if len(tables) else task
@@ -80,13 +80,13 @@ def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
 
 
 class _Charged(NamedTuple):
-    """A way to keep caches narrow, and the options of memories with caches as wide as in it."""
+    """A way to keep caches narrow, and the tier options with caches of these widths."""
 
     way: _NarrowCaches
     options: HomeOptions
 
     def cheapest(self, device_bytes: float, host_bytes: int) -> "_Choice | None":
-        """Choose each table's memory within bytes of both tiers; None if no choice is."""
+        """Choose each table's tier within bytes of device and host memory; None if no choice fits."""
         chosen = self.options.cheapest(device_bytes, host_bytes)
         if chosen is None:
             return None
@@ -94,7 +94,7 @@ class _Charged(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """A memory for each table, (T,) options, with its cost in ms and the way to keep its caches narrow."""
+    """A tier option for each table, (T,), with the cost in ms and the way to keep the caches narrow."""
 
     cost_ms: float
     charged: _Charged
@@ -102,7 +102,7 @@ class _Choice(NamedTuple):
 
 
 def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
-    """Yield the cheapest choice at each share of device memory, then at one share those of the next best ways."""
+    """Yield the cheapest choice at each fraction of device memory, then at one fraction those of the next best ways."""
     total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
 
     def ranked(some: list[_Charged], share: float) -> list[_Choice]:
@@ -117,7 +117,7 @@ def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
 
 
 def _all_cached(task: Task) -> Task:
-    """Put every table behind a cache that may be; tables that lie elsewhere in any case stay where they are."""
+    """Make every table `uvm_caching` that may be; other tables keep the tiers that the task gives them."""
     if not any(Tier.UVM_CACHING in its.tiers for its in task.limits):
         return task
     homes = (

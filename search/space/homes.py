@@ -1,4 +1,4 @@
-"""The memories that tables may lie in: what each takes and costs, the cheapest choice, and plans in other memories."""
+"""The tiers that tables may have: their bytes and costs, the cheapest choice, and plans with other tiers."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -27,12 +27,13 @@ _PRICES = 40  # of host memory that are tried
 
 @dataclass(frozen=True, eq=False)
 class HomeOptions:
-    """O memories for each of T tables, whole and in columns, or over all devices where a table may not be cut.
+    """O tier assignments for each of T tables: for whole tables, or over all devices if a table must be data-parallel.
 
     Attributes:
-        homes: (O,).
-        cost_ms: (T, O) of the table alone; infinite where it may not lie there, or models don't know what it costs.
-        device_bytes, host_bytes: (T, O) that it takes.
+        tier_assignments: (O,).
+        cost_ms: (T, O) cost of the table alone; infinite if the table may not have the tier, or if the models do not
+            know its cost.
+        device_bytes, host_bytes: (T, O) bytes that the table takes.
     """
 
     tier_assignments: tuple[TierAssignment, ...]
@@ -42,7 +43,7 @@ class HomeOptions:
 
     @classmethod
     def of(cls, task: Task, model: ComputeModel) -> "HomeOptions":
-        """Gather the memories that each table may lie in, with bytes and costs by a compute model of calls."""
+        """Gather the tiers that each table may have, with bytes and costs by a compute model of calls."""
         shares = sorted(
             {*_SHARES, *(its.cache_load_factor for its in task.limits if its.cache_load_factor is not None)}
         )
@@ -56,9 +57,10 @@ class HomeOptions:
         return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_copies(self, task: Task, allowed: BoolArray) -> "HomeOptions":
-        """Return the options with the bytes of all devices' copies where these are fewer than columns and buffers take.
+        """Return the options with the bytes of data-parallel tables, if these take fewer bytes than whole tables.
 
-        Of forms `allowed` (T, F): what looks up its own samples alone buffers no others.
+        Sharding types are `allowed` (T, F). A data-parallel table looks up its device's own samples alone, so that it
+        has smaller buffers.
         """
         size = self.device_bytes.copy()
         for table in np.flatnonzero(allowed[:, FORMS.index(COPIES.form)]).tolist():
@@ -93,9 +95,9 @@ class HomeOptions:
         )
 
     def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Choose each table's memory, (T,), for little cost in all, within bytes of both tiers; None if no choice is.
+        """Choose each table's tier option, (T,), at low total cost within bytes of both memories; None if none fits.
 
-        As many tables as find room there take their best memory, those first that gain most for a byte of the devices;
+        As many tables as fit get their cheapest option, first the tables that gain most per byte of device memory;
         host memory has the lowest price at which it suffices.
         """
         free = self._within(device_bytes, 0.0)
@@ -115,9 +117,9 @@ class HomeOptions:
         return best
 
     def _largest_first(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Choose memories, (T,), with the tables that take most of hosts on devices first; None where that won't fit.
+        """Choose options (T,) that put the tables with the most host bytes on devices first; None if that won't fit.
 
-        A small table gains more for each of its bytes, and may leave too few for a large one that hosts can't hold.
+        A small table gains more per byte, but may leave too few bytes for a large table that hosts cannot hold.
         """
         may, rows, none = np.isfinite(self.cost_ms), np.arange(len(self.cost_ms)), np.iinfo(np.int64).max
         chosen, roomy = (np.where(may, size, none).argmin(axis=1) for size in (self.device_bytes, self.host_bytes))
@@ -129,13 +131,13 @@ class HomeOptions:
         return chosen if left >= 0 and self._on_hosts(chosen) <= host_bytes else None
 
     def choices(self, task: Task) -> list[IntArray]:
-        """List the cheapest choices (T,) within several shares of device memory, each once, the roomiest first."""
+        """List the cheapest choices (T,) within several fractions of device memory, each once, the largest first."""
         total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
         chosen = (self.cheapest(total * share, hosts) for share in FILLED)
         return list({some.tobytes(): some for some in chosen if some is not None}.values())
 
     def shortage(self, task: Task) -> InfeasibleError:
-        """Make the error that says what is too small where no choice of memories fits."""
+        """Return the error that names the memory that is too small if no choice of tiers fits."""
         may = np.isfinite(self.cost_ms)
         least_device, least_host, least = (
             int(np.where(may, size, np.iinfo(np.int64).max).min(axis=1).sum())
@@ -148,7 +150,7 @@ class HomeOptions:
         return int(self.host_bytes[np.arange(len(chosen)), chosen].sum())
 
     def _within(self, device_bytes: float, host_price: float) -> IntArray | None:
-        """Choose memories (T,) with a price, in ms, of every byte of hosts; None where not even the smallest fit."""
+        """Choose options (T,) with a price, in ms, per byte of host memory; None if not even the smallest fit."""
         cost = self.cost_ms + host_price * self.host_bytes
         steps: list[tuple[float, int, int, int]] = []  # what a byte costs less, the table, bytes, the option
         chosen = np.empty(len(cost), dtype=np.int64)
@@ -187,11 +189,11 @@ def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: 
     if device_bytes > memory:
         return InfeasibleError(
             f"device memory is short: with all tables on hosts, devices still need {readable_bytes(device_bytes)} "
-            f"for buffers, state and what may not lie elsewhere; {has}; give each device more memory"
+            f"for buffers, state and tables that may not be in host memory; {has}; give each device more memory"
         )
     if host_bytes > hosts:
         return InfeasibleError(
-            f"host memory is short: tables that must lie there take {readable_bytes(host_bytes)}; {has}; raise "
+            f"host memory is short: tables that must be in it take {readable_bytes(host_bytes)}; {has}; raise "
             "topology.host_memory_bytes"
         )
     return _shortage_of("device and host memory are both short", task) if both_bytes > memory + hosts else None
@@ -229,7 +231,7 @@ def _slope(size: IntArray, cost: FloatArray, before: int, after: int) -> float:
 
 
 def _costed(task: Task, home: TierAssignment, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
-    """Compute (T,) ms, bytes of devices and bytes of hosts, with all tables in one memory."""
+    """Compute (T,) ms, bytes of devices and bytes of hosts, with one tier assignment for all tables."""
     loads = Loads.of(task.tables, task.batch_size).at([home] * len(task.tables))
     known = np.flatnonzero([CALLS[number] in model.calls for number in loads.call.tolist()])
     cost_ms = np.full(len(loads), np.inf)
@@ -244,7 +246,7 @@ def _everywhere_bytes(task: Task, layout: Layout, table: int) -> int:
 
 
 def has_other_homes(task: Task) -> bool:
-    """Tell whether some table may lie in another memory, or with another cache, than where it lies as it is."""
+    """Return True if some table may have another tier, or another cache, than the task gives it."""
     if not task.topology.host_bytes:
         return False
     return any(
@@ -253,20 +255,20 @@ def has_other_homes(task: Task) -> bool:
 
 
 def is_ample(task: Task) -> bool:
-    """Tell whether all tables lie on devices with so much memory that no choice puts any elsewhere."""
+    """Return True if all tables are in device memory and it is so large that no choice moves a table to hosts."""
     taken = int(task.memory.device_bytes(task.loads).sum())
     return not task.loads.tier.any() and taken <= FILLED[-1] * int(device_memory(task).sum())
 
 
 def homed(task: Task, homes: tuple[TierAssignment, ...]) -> Task:
-    """Fix each table of the task in a memory (T,) that searches leave it in."""
+    """Fix the tier assignment (T,) of each table of the task, so that searches keep it."""
     rules = [replace(rule, tiers=None, cache_load_factor=None) for rule in task.constraints.rules]
     rules += [TableRule.keeping(table.name, home) for table, home in zip(task.tables, homes, strict=True)]
     return replace(task, constraints=replace(task.constraints, rules=tuple(rules)))
 
 
 def settled(plan: Plan) -> Plan:
-    """Restate the plan as one of a task that gives every table the memory which it has in the plan.
+    """Return the plan on a task that fixes every table's tier assignment in the plan.
 
     If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
     whose caches are as wide as theirs: then the bounds are the plan's own bytes.
@@ -280,6 +282,6 @@ def settled(plan: Plan) -> Plan:
 
 
 def rehomed(plan: Plan, task: Task, homes: tuple[TierAssignment, ...]) -> Plan:
-    """Restate the plan's shards as a plan of `task`, of the same tables, with each table in a memory (T,)."""
+    """Return the plan's shards as a plan of `task`, of the same tables, with tier assignments `homes` (T,)."""
     placements = (replace(placed, tier_assignment=homes[placed.shard.table]) for placed in plan.placements)
     return Plan(task, tuple(placements))

@@ -74,7 +74,7 @@ def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
 
 @leaf
 def keeps_limits(limits: Limits, held: IntArray) -> bool:
-    """Tell whether shards of `held` (I, D) lie where they may, and are as many, as wide, as items must and may have."""
+    """Return True if the devices, counts and widths of all shards of `held` (I, D) keep the limits of their items."""
     num_items, num_devices = held.shape
     for item in range(num_items):
         shards = 0
@@ -119,7 +119,7 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """The I items that are to be placed in columns, and their limits."""
+    """The I items that are to be placed column-wise, and their limits."""
 
     base: Base
     items: tuple[Item, ...]
@@ -127,7 +127,7 @@ class Items:
 
     @classmethod
     def of(cls, base: Base) -> "Items":
-        """Make items of a task's tables in columns, in order of their first table; without constraints, the tables."""
+        """Make items of a base's column-wise tables, in order of their first table; without constraints, the tables."""
         task = base.task
         items = _items(task, base.in_columns)
         allowed = np.zeros((len(items), task.topology.num_devices), dtype=np.bool_)
@@ -167,7 +167,7 @@ class Items:
 
     @property
     def confined(self) -> BoolArray:
-        """Whether each item, (I,), may not lie just anywhere: such items are better placed first."""
+        """True for each item, (I,), that some device or other item excludes: such items are better placed first."""
         confined: BoolArray = ~self.limits.allowed.all(axis=1) | (np.diff(self.limits.rival_first) > 0)
         return confined
 
@@ -194,11 +194,13 @@ class Items:
         """Count the units of each item on each device, (I, D), of a plan that keeps the task's constraints.
 
         Raises:
-            UserError: a table that is to be placed in columns lies otherwise.
+            UserError: a table that is to be placed column-wise has another sharding type in the plan.
         """
         if not self.base.others:
             plan.check_layouts(
-                lambda layout: layout.free, "this search starts from column-wise plans only", "give such a plan"
+                lambda layout: layout.free,
+                "this search starts from column-wise tables only",
+                "give a plan with this table column_wise",
             )
         units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
         for placement in plan.placements:

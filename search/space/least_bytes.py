@@ -64,9 +64,9 @@ class LeastBytes:
 
     @classmethod
     def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[TierAssignment]]) -> "LeastBytes":
-        """Compute the fewest bytes of tables that may lie as each of `tiers` (T,) has them, where there is such a call.
+        """Compute the fewest bytes of each table over its allowed sharding types and the `tiers`, lists of (T,) each.
 
-        A table that has no such call counts nothing.
+        Only kernel `calls` count; a table without any counts 0.
         """
         whole, forms = Loads.of(task.tables, task.batch_size), allowed_forms(task, CALLS)
         known = np.array([*(call in calls for call in CALLS), False])  # the last one: there is no such call

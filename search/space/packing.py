@@ -23,7 +23,7 @@ from neuroshard.tasks.task import Task
 
 _NAMED_ITEMS = 3
 _FRACTIONS = 1000  # of how many times the memory would do
-NO_PLAN = "no plan exists"  # a sum of bytes proves it, for every form that the task allows
+NO_PLAN = "no plan exists"  # a sum of bytes proves it, for every sharding type that the task allows
 NONE_FOUND = "no plan found"
 _PRECISION = 1.002  # of the smallest factor that is reported
 _MOST_GROUPS = 256  # different sets of devices that the constraints confine items to, whose sums are checked
@@ -113,9 +113,10 @@ def described(memory: IntArray) -> str:
 
 
 def check_total(sizes: Sizes) -> None:
-    """Raise InfeasibleError if the bytes alone prove that nothing fits in columns.
+    """Raise InfeasibleError if the bytes alone prove that the column-wise tables do not fit.
 
-    Those of all items, or of one item at its narrowest. The memory that the error names does, wherever any amount does.
+    The bytes are those of all items, or of one item at its narrowest. The memory that the error names suffices, if any
+    amount does.
     """
     items, memory = sizes.items, sizes.items.free_bytes
     check_hosts(items.task)
@@ -176,7 +177,7 @@ def packed(sizes: Sizes) -> IntArray:
     """
     held = _packed_within(sizes, sizes.items.free_bytes)
     if held is None:
-        if not sizes.items.base.others:  # with tables in rows or copies, the sum proves nothing about other choices
+        if not sizes.items.base.others:  # otherwise the sum proves nothing about other sharding types
             check_confined(sizes)
         raise shortage(sizes, NONE_FOUND)
     return held

@@ -124,7 +124,7 @@ def _shard_loads(items: Items, item: IntArray, units: IntArray) -> LoadSets:
 
 
 class Room(NamedTuple):
-    """What lies on D devices so far, and what is left of them; `put` changes it in place.
+    """The shards on D devices so far, and the room that is left; `put` changes both in place.
 
     Attributes:
         limits: the items'.
@@ -152,10 +152,11 @@ class Room(NamedTuple):
 
 @leaf
 def may_join(room: Room, item: int, device: int, held: int, gives: float, takes: int) -> bool:
-    """Tell whether a shard of an item that gives and takes so much may go to a device that holds so many units of it.
+    """Return True if a shard of an item, with its output units and bytes, may go to a device with `held` units of it.
 
-    What it gives out and its bytes must find room, its item be allowed there, and none of its item's rivals lie there.
-    Two shards of an item become one where they meet, so those of an item that needs several devices must not.
+    The output and the bytes of the shard must fit, the item must be allowed there, and no rival of the item may be
+    there. Two shards of an item on one device become one shard, so shards of an item that needs several devices must be
+    on different devices.
     """
     if gives > room.free_units[device] or takes > room.free_bytes[device]:
         return False

@@ -291,7 +291,7 @@ COLLECTIVES = ("all_to_all", "reduce_scatter", "all_reduce", "input")
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
-def test_a_real_run_of_all_forms_and_collectives(tmp_path):
+def test_a_real_run_measures_all_sharding_types_and_collectives(tmp_path):
     run = collect_run(tmp_path / "data", Hardware, samples=24)
     compute = replace(
         run.compute, sharding_types=FORMS, sharers=(2,), max_copy_bytes=1 << 20, pooled=(True, False), features=(1, 3)

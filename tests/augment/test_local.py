@@ -58,7 +58,7 @@ def test_limits_that_no_plan_keeps_are_refused():
         PlanAugmentation(max_dim=12)
 
 
-def test_plans_are_of_all_forms_and_many_sizes(drawn):
+def test_drawn_plans_have_all_sharding_types_and_many_sizes(drawn):
     plans = [sample.plan for sample, _ in drawn]
     assert {form for plan in plans for form in plan.forms} == set(FORMS)
     placed = [(plan, its, form) for plan in plans for its, form in zip(plan.by_table, plan.forms, strict=True)]

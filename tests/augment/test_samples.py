@@ -103,7 +103,7 @@ def test_caches_keep_the_cap_with_rows_as_wide_as_the_widest_table(seed, max_byt
     assert sum(ceil(table.rows * share) for table in sample.held) * widest <= max_bytes
 
 
-def test_combinations_lie_in_the_memories_that_are_listed():
+def test_combinations_have_the_tiers_that_are_listed():
     plain, tiered = (
         ComputeAugmentation(),
         ComputeAugmentation(tiers=("device", "uvm_caching", "uvm"), cache_load_factor=(0.1, 1.0)),
@@ -148,7 +148,7 @@ def test_sequence_tables_have_one_width_and_outputs_below_a_cap(seed, max_tables
     assert outputs <= (1 << 20) * (3 if form == "row_wise" else 1)
 
 
-def test_sequence_tables_come_as_often_as_they_are_listed_and_never_as_copies():
+def test_sequence_tables_come_as_often_as_listed_and_are_never_data_parallel():
     augmentation = ComputeAugmentation(
         sharding_types=("column_wise", "row_wise", "data_parallel"), pooled=(True, False), max_tables=3
     )
@@ -189,7 +189,7 @@ def test_every_block_and_some_hot_first_blocks_are_drawn():
     assert 0.18 < ordered < 0.32
 
 
-def test_copies_are_small_and_see_a_devices_own_samples():
+def test_data_parallel_tables_are_small_and_see_a_devices_own_samples():
     samples = _drawn(
         ComputeAugmentation(sharding_types=("data_parallel",), sharers=(2, 8), max_copy_bytes=100_000), 100
     )
@@ -198,7 +198,7 @@ def test_copies_are_small_and_see_a_devices_own_samples():
     assert all(sample.tables and sample.size_bytes <= 100_000 for sample in samples)
 
 
-def test_forms_and_collectives_come_as_often_as_they_are_listed():
+def test_sharding_types_and_collectives_come_as_often_as_they_are_listed():
     compute = ComputeAugmentation(sharding_types=("column_wise", "column_wise", "row_wise", "data_parallel"))
     forms = Counter(sample.form for sample in _drawn(compute, 400))
     assert forms[Form.COLUMN_WISE] == pytest.approx(200, abs=40)
@@ -307,5 +307,5 @@ def test_what_cannot_be_drawn_is_refused(kind, settings, message):
         kind(**settings).check(SPLIT if kind is ComputeAugmentation else None)
 
 
-def test_limits_of_other_forms_do_not_count():
+def test_limits_of_other_sharding_types_do_not_count():
     ComputeAugmentation(sharding_types=("column_wise",), sharers=(4096,), max_copy_bytes=10).check(SPLIT)

@@ -193,7 +193,7 @@ def test_sweeps_go_to_slurm():
     assert launcher.partition == "cpu"
 
 
-def test_a_plain_search_lies_in_the_range_of_the_installed_models():
+def test_a_plain_search_is_in_the_training_range_of_the_installed_models():
     """Its task, laid out by any sensible plan; tasks that are drawn are drawn from all tables still."""
     search = instantiate_config(_compose("search", []).run)
     (task,) = search.tasks

@@ -10,7 +10,7 @@ _Change = Callable[[bytes, np.random.Generator], bytes]
 
 
 def damaged(content: bytes, rng: np.random.Generator) -> bytes:
-    """A copy of a file with one to three things wrong: bytes of any file, and values where its form is known.
+    """A copy of a file with one to three things wrong: bytes of any file, and values if its format is known.
 
     Three copies of four are well-formed, with values that are wrong: what gets past a parser is where readers go wrong.
     """

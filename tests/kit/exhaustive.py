@@ -183,7 +183,7 @@ def tiny_task(
 ) -> TinyTask:
     """1 to 4 tables of 4 to 16 columns on 2 or 3 devices; most of them with little memory to spare.
 
-    Some are read by several features; each is `pooled` as one of these says. `rules` hold besides those of the task.
+    Some are read by several features; each is `pooled` as one of these says. `rules` are added to those of the task.
     """
     rng = np.random.default_rng(seed)
     features, kinds = (np.random.default_rng([seed, stream]) for stream in (1, 2))

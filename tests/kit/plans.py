@@ -27,15 +27,15 @@ def whole(task, *devices):
 
 
 def laid_out(task, *places):
-    """Make the plan whose tables lie in `places`, one after the other, as `placed` says of each."""
+    """Make the plan with each table at its place in `places`, as `placed` describes it."""
     return Plan(task, tuple(one for index, where in enumerate(places) for one in placed(task, index, where)))
 
 
 def placed(task, index, where):
     """List the placements of a table.
 
-    Whole on a device; as many columns as there stand for each device; COPIES; in rows on a sequence of devices; or in
-    rows on several of them, each with as many columns as there stand.
+    `where` is a device for a whole table; a dict of columns by device; COPIES for a data-parallel table; a sequence of
+    devices for a row-wise table; or a dict of columns by sequence of devices.
     """
     if where == COPIES:
         return in_copies(task, index)

@@ -60,7 +60,7 @@ def random_set_comm(seed: int = 0) -> SetComm:
 
 
 def random_by_form(seed: int = 0) -> ComputeByForm:
-    """Make a random model of each kernel call: ensembles of columns and rows, arithmetic of host memory."""
+    """Make a random model of each kernel call: ensembles for column_wise and row_wise, formulas for host memory."""
     others = map(random_regression, range(seed, seed + len(FORMS) - 2))
     pooled = random_ensemble(seed), random_ensemble(seed + 1), *others
     sequences = random_ensemble(seed + 2), *map(random_regression, range(seed + 3, seed + 2 + len(CUT_FORMS)))
@@ -79,7 +79,7 @@ def random_by_collective(seed: int = 0) -> CommByCollective:
 
 
 def random_form_models(seed: int = 0) -> CostModels:
-    """Make models of all forms and collectives, the input too, with random weights."""
+    """Make models of all sharding types and collectives, the input too, with random weights."""
     forward, backward = random_by_collective(seed), random_by_collective(seed + 10)
     return CostModels(random_by_form(seed), forward, backward, None, input=random_set_comm(seed + 20))
 

@@ -12,11 +12,11 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 
-H100 = Simulator(CostModels.load("roofline:h100"))  # knows every form, exchange and memory
+H100 = Simulator(CostModels.load("roofline:h100"))  # knows every sharding type, exchange and tier
 
 
 def items_of(task: Task) -> Items:
-    """Return the items of a task of which nothing lies on devices yet."""
+    """Return the items of a task with no table on a device yet."""
     return Items.of(Base.empty(task))
 
 
@@ -26,7 +26,7 @@ def sizes_of(task: Task) -> Sizes:
 
 
 def catalog_of(task: Task, simulator: Simulator) -> Catalog:
-    """Return the catalog of a task of which nothing lies on devices yet."""
+    """Return the catalog of a task with no table on a device yet."""
     return Catalog.checked(Base.empty(task), simulator)
 
 

@@ -8,7 +8,7 @@ from tests.kit.plans import COPIES, laid_out
 
 
 def mixed_plan(num_devices, devices_per_host=None):
-    """A plan of pooled tables in all forms, one that two features read, and a sequence table."""
+    """A plan of pooled tables of all sharding types, one that two features read, and a sequence table."""
     tables = list(toy_task(6, num_devices=num_devices).tables)
     tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
     rows = 64 * num_devices  # so that every rank has a block

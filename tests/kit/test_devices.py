@@ -38,8 +38,8 @@ def test_costs_are_not_a_sum_over_tables(device):
 
 
 @pytest.mark.parametrize("device", MADE_UP.values(), ids=MADE_UP)
-def test_copies_are_updated_whole(device):
-    """However few rows are looked up; tables in columns don't care how many others there are."""
+def test_data_parallel_tables_update_all_rows(device):
+    """However few rows are looked up; the cost of column-wise tables does not depend on the number of rows."""
     small, large = (ComputeSample((replace(_TABLES[0], rows=rows),), 64) for rows in (10**5, 10**7))
     calls = [replace(sample, form=form) for form in (Form.COLUMN_WISE, Form.DATA_PARALLEL) for sample in (small, large)]
     in_columns, _, copied, copied_large = device.compute.predict(loads_of(calls))
@@ -64,7 +64,7 @@ def test_what_is_looked_up_in_blocks_is_recorded():
     assert 0 < one.sample.lookups[0].count < 4096 * _TABLES[0].pooling_factor
 
 
-def test_gpu_sectors_make_narrow_tables_as_dear_as_wider_ones():
+def test_gpu_sectors_make_narrow_tables_as_expensive_as_wider_tables():
     four, eight = (MadeUpGpu(memory_bytes_per_ms=1.0).predict(LoadSets.of([[t]], 64))[0] for t in
                    (_TABLES[0].with_dim(4), _TABLES[0].with_dim(8)))  # fmt: skip
     assert eight < 1.1 * four

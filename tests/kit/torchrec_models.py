@@ -86,7 +86,7 @@ def planned(model: nn.Module, sharders: Any = None, **settings: Any) -> tuple[Ne
 
 
 def places(plan: ShardingPlan, module: str = "") -> dict[str, tuple[str, list[int]]]:
-    """The sharding type of a module's tables, and the ranks that they lie on."""
+    """The sharding type of a module's tables, and their ranks."""
     return {name: (sharding.sharding_type, sharding.ranks) for name, sharding in plan.plan[module].items()}
 
 

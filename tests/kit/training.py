@@ -1,4 +1,4 @@
-"""TorchRec's models that train in tests, sharded and whole: what they look up, their weights, and where these lie."""
+"""TorchRec's models that train in tests, sharded and whole: lookups, weights, and the ranks of the weights."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -81,7 +81,7 @@ def tables_of(model: nn.Module, names: Collection[str]) -> dict[str, nn.Paramete
 
 
 def held(model: nn.Module, names: Collection[str]) -> Iterator[tuple[str, Window, torch.Tensor]]:
-    """The table, rows and columns, and weights of each shard that lies here; of copies and whole models too."""
+    """The table, rows and columns, and weights of each shard on this rank, data-parallel and whole tables too."""
     for name, tensor in model.state_dict().items():
         if (table := name.split(".")[-2]) in names:
             for (row, column), shard in _shards(tensor):
@@ -115,7 +115,7 @@ def descend(tables: Mapping[str, nn.Parameter], losses: Sequence[torch.Tensor], 
 
 
 def check_held(model: nn.Module, expected: Mapping[str, torch.Tensor]) -> int:
-    """Check that what lies here of these tables holds what is expected of them; the number of shards."""
+    """Check that the shards of these tables on this rank have the expected weights; return their number."""
     shards = list(held(model, expected))
     for name, window, shard in shards:
         torch.testing.assert_close(shard, expected[name].detach()[window])

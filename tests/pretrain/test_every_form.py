@@ -1,4 +1,4 @@
-"""Models of all forms and collectives, fitted to made-up devices whose costs are known."""
+"""Models of all sharding types and collectives, fitted to made-up devices whose costs are known."""
 
 import json
 from dataclasses import replace
@@ -99,7 +99,7 @@ def test_every_part_has_a_model_that_learns_its_costs(data, fitted):
 
 
 @pytest.mark.parametrize("devices_per_host", [None, 2])
-def test_plans_in_every_form_cost_about_what_they_truly_do(models, devices_per_host):
+def test_predictions_for_every_sharding_type_are_near_true_costs(models, devices_per_host):
     plan = _mixed(devices_per_host)
     assert models.forms == set(Form)
     found, true = (Simulator(one, count_input=True).cost(plan.task, plan) for one in (models, DEVICE.truth))
@@ -109,7 +109,7 @@ def test_plans_in_every_form_cost_about_what_they_truly_do(models, devices_per_h
     assert found.margin_ms > 0
 
 
-def test_what_lies_outside_of_what_was_measured_is_told_by_part(models):
+def test_loads_outside_the_training_range_are_named_by_part(models):
     task = _mixed(None).task
     huge = replace(task, tables=(replace(task.tables[2], rows=500_000_000),))
     other = laid_out(huge, COPIES)
@@ -142,7 +142,7 @@ def test_backward_waits_do_not_shorten_what_was_measured_without_any(models):
     assert (scatter.lead > 0).any()
 
 
-def test_fewer_forms_are_fitted_where_they_are_named(data):
+def test_fewer_sharding_types_are_fitted_if_they_are_named(data):
     rows = _pretrain(data, "row_wise", calls=("row_wise",), **BRIEF_SETS)
     assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("data_parallel", "all_reduce"))}
     assert CostModels.load(data.parent / "row_wise").forms == {Form.COLUMN_WISE, Form.ROW_WISE}
@@ -171,7 +171,7 @@ def test_fitting_further_goes_on_from_every_part(data):
 
 
 def test_rows_begin_where_columns_ended(data):
-    """The kernel is the same; copies have another, and begin from nothing."""
+    """Both have the same kernel; data-parallel tables have another, whose model begins from nothing."""
     networks = {"compute_model": Additive((8,), training=STILL), "comm_model": SetCommunication((8,), STILL)}
     _pretrain(data, "still", **networks)
     model, loads = CostModels.load(data.parent / "still").compute, Loads.of(TABLES[:20], 4096)
@@ -180,11 +180,11 @@ def test_rows_begin_where_columns_ended(data):
     assert not np.allclose(copies, columns, rtol=0.1)
 
 
-def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
+def test_models_of_the_papers_kind_serve_every_sharding_type_at_one_batch_size(tmp_path):
     _write(tmp_path / "data", 300, 400)
     networks = {"compute_model": PaperCompute(training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
     with pytest.raises(UserError, match=r"measured at batch sizes 1024, 2048; choose features=physical"):
-        _pretrain(tmp_path / "data", "wrong", **networks)  # copies, which several numbers of devices share
+        _pretrain(tmp_path / "data", "wrong", **networks)  # data_parallel was measured with several numbers of devices
     _pretrain(tmp_path / "data", "row_wise", calls=("row_wise",), **networks)
     models = CostModels.load(tmp_path / "rows")
     assert models.forms == {Form.COLUMN_WISE, Form.ROW_WISE}
@@ -238,7 +238,7 @@ def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
     ):
         _pretrain(tmp_path / "data", out, calls=calls, **BRIEF_SETS)
         assert CostModels.load(tmp_path / out).compute.calls == known
-    for call, its in (("row_wise", "in rows"), ("sequence_row_wise", "of sequence tables in rows")):
+    for call, its in (("row_wise", "of row_wise tables"), ("sequence_row_wise", "of row_wise sequence tables")):
         with pytest.raises(UserError, match=f"no compute samples {its} for the train split"):
             _pretrain(tmp_path / "data", "wrong", calls=(call,), **BRIEF_SETS)
 

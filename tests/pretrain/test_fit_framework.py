@@ -80,7 +80,7 @@ def test_it_finds_the_truth_where_there_is_no_noise():
 
 
 def test_kernels_hang_on_little_that_ranks_determine():
-    """Noise is explained by what any other part may hang on, but not by what would make gains of copies uncertain."""
+    """Noise is explained by inputs of any other part, but not if gains of data-parallel tables became uncertain."""
     rng = np.random.default_rng(0)
     noisy = [replace(m, repeats=m.repeats.times(float(np.exp(rng.normal(0, 0.3))))) for m in _measured(60)]
     fitted = fit_framework(MODELS, noisy)

@@ -171,7 +171,7 @@ def test_a_worse_fit_is_not_kept():
     assert np.array_equal(fitted.forward.network.weights[0], start.forward.network.weights[0])
 
 
-def test_other_forms_and_collectives_are_scaled_like_columns():
+def test_other_sharding_types_and_collectives_are_scaled_like_column_wise():
     start = random_form_models()
     columns = start.compute.of_call(Call(Form.COLUMN_WISE))
     pooled = CostModels(columns, *(m.exchanges[Collective.ALL_TO_ALL] for m in (start.forward, start.backward)), None)

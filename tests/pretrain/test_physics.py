@@ -1,4 +1,4 @@
-"""Models of the default form keep physics whatever they are fitted to: here, measurements that break it."""
+"""Models of the default kind keep physics whatever they are fitted to: here, measurements that break it."""
 
 from dataclasses import replace
 from functools import cache, partial

@@ -230,7 +230,7 @@ PARTIAL = {name: {"train": 24, "valid": 0, "test": 8} for name in ("compute.data
 
 @pytest.fixture
 def partial(data):
-    """Beside what is needed, copies and their exchange without samples for validation."""
+    """A data set with data-parallel tables and their exchange, for which there are no samples for validation."""
     copies = [replace(m, sample=replace(m.sample, form=Form.DATA_PARALLEL)) for m in _compute(40) if m.split != "valid"]
     gathered = [
         replace(m, sample=CommSample((4096,) * 3, m.sample.start_ms, 64, Collective.ALL_REDUCE))
@@ -427,7 +427,7 @@ def test_impossible_settings_are_refused(kind, setting):
 
 
 @SETS_GROUP
-def test_a_start_of_another_form_is_refused_before_anything_is_fitted(data, by_sets, monkeypatch):
+def test_a_starting_model_of_another_kind_is_refused_before_anything_is_fitted(data, by_sets, monkeypatch):
     """The communication model's too."""
     monkeypatch.setattr(Ensemble, "fit", lambda *_: pytest.fail("fitted"))
     mixed = BRIEF_SETS | {"comm_model": BRIEF_PAPER["comm_model"]}

@@ -19,12 +19,12 @@ def criteo(
     zipf_exponent: Exponent = ZIPF_EXPONENT,
     bytes_per_element: BytesPerElement = 4,
 ) -> tuple[Table, ...]:
-    """Make DLRM-DCNv2's 26 tables; reuse histograms aren't published: a Zipf law of `zipf_exponent` stands in.
+    """Make DLRM-DCNv2's 26 tables, with reuse histograms of a Zipf law, because histograms are not published.
 
     Args:
-        batch_size: global, for which reuse histograms are computed.
+        batch_size: global batch size for which reuse histograms are computed.
         dim: columns of each table, a multiple of 4.
-        zipf_exponent: of the lookups: histograms are not published.
+        zipf_exponent: exponent of the Zipf law of lookups.
         bytes_per_element: 4 | 2: fp32 or fp16.
     """
     return tuple(

@@ -38,7 +38,7 @@ def dlrm(
         path: FILE.pt or FILE.pt.gz; tables=FILE.pt.gz is short for it.
         dim: columns of each table, a multiple of 4.
         bytes_per_element: 4 | 2: fp32 or fp16.
-        max_tables: the first so many; None takes all.
+        max_tables: maximum number of tables, the first of the file; None takes all.
 
     Raises:
         UserError: no such file, or not of the published format.

@@ -56,8 +56,8 @@ def dlrm_like(
     unique rows than the 788 tables that Meta published in 2022.
 
     Args:
-        num_tables: how many.
-        batch_size: global, for which reuse histograms are computed.
+        num_tables: number of tables.
+        batch_size: global batch size for which reuse histograms are computed.
         dim: columns of each table, a multiple of 4.
         bytes_per_element: 4 | 2: fp32 or fp16.
         seed: other seeds give other tables with the same statistics.

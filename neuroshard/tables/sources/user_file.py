@@ -53,7 +53,7 @@ _TEXTS = frozenset(["name", "row_lookups", "dtype"])
 _WHOLE = ("rows", "dim", "bytes_per_element", "reuse_batch_size", "features")
 _DTYPES = {"fp32": 4, "float32": 4, "float": 4, "fp16": 2, "float16": 2, "half": 2}
 _MOST_SHOWN = 5  # wrong tables in an error
-_LOOKUPS = ("reuse", "reuse_batch_size", "row_lookups")  # what is said of them, besides how many they are
+_LOOKUPS = ("reuse", "reuse_batch_size", "row_lookups")  # columns about lookups, except their number
 
 
 @checked
@@ -64,13 +64,13 @@ def user_file(
 
     Args:
         path: a CSV, Parquet or JSON file; tables=FILE.csv is short for it.
-        batch_size: global, for which reuse histograms are computed.
-        zipf_exponent: of the lookups, where the file gives no histogram.
-        pad_dims: true: dims are rounded up to multiples of 4, as your model's must be then.
+        batch_size: global batch size for which reuse histograms are computed.
+        zipf_exponent: exponent of the Zipf law of lookups, for tables without a histogram in the file.
+        pad_dims: true rounds dims up to multiples of 4; your model must do the same.
 
     Raises:
-        UserError: the file can't be read, has a column that nobody knows or lacks one, or holds values that are out of
-            range: the first of them, and how many more.
+        UserError: the file can't be read, has an unknown column, lacks a column, or has values out of range: the
+            message names the first of them, and the number of others.
     """
     rows = read_rows(Path(path), _TEXTS, _named)
     if not rows:

@@ -51,25 +51,26 @@ def tables_from_batches(
 ) -> MeasuredTables:
     """Make tables with the statistics of a job's own lookups: pooling factors, reuse histograms, `row_lookups`.
 
-    Batches are joined and cut, in order, to global batches: D local ones make one where each is the batch of one of D
-    devices. A histogram is the mean of those of all global batches that touch the table. Samples after the last whole
-    global batch are left out; if they are all there is, the tables are made for so many samples, with a warning. A
-    table that is never looked up counts as looked up once in all samples, with a warning.
+    Batches are joined and cut, in order, to global batches; if each batch is the batch of one of D devices, D batches
+    make a global batch. A histogram is the mean over all global batches that touch the table. Samples after the last
+    whole global batch are left out; if there is no whole global batch, the tables are made for as many samples as there
+    are, with a warning. A table that is never looked up counts as looked up once in all samples, with a warning.
 
     Args:
         shapes: the tables.
-        batches: any number, read one by one. Each gives for every table, by name, indices (L,) of rows, and where they
-            are split into B samples; as NumPy arrays, torch tensors or lists. What it gives besides is ignored.
-        global_batch_size: samples in a step of all devices together: what the histograms are made for.
+        batches: any number of batches, which are read one by one. A batch has for every table, by name, a pair: indices
+            (L,) of rows, and `splits`, which divide them into B samples; as NumPy arrays, torch tensors or lists. Other
+            names are ignored.
+        global_batch_size: samples per step over all devices, for which the histograms are made.
         splits: "offsets": (B + 1,), from 0 to L; "lengths": (B,), lookups of each sample.
-        row_blocks: equal blocks of rows that `row_lookups` tells of, 0 to 1,024, no more than a table has rows.
-        max_bytes: of memory, in addition to the batch itself: a number, or text such as "4GiB". Where the rows that a
-            global batch touches don't fit, lookups of a random share of them are counted; `Counted.reuse_error` says
-            what that may be off by.
+        row_blocks: number of equal blocks of rows in `row_lookups`, 0 to 1,024, at most the rows of a table.
+        max_bytes: maximum memory in addition to the batch itself: a number, or text such as "4GiB". If the rows that a
+            global batch touches don't fit, the lookups of a random share of them are counted; `Counted.reuse_error` is
+            the error that this may cause.
 
     Raises:
-        UserError: there is no sample; a batch lacks a table, or its lookups contradict each other; an index lies
-            outside its table; or `max_bytes` are too few for so many tables.
+        UserError: there is no sample; a batch lacks a table, or its lookups contradict each other; an index is outside
+            its table; or `max_bytes` is too small for so many tables.
     """
     with watched(batches) as seen:
         plain = (_read(shapes, batch, number, splits) for number, batch in enumerate(seen))
@@ -92,7 +93,7 @@ def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Spli
 
 @contextmanager
 def watched(batches: Iterable[_T]) -> Iterator[Iterator[_T]]:
-    """Yield the batches, beside a progress bar that counts them."""
+    """Yield the batches, and count them in a progress bar."""
     with progress_bar() as progress:
         bar = progress.add_task("batches", total=len(batches) if isinstance(batches, Sized) else None)
 
@@ -226,12 +227,12 @@ def table_from_trace(
 ) -> Table:
     """Make the table whose lookups in one global batch of B samples are `indices` (L,), split at `offsets` (B + 1,).
 
-    Its reuse histogram is that batch's, so B is the batch size that the table is made for: `reuse_batch_size`. With
-    `row_blocks`, 2 to 1,024, so are its `row_lookups` in as many blocks of rows, but no more than there are rows; with
-    0 it has none. `tables_from_batches` does the same for several tables and batches.
+    The reuse histogram is the histogram of this batch, so the table's `reuse_batch_size` is B. With `row_blocks`, 2 to
+    1,024, the table has `row_lookups` in so many blocks of rows, but at most as many as there are rows; with 0 it has
+    none. `tables_from_batches` does the same for several tables and batches.
 
     Raises:
-        UserError: offsets don't rise from 0 to L, or an index lies outside 0..rows-1.
+        UserError: offsets don't rise from 0 to L, or an index is outside 0..rows-1.
     """
     where = f"trace of {name!r}"
     lookups = Lookups.of(indices, offsets, "offsets", rows, where)

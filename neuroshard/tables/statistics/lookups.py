@@ -29,11 +29,11 @@ class Lookups:
 
     @classmethod
     def of(cls, indices: object, splits: object, which: Splits, rows: int, where: str) -> "Lookups":
-        """Check lookups in so many rows; `splits` are (B + 1,) offsets from 0 to L, or (B,) lengths that sum to L.
+        """Check lookups in a table of `rows` rows; `splits` are (B + 1,) offsets from 0 to L, or (B,) lengths of sum L.
 
         Raises:
-            UserError: they are no whole numbers or contradict each other, or an index lies outside 0..rows-1;
-                `where` is what its line begins with.
+            UserError: the values are not whole numbers or contradict each other, or an index is outside 0..rows-1. The
+                message begins with `where`.
         """
         looked_up, numbers = _whole_numbers(indices, "indices", where), _whole_numbers(splits, which, where)
         possible = not len(numbers) or (
@@ -47,7 +47,7 @@ class Lookups:
             raise UserError(f"{where}: {which} must {wanted} the number of indices, {len(looked_up)}")
         for index in (int(looked_up.min()), int(looked_up.max())) if len(looked_up) else ():
             if not 0 <= index < rows:
-                raise UserError(f"{where}: index {index} must lie in 0..{rows - 1}")
+                raise UserError(f"{where}: index {index} must be in 0..{rows - 1}")
         return cls(looked_up, offsets)
 
     @property
@@ -63,7 +63,7 @@ class Lookups:
 
 
 def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
-    """Convert `values` to an array of whole numbers; a tensor on another device is copied."""
+    """Convert `values` to an array of whole numbers; a tensor on another device is copied to the CPU."""
     try:
         host: Any = values.detach().cpu() if hasattr(values, "detach") else values
         array = np.asarray(host)

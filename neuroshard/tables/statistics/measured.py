@@ -18,15 +18,15 @@ from neuroshard.tables.table import Table
 
 @dataclass(frozen=True)
 class MeasuredTables:
-    """Tables whose statistics were counted, and what was counted.
+    """Tables whose statistics were counted, and the counts.
 
     Attributes:
-        tables: (T,), as `Task` takes them.
-        counted: (T,) what each table's statistics come from.
-        batch_size: of the global batches; where there wasn't one whole, the samples that there were.
-        batches: global batches that were counted.
-        left_out: samples after the last whole one.
-        warnings: what had to be assumed, a line each.
+        tables: (T,) tables for `Task`.
+        counted: (T,) the counts behind each table's statistics.
+        batch_size: samples of a global batch; if there was no whole global batch, all samples.
+        batches: number of global batches that were counted.
+        left_out: number of samples after the last whole global batch.
+        warnings: assumptions that were made, a line each.
     """
 
     tables: tuple[Table, ...] = field(repr=False)
@@ -52,10 +52,10 @@ class MeasuredTables:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the tables, without what was counted, as CSV, Parquet or JSON: `tables=PATH` reads them.
+        """Write the tables, without the counts, as CSV, Parquet or JSON; `tables=PATH` reads them.
 
         Raises:
-            UserError: the path ends otherwise.
+            UserError: the path has another suffix.
         """
         write_tables(Path(path), self.tables)
 
@@ -75,7 +75,7 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write shares of the histogram in columns of their own, those of `row_lookups` in one, with spaces between."""
+    """Write tables as CSV: each share of the histogram has a column; `row_lookups` are one column, space-separated."""
     cells = [
         {name: value for name, value in row.items() if name != "reuse"}
         | {f"reuse_{i}": share for i, share in enumerate(row["reuse"])}

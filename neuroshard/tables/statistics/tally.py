@@ -20,7 +20,7 @@ Features = Mapping[str, Lookups]  # of one table in one batch
 @dataclass(frozen=True)
 @checked
 class TableShape:
-    """What is known of a table before its lookups are: the rest of `Table`.
+    """The fields of a `Table` that are known before its lookups are counted.
 
     Attributes:
         name: unique among the tables.
@@ -37,14 +37,14 @@ class TableShape:
 
 @dataclass(frozen=True)
 class Counted:
-    """What the statistics of one table were counted from.
+    """The counts behind the statistics of one table.
 
     Attributes:
-        lookups: of each feature that reads the table, in all global batches together.
-        rows_kept: unique rows whose lookups make up the histogram, summed over global batches.
-        rows_share: of the unique rows that were touched, about so many were kept; 1 where all of them were.
-        reuse_error: (17,) standard error of each share of the histogram for rows that were left out; 0 where none was.
-            How much batches differ from one another is not in it.
+        lookups: number of lookups of each feature that reads the table, in all global batches together.
+        rows_kept: number of unique rows whose lookups make up the histogram, summed over global batches.
+        rows_share: approximate share of the touched unique rows that were kept; 1 if all of them were.
+        reuse_error: (17,) standard error of each share of the histogram because rows were left out; 0 if none were. It
+            does not include differences between batches.
     """
 
     lookups: Mapping[str, int]
@@ -55,14 +55,14 @@ class Counted:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """What was counted of one table in some global batches; tallies of other batches can be added.
+    """Counts of one table in some global batches; tallies of other batches can be added.
 
     Attributes:
-        features: lookups of each feature.
+        features: number of lookups of each feature.
         blocks: (K,) lookups in each block of rows.
-        touching: of the batches, those with any lookup.
-        kept: rows whose lookups were counted one by one.
-        touched: rows that were touched, as far as is known of them.
+        touching: number of batches with any lookup.
+        kept: number of rows whose lookups were counted one by one.
+        touched: number of touched rows, or an estimate of it.
         reuse: (17,) sum of the batches' histograms.
         variance: (17,) sum of the squares of their standard errors.
     """

@@ -75,7 +75,7 @@ def every_collective(exchange: MadeUpExchange) -> CommByCollective:
 
 @dataclass(frozen=True)
 class MadeUpDevice:
-    """A device's true costs in every form, and the global batch size and longest start delay that it is measured with.
+    """A device's true costs by sharding type, and the global batch size and longest start delay of measurements.
 
     `forward` and `backward` are of all-to-alls; other collectives take as many more rounds on the same links.
     """

@@ -47,7 +47,7 @@ def bounded_by(*times_ms: FloatArray) -> FloatArray:
 
 
 def dense_update_bytes(loads: Loads) -> FloatArray:
-    """Count bytes to update every row of copies, (n,): gradients cleared and read, weights read and written; else 0."""
+    """Count bytes of a dense update, (n,): gradients cleared and read, weights read and written; 0 if not dense."""
     dense = are(loads, lambda layout: layout.dense)
     moved: FloatArray = 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES) * dense
     return moved
@@ -56,7 +56,7 @@ def dense_update_bytes(loads: Loads) -> FloatArray:
 class _OnDevice(ComputeModel):
     """Kernels of both devices: they know no memory but the device's."""
 
-    calls = frozenset(ON_DEVICE_CALLS)  # blocks of rows as other tables, copies with an update of every row
+    calls = frozenset(ON_DEVICE_CALLS)  # row-wise as other tables, data-parallel with an update of every row
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def _ms(plan):
 
 
 def _estimates(task):
-    """(estimated, real) ms of all tables in the form."""
+    """(estimated, real) ms of all tables with the sharding type."""
     layout, number = LAYOUTS[Form.HOST_COPIES], FORMS.index(Form.HOST_COPIES)
     estimates = FormEstimates.of(task, SIMULATOR, allowed_forms(task, CALLS), None)
     devices = range(task.topology.num_devices)
@@ -64,7 +64,7 @@ def _refused(check, plan):
 
 
 def _drawn(tables):
-    """Forms of calls and of plans that are drawn to be measured."""
+    """Sharding types of calls and of plans that are drawn to be measured."""
     split, rng = dict.fromkeys((TRAIN, VALID, TEST), tables), np.random.default_rng(0)
     calls = ComputeAugmentation(sharding_types=tuple(FORMS), sharers=(2,))
     plans = PlanAugmentation(num_devices=(4,), max_batch_size=64)

@@ -1,4 +1,4 @@
-"""Host copies, a made-up form: blocks of rows over the devices of each of two hosts, the same blocks on both."""
+"""Host copies, a made-up sharding type: blocks of rows over the devices of each host, the same on both hosts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -8,7 +8,7 @@ from neuroshard.models import load_bundle
 
 
 def _row(name):
-    """The cells of a model's row: name, hardware, batch sizes, devices, forms, errors of three models."""
+    """The cells of a model's row: name, hardware, batch sizes, devices, sharding types, errors of three models."""
     console = Console(record=True, width=400)
     show_models([], console)
     (line,) = (line for line in console.export_text().splitlines() if line.startswith(f"│ {name} "))

@@ -1,4 +1,4 @@
-"""What placements ask of a device's kernels, and what devices exchange, form by form, counted by hand."""
+"""What placements ask of a device's kernels, and what devices exchange, by sharding type, counted by hand."""
 
 from dataclasses import fields, replace
 
@@ -62,14 +62,14 @@ def _forms(*names):
     ],
     ids=["column_wise", "row_wise", "rows on each host", "data_parallel"],
 )
-def test_a_table_beside_another_asks_of_devices_what_its_form_says(where, expected):
+def test_the_load_of_a_table_beside_another_follows_its_sharding_type(where, expected):
     """All lookups of their columns; those of their rows, or of their own samples."""
     found = _placed(where, 0)
     assert {name: getattr(found, name).tolist() for name in expected} == expected
     assert found.outputs.tolist() == found.samples.tolist()
 
 
-def test_blocks_have_the_histogram_of_their_table_and_copies_that_of_their_samples():
+def test_row_wise_blocks_have_the_histogram_of_the_table_and_data_parallel_tables_of_their_samples():
     np.testing.assert_array_equal(_placed(range(4), 0).reuse, Loads.of([TABLE], BATCH).reuse.repeat(5, axis=0))
     found = _placed(COPIES, 0)
     np.testing.assert_allclose(found.reuse, [reuse_at(np.array(REUSE), 1 / 4)] * 4 + [REUSE])
@@ -77,15 +77,15 @@ def test_blocks_have_the_histogram_of_their_table_and_copies_that_of_their_sampl
     assert unique[0] > unique[4] / 4  # the devices touch the hot rows all
 
 
-def test_hot_rows_are_looked_up_where_they_lie():
+def test_hot_rows_are_looked_up_on_their_device():
     task = replace(TASK, tables=(replace(TABLE, row_lookups=(0.9, 0.1)), TASK.tables[1]))
     found = _placed([2, 3], 0, task=task)
     np.testing.assert_allclose(found.lookups[:2], [2 * BATCH * 0.9, 2 * BATCH * 0.1])
     assert found.sharers.tolist() == [2, 2, 1]
 
 
-def test_what_lies_on_all_devices_together_is_the_table():
-    """Rows, weights and lookups of columns and rows add up; copies have all weights each and all lookups together."""
+def test_the_shards_of_all_devices_make_up_the_table():
+    """Shards add up to the table; data-parallel tables have all weights on each device and all lookups together."""
     task = Task(tuple(replace(TABLE, name=name) for name in "abc"), TASK.topology, BATCH)
     loads = laid_out(task, range(4), COPIES, {0: 12, 3: 4}).device_loads.loads
     size = [loads.size_bytes[loads.form == form].sum() for form in range(3)]
@@ -132,7 +132,7 @@ def test_sets_of_nothing_look_up_nothing():
     st.lists(st.tuples(st.integers(1, 1024), st.floats(0.1, 50), st.sampled_from(list(Form))), min_size=1, max_size=5),
     st.integers(4, 10_000),
 )
-def test_every_feature_has_an_output_of_its_own_in_every_form(drawn, batch_size):
+def test_every_feature_has_its_own_output_with_every_sharding_type(drawn, batch_size):
     """And none needs other lookups: those of a table are of all its features."""
     tables = tuple(
         table(f"t{i}", pooling_factor=pooling, reuse=REUSE, features=f) for i, (f, pooling, _) in enumerate(drawn)
@@ -163,7 +163,7 @@ def _assert_same(one, other):
 
 
 def test_parts_of_whole_tables_are_as_they_are_placed():
-    """The first of their blocks, and a copy of each."""
+    """The first row-wise block, and one data-parallel table, of each."""
     whole = Loads.of(TASK.tables, BATCH)
     even = replace(TASK, tables=EVEN)
     blocks = _placed(range(4), range(4), task=even)
@@ -182,7 +182,7 @@ def _given(collective, traffic=PLAN.traffic):
     return traffic.given(collective)[0].tolist()
 
 
-def test_every_form_has_its_own_collective():
+def test_every_sharding_type_has_its_own_collective():
     assert _given(Collective.ALL_TO_ALL) == [0, 4 * POOLED, 0, 12 * POOLED]
     assert _given(Collective.REDUCE_SCATTER) == [16 * POOLED] * 4
     assert _given(Collective.HOST_REDUCE_SCATTER) == [0, 0, 16 * POOLED, 16 * POOLED]
@@ -199,7 +199,7 @@ def test_indices_and_lengths_go_where_they_are_looked_up():
     assert _given(Collective.INPUT) == expected.tolist()
 
 
-def test_copies_exchange_nothing_forward():
+def test_data_parallel_tables_exchange_nothing_forward():
     forward = PLAN.traffic.forward
     assert _given(Collective.ALL_REDUCE, forward) == [0] * 4
     for collective in set(Collective) - {Collective.ALL_REDUCE}:
@@ -227,7 +227,7 @@ def test_columns_alone_are_the_same_either_way():
 @given(st.integers(1, 1024))
 @settings(max_examples=20)
 def test_every_feature_is_exchanged(features):
-    """Pooled embeddings and lengths of each; indices, and gradients of copies, are those of the table."""
+    """Pooled embeddings and lengths grow with features; indices and data-parallel gradients do not."""
     task = replace(IN_ALL_FORMS, tables=tuple(replace(table, features=features) for table in TABLES))
     shared = Plan(task, PLAN.placements)
     assert shared.device_dims == tuple(features * dim for dim in PLAN.device_dims)
@@ -236,7 +236,7 @@ def test_every_feature_is_exchanged(features):
         expected = [features * size for size in _given(collective)]
         assert _given(collective, shared.traffic) == expected
     assert _given(Collective.ALL_REDUCE, shared.traffic) == _given(Collective.ALL_REDUCE)
-    lengths = 8 * BATCH * np.array([1, 2, 2, 3])  # of table 0 everywhere, 1 in halves, 3 in columns
+    lengths = 8 * BATCH * np.array([1, 2, 2, 3])  # of table 0 everywhere, 1 in halves, 3 column-wise
     more = np.array(_given(Collective.INPUT, shared.traffic)) - _given(Collective.INPUT)
     assert more.tolist() == ((features - 1) * lengths).tolist()
 

@@ -136,7 +136,7 @@ class _Operator:
         ),
     ],
 )
-def test_weights_lie_in_the_memory_that_the_sample_says(monkeypatch, home, place, cache):
+def test_weights_are_in_the_tier_of_the_sample(monkeypatch, home, place, cache):
     """On a GPU; a CPU has no second tier."""
     sample = ComputeSample(toy_tables(2), 16, tier_assignment=home)
     if home.tier is not Tier.DEVICE:
@@ -173,7 +173,7 @@ def test_operators_share_the_arena():
         lambda: compute_bench.make_arenas()[4].reserve(1 << 45),
         lambda: _dense(ComputeSample((replace(toy_tables(1)[0], rows=1 << 38),), 16, Form.DATA_PARALLEL)),
     ],
-    ids=["arena", "copies"],
+    ids=["arena", "data-parallel"],
 )
 def test_more_weights_than_memory_is_an_error_not_a_crash(reserve):
     with pytest.raises(MemoryError, match="GiB available"):
@@ -229,7 +229,7 @@ def test_a_dense_kernel_holds_and_updates_the_rows_of_a_block_only():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_copies_of_half_precision_train(optimizer):
+def test_data_parallel_tables_of_half_precision_train(optimizer):
     prepared = _dense(ComputeSample(_tables([1] * 3, bytes_per_element=2), 4, Form.DATA_PARALLEL), optimizer)
     weights = prepared.run.args[0].weights
     before = weights.detach().clone()

@@ -115,7 +115,7 @@ def _check_other_rows_as_often(one, lookups, changed, plain):
 
 
 @given(st.integers(0, 50), st.floats(0.01, 1))
-def test_where_the_hot_rows_lie_changes_nothing_else(seed, hot_first):
+def test_the_place_of_hot_rows_changes_nothing_else(seed, hot_first):
     one = toy_tables(1, seed)[0]
     plain, first = (draw_lookups(one, 256, _generator(seed), *hot) for hot in ((), (hot_first,)))
     _check_other_rows_as_often(one, len(plain[0]), first, plain)
@@ -128,7 +128,7 @@ def test_hot_rows_come_first_in_the_order_of_their_heat():
     hot = counts > 1
     assert torch.equal(rows[hot], torch.arange(int(hot.sum())))
     assert (counts[hot].diff() <= 0).all()
-    assert rows[~hot].double().mean() > 40_000  # rows touched once lie anywhere behind them
+    assert rows[~hot].double().mean() > 40_000  # rows touched once are anywhere behind them
     half, counts = draw_lookups(one, 30_000, _generator(1), hot_first=0.5)[0].unique(return_counts=True)
     early = int((half[counts > 1] < hot.sum() // 2).sum())
     assert 0.4 < early / int(hot.sum()) < 0.6

@@ -38,7 +38,7 @@ def test_compute_samples_are_measured():
     assert large.busy_s >= large.repeats.times_ms.sum() / 1e3
 
 
-def test_blocks_of_rows_and_copies_are_measured(capfd):
+def test_row_wise_and_data_parallel_tables_are_measured(capfd):
     tables = toy_tables(3)
     blocks = tuple(RowBlock(table.rows // 2, table.rows - table.rows // 2) for table in tables)
     rows = ComputeSample(tables, 256, Form.ROW_WISE, blocks, 0.5)

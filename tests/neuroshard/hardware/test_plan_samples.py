@@ -1,4 +1,4 @@
-"""What is measured of a plan in several forms."""
+"""What is measured of a plan with several sharding types."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 256)
 MIXED = laid_out(TASK, range(4), [2, 3], 0, 3, COPIES)
 
 
-def test_every_device_calls_a_kernel_for_each_form():
+def test_every_device_calls_a_kernel_for_each_sharding_type():
     calls = kernel_calls(MIXED)
     assert [[call.form for call in its] for its in calls] == [
         [Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL],
@@ -53,7 +53,7 @@ def test_tables_of_each_memory_have_a_call_and_share_a_cache():
     assert [len(calls[tier].tables) for tier in (Tier.UVM, Tier.DEVICE)] == [1, 2]
 
 
-def test_sequence_tables_have_a_call_for_each_form_and_width():
+def test_sequence_tables_have_a_call_for_each_sharding_type_and_width():
     tables = tuple(replace(table, dim=16, rows=100, pooled=i == 0) for i, table in enumerate(TABLES))
     task = replace(TASK, tables=tables)
     plan = laid_out(task, 1, 0, {0: 8, 3: 8}, 0, range(4))
@@ -74,7 +74,7 @@ def test_tables_of_each_data_type_have_a_call():
     assert [call.form for call in last] == [Form.COLUMN_WISE, Form.ROW_WISE, Form.ROW_WISE, Form.DATA_PARALLEL]
 
 
-def test_blocks_and_copies_are_those_of_the_plan():
+def test_row_wise_and_data_parallel_samples_match_the_plan():
     rows = TABLES[0].rows
     most = -(-rows // 4)
     blocks = [next(call for call in its if call.form is Form.ROW_WISE).blocks[0] for its in kernel_calls(MIXED)]
@@ -93,7 +93,7 @@ def test_exchanges_are_those_of_the_traffic():
         Collective.HOST_ALL_TO_ALL,
         Collective.ALL_REDUCE,
     ]
-    assert forward == backward[:-1]  # gradients of copies go one way
+    assert forward == backward[:-1]  # data-parallel gradients go one way
     for exchange in backward:
         assert exchange.size_bytes == tuple(MIXED.traffic.given(exchange.collective)[0])
         assert exchange.devices_per_host == 2

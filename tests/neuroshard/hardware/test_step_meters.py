@@ -14,7 +14,7 @@ from tests.kit.plans import laid_out, whole
 
 
 def _plans(task, count):
-    """That many, alike but for where the first table lies."""
+    """That many plans, which differ only in the device of the first table."""
     rest = [i % 2 for i in range(1, len(task.tables))]
     return [laid_out(task, d % 2, *rest) for d in range(count)]
 

@@ -25,7 +25,7 @@ def _took(ms):
 
 
 def _measured(seen, sample, _):
-    """Calls take 1 ms a table, and 10 ms more as copies; exchanges 5 ms forward after the wait, and 3 ms backward."""
+    """Calls take 1 ms a table, 10 ms more if data-parallel; exchanges 5 ms forward after the wait, 3 ms backward."""
     seen.append(sample)
     if isinstance(sample, ComputeSample):
         return _took(len(sample.tables) + 10.0 * (sample.form is Form.DATA_PARALLEL))
@@ -98,7 +98,7 @@ def test_the_input_is_measured_and_counted_where_it_is_asked_for(plan):
     assert [part.name for part in _measure([plan])[0][0].parts] == ["compute", "forward", "backward"]
 
 
-def test_calls_of_several_forms_add_up(plan, monkeypatch):
+def test_calls_of_several_sharding_types_add_up(plan, monkeypatch):
     calls = tuple(
         (ComputeSample(tables, 256), ComputeSample(tables[:1], 128, Form.DATA_PARALLEL))
         for tables in plan.device_tables

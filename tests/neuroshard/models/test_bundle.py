@@ -51,7 +51,7 @@ def bundle(tmp_path):
         (replace(random_form_models(), margins=MARGINS), (None, None), 99, 4),
         (with_host_tiers(random_models(), "roofline:h100"), (256, 4), 256, 4),
     ],
-    ids=["a datasheet's exchanges", "paper", "newer", "by widest", "every form", "a link to the host"],
+    ids=["a datasheet's exchanges", "paper", "newer", "by widest", "every sharding type", "a link to the host"],
 )
 def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, devices):
     save_bundle(tmp_path / "bundle", saved, CARD)

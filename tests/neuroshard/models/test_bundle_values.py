@@ -24,7 +24,7 @@ TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "50"))
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory):
-    """A bundle of every form, and a place for changed ones."""
+    """A bundle of every kind, and a place for changed ones."""
     root, newer = tmp_path_factory.mktemp("bundles"), newer_models()
     save_bundle(root / "newer", newer, Card())
     exchanges = {name: getattr(H100, name) for name in ("forward", "backward", "input")}

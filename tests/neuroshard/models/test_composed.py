@@ -72,7 +72,7 @@ def test_tables_of_two_data_types_are_looked_up_by_two_kernels(model):
 
 
 @pytest.mark.parametrize("model", [MADE_UP["gpu"].compute, OpaqueCompute()])
-def test_other_models_become_sums_that_are_right_where_tables_lie_evenly(model):
+def test_other_models_become_sums_that_are_right_if_tables_are_spread_evenly(model):
     """A device's calls among them, one after the other: a sum takes any."""
     near = as_sum(model, ALL, 2)
     assert columns_model(near, ALL) is near

@@ -51,7 +51,7 @@ SUMS = {
     "linear": LinearCompute,
     "neural": lambda: random_models().compute,
     "one by one, of sums": lambda: OneByOne(random_models().compute),
-    "one by one, of any form": lambda: OneByOne(OpaqueCompute()),
+    "one by one, of any sharding type": lambda: OneByOne(OpaqueCompute()),
 }
 
 
@@ -69,7 +69,7 @@ PHYSICAL_COMPUTE = {
     "installed": lambda: INSTALLED.compute,
     "installed for GPUs": lambda: CostModels.load("h100").compute,
     "with parts": lambda: WithParts(random_ensemble(), (lambda loads: 1e-6 * loads.lookups,)),
-    "by form": random_by_form,
+    "by sharding type": random_by_form,
     "roofline": lambda: RooflineCompute(1000.0),
     "roofline with host": lambda: RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1), "adam"),
     "datasheet": lambda: CostModels.load("roofline:h100").compute,

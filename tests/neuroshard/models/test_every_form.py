@@ -29,7 +29,7 @@ def _mixed(task=None):
     return laid_out(task, range(4), range(task.topology.host_size), COPIES, 1)
 
 
-def test_kernel_calls_of_each_form_are_asked_of_its_model():
+def test_kernel_calls_of_each_sharding_type_are_predicted_by_its_model():
     plan, model = _mixed(), MODELS.compute
     calls, of_kernels = plan.device_loads.by_kernel()
     for place, number in enumerate(of_kernels.tolist()):
@@ -41,7 +41,7 @@ def test_kernel_calls_of_each_form_are_asked_of_its_model():
     assert model.calls == set(CALLS)
 
 
-def test_columns_cost_what_they_cost_without_other_forms():
+def test_column_wise_tables_cost_the_same_without_other_sharding_types():
     plan = whole(_task(), 0, 1, 2)
     alone = CostModels(random_ensemble(), random_set_comm(0), random_set_comm(10), None)
     with_forms, without = (Simulator(models).cost(plan.task, plan) for models in (MODELS, alone))
@@ -123,11 +123,11 @@ def test_the_input_is_shown_and_counts_where_it_is_asked_for():
     assert "not counted" in str(shown)
     assert "not counted" not in str(counted)
     assert "input" not in str(Simulator(replace(MODELS, input=None)).cost(task, plan))
-    with pytest.raises(UserError, match="don't know the exchange of indices; leave count_input out"):
+    with pytest.raises(UserError, match="don't know the input dist; leave count_input out"):
         Simulator(replace(MODELS, input=None), count_input=True)
 
 
-def test_margins_are_of_forms_and_collectives():
+def test_margins_belong_to_sharding_types_and_collectives():
     margin, plan = Margin(0.1, 1.0), _mixed()
     plain = Margins(margin, margin, margin)
     for part in ("compute.row_wise", "compute.data_parallel", "forward.reduce_scatter", "backward.all_reduce"):
@@ -139,7 +139,7 @@ def test_margins_are_of_forms_and_collectives():
     assert plain.of("backward.all_reduce") == margin
 
 
-def test_what_lies_outside_a_form_s_range_is_told_by_its_name():
+def test_warnings_outside_the_training_range_name_the_sharding_type():
     ranges = CostModels.load("cpu").ranges
     spans = {"compute.row_wise": (Range("rows", 1, 2),), "backward.all_reduce": (Range("bytes from a device", 1, 2),)}
     models = replace(MODELS, ranges=replace(ranges, others=spans))

@@ -40,7 +40,7 @@ def _counts(plan, device, name):
     return counts_of(plan.device_loads.loads)[list(own), COUNTS.index(name)].sum()
 
 
-def test_counts_tell_forms_apart():
+def test_counts_differ_between_sharding_types():
     plan, (_, in_halves, copied, _) = _mixed(), TASK.tables
     assert [_counts(plan, 0, name) for name in ("shards", "data-parallel tables")] == [2, 1]
     assert _counts(plan, 1, "data-parallel lookups") == TASK.batch_size / 2 * copied.pooling_factor
@@ -72,8 +72,8 @@ def _outputs_ms(plan, **slopes):
     return Simulator(models).cost(plan.task, plan).ms("framework.outputs").tolist()
 
 
-def test_outputs_of_several_forms_are_joined():
-    """All that a device gets for its samples, once more, whichever form it comes from."""
+def test_outputs_of_several_sharding_types_are_joined():
+    """All outputs that a device gets for its samples, once more, whichever sharding type they come from."""
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(_mixed(), MB_out_of_several_forms=2.0) == pytest.approx([2 * out] * 2)
     sequences = laid_out(SEQUENCE, [0, 1], 1, 0, 1)  # joined to nothing
@@ -95,7 +95,7 @@ def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
     assert _outputs_ms(laid_out(SEQUENCE, cut, 1, 0, 1), MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
 
 
-def test_where_all_tables_are_copied_nothing_is_exchanged_and_put_in_order():
+def test_if_all_tables_are_data_parallel_nothing_is_exchanged_or_reordered():
     ordered = {
         "step": 0.1,
         "calls": 0.2,
@@ -149,11 +149,11 @@ def test_tables_stay_whole_where_cuts_cost_more_than_they_save(expensive):
 
 
 def _used(models):
-    """The forms in which Criteo's tables are found to lie best."""
+    """The sharding types that the search finds for Criteo's tables."""
     return {form.value for form in search(CRITEO, Simulator(models)).forms}
 
 
-def test_forms_that_cost_much_by_being_there_are_left_out():
+def test_sharding_types_with_a_high_fixed_cost_are_left_out():
     sheet = CostModels.load("roofline:h100")
     of_calls = [replace(sheet, framework=Framework(1.0, {}, {"calls": each_ms}, {})) for each_ms in (0.0, 5.0)]
     assert [_used(models.in_torchrec()) for models in of_calls] == [
@@ -180,7 +180,7 @@ def test_devices_that_are_done_before_their_host_wait_for_it_and_dense_work_hide
     assert beside.total_ms == work.total_ms
 
 
-def test_forms_that_their_host_launches_long_are_used_where_dense_work_hides_it():
+def test_sharding_types_with_long_host_launches_are_used_if_dense_work_hides_them():
     framework = Framework(1.0, {}, {}, {}, {"calls": 5.0})
     models = replace(CostModels.load("roofline:h100"), framework=framework).in_torchrec()
     assert _used(models.beside_dense(0.0)) == {"column_wise"}
@@ -289,7 +289,7 @@ def test_models_loaded_to_leave_it_out_stay_so_for_torchrec():
 @pytest.mark.parametrize("name", ["sok", "hugectr"])
 def test_what_other_systems_add_to_a_step_is_said_to_be_unknown(name):
     target = target_named(name)
-    alone = f"predicted costs are of kernels and exchanges alone: what {target.title} adds to a step isn't known"
+    alone = f"predicted costs are of kernels and exchanges alone: the overhead of {target.title} isn't known"
     assert target.cost_warnings(PLAIN) == (alone,)
     with pytest.raises(UserError, match=rf"and {target.title} trains without it; leave framework=torchrec out"):
         target.costed(COUNTED)
@@ -298,7 +298,7 @@ def test_what_other_systems_add_to_a_step_is_said_to_be_unknown(name):
 def test_what_torchrec_adds_is_said_to_be_unknown_where_it_is():
     torchrec, plain = target_named("torchrec"), target_named(None)
     assert torchrec.cost_warnings(torchrec.costed(PLAIN)) == plain.cost_warnings(PLAIN) == ()
-    assert "what TorchRec adds to a step" in torchrec.cost_warnings(random_form_models())[0]
+    assert "the overhead of TorchRec" in torchrec.cost_warnings(random_form_models())[0]
     assert plain.costed(COUNTED) is COUNTED
 
 

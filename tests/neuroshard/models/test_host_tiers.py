@@ -102,7 +102,7 @@ def test_every_call_has_a_model_that_sums_and_predicts_alike(call):
     assert own.head(np.zeros_like(vectors[0])) == pytest.approx(0.269 if call.tier is Tier.UVM_CACHING else 0.109)
 
 
-def test_calls_of_several_memories_follow_one_another():
+def test_calls_of_several_tiers_follow_one_another():
     """Each with a launch of its own; the model that searches compile says the same."""
     homes = [ON_DEVICE, _cached(0.2), IN_HOST, _cached(0.5), ON_DEVICE]
     loads = Loads.of(toy_tables(5), 1000).at(homes)
@@ -154,7 +154,7 @@ def test_figures_that_cannot_be_are_refused(model, settings, message):
 
 
 def test_a_datasheet_s_link_comes_on_top_of_what_was_fitted():
-    """For forms whose calls in device memory are known; what was known stays as it was, and host memory costs more."""
+    """Known calls in device memory stay as they were; the same sharding types cost more in host memory."""
     own = random_regression()
     models = replace(random_models(), compute=own)
     both = with_host_tiers(models, "roofline:h100").compute

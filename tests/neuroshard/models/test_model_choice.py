@@ -132,7 +132,7 @@ def test_a_search_warns_of_an_overhead_that_its_models_do_not_know(tmp_path, tar
     save_bundle(tmp_path / "models", random_form_models(), Card())
     search = Search(str(tmp_path / "models"), (TASK,), Greedy("dim"), "dim", str(tmp_path / "run"), target=target)
     (record,) = search.run().saved.records
-    assert ("what TorchRec adds to a step isn't known" in (record.warnings or "")) is warned
+    assert ("the overhead of TorchRec isn't known" in (record.warnings or "")) is warned
 
 
 def test_a_run_holds_the_models_and_their_settings(tmp_path):

@@ -37,7 +37,7 @@ def test_exchanges_cost_what_fewer_bytes_cost():
     assert half.forward.coverage(columns) == full.forward.coverage(less)
 
 
-def test_copies_and_the_input_stay_as_they_are():
+def test_data_parallel_tables_and_the_input_dist_stay_the_same():
     full, half = (CostModels.load("roofline:h100", exchange_dtype=dtype) for dtype in (None, "bf16"))
     given = np.zeros((1, 4, len(Collective)))
     given[..., Collective.ALL_REDUCE] = 1 << 28

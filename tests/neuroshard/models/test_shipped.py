@@ -16,7 +16,7 @@ from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.form import CALLS, Form
 
 SHIPPED = ["cpu", "h100"]
-_MANY = 100  # values, of which it means something that not one in thirty lies outside its interval
+_MANY = 100  # values: enough that fewer than one in thirty outside its interval means something
 
 
 def test_cpu_models_are_shipped_with_a_complete_card():
@@ -61,7 +61,7 @@ def test_gpu_models_are_shipped_with_a_complete_card():
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_they_know_every_form_and_whole_steps(name):
+def test_they_know_every_sharding_type_and_whole_steps(name):
     models = CostModels.load(name)
     assert models.forms == set(Form)
     assert models.input is not None
@@ -100,7 +100,7 @@ def test_they_warn_outside_their_range():
 
 @pytest.mark.parametrize(("name", "batch_size"), [("cpu", 256), ("cpu", 2048), ("h100", 2048), ("h100", 32768)])
 def test_more_lookups_cost_no_less(name, batch_size):
-    """Their form doesn't demand it: it is what they learned."""
+    """The models' structure does not demand it: they learned it."""
     pool = dlrm_like(num_tables=120, batch_size=batch_size, seed=8)
     sets = [[table.with_dim(4 * (1 + (7 * i + n) % 32)) for n, table in enumerate(pool[i::12])] for i in range(12)]
     busier = [[replace(table, pooling_factor=1.5 * table.pooling_factor) for table in tables] for tables in sets]

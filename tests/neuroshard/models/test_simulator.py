@@ -89,7 +89,7 @@ def test_a_datasheets_share_of_a_cost_makes_it_one():
 
 
 def _mixed(task):
-    """One table in rows, one in copies, the rest whole."""
+    """One row-wise table, one data-parallel table, the rest whole."""
     return laid_out(task, range(4), COPIES, *(i % 4 for i in range(2, len(task.tables))))
 
 
@@ -113,7 +113,7 @@ def test_exchanges_more_unbalanced_than_any_measured_are_reported_by_number_of_d
     assert Simulator(replace(simulator.models, ranges=of_two)).cost(task, alone).outside_training_range == 1.0
 
 
-def test_models_refuse_forms_that_they_know_no_cost_of():
+def test_models_refuse_sharding_types_that_they_cannot_cost():
     task = toy_task(6)
     for models in (linear_models(), random_models()):
         assert models.forms == {Form.COLUMN_WISE}
@@ -123,7 +123,7 @@ def test_models_refuse_forms_that_they_know_no_cost_of():
         Simulator(linear_models()).costs(task, [whole(task), laid_out(task, 0, COPIES, 2, 3, 0, 1)])
 
 
-def test_kernels_of_different_forms_are_called_one_after_the_other():
+def test_kernels_of_different_sharding_types_are_called_one_after_the_other():
     """Each with its launch, and the exchanges of each with its latency."""
     task = toy_task(6)
     plan, models = _mixed(task), CostModels.load("roofline:h100")

@@ -11,7 +11,7 @@ from neuroshard.testing import toy_task
 from tests.kit.plans import whole
 
 
-def test_what_lies_outside_is_named():
+def test_quantities_outside_the_training_range_are_named():
     assert Range("rows", 10, 100).warning([9.6, 50, 104]) is None
     assert Range("rows", 10, 100).joined(Range("rows", 5, 50)) == Range("rows", 5, 100)
     warning = Range("rows", 10, 100).warning([5, 50, 400, 120])

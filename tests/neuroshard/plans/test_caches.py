@@ -34,7 +34,7 @@ def _thin_and_wide(devices=1, pipeline=None):
 
 
 def _on_device(tables, homes):
-    """Count the bytes of whole tables on a single device, each in its home."""
+    """Count the bytes of whole tables on a single device, each in its tier."""
     task = homed(Task(tables, Topology(1, GIB, host_memory_bytes=GIB), 64), homes)
     (size,) = whole(task, 0).device_bytes
     return size

@@ -42,7 +42,7 @@ def test_shards_of_devices_that_go_are_free():
     assert carried_over(before, _task("ab", 8)).plan == laid_out(_task("ab", 8), 3, {1: 4, 3: 4})
 
 
-def test_rows_and_copies_stay_on_as_many_devices():
+def test_row_wise_and_data_parallel_tables_stay_on_as_many_devices():
     task = _task("abcd")
     before = laid_out(task, range(4), [2, 3], COPIES, 1)
     assert sorted(carried_over(before, task).plan.placements) == sorted(before.placements)

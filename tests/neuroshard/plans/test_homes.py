@@ -38,7 +38,7 @@ def _plan(task=TASK):
     return laid_out(task, {0: 4, 2: 4}, range(4), 3)
 
 
-def test_shards_lie_in_their_tasks_homes():
+def test_shards_have_the_tiers_of_their_task():
     plan = _plan()
     assert plan.tier_assignments == HOMES
     assert {call.name for call in map(CALLS.__getitem__, plan.device_loads.loads.call)} == {
@@ -55,7 +55,7 @@ def test_every_call_has_a_name_and_a_number_of_its_own():
     ]
 
 
-def test_bytes_of_both_memories():
+def test_bytes_of_device_and_host_memory():
     """A cache has whole rows, and lists of 16 bytes for each of them, 4 for each of the table; the state of a row is on
     the device, weights on the host.
     """
@@ -87,21 +87,21 @@ def test_plans_are_written_and_read(tmp_path):
     assert Plan.load(tmp_path / "plan.json").tier_assignments == HOMES
 
 
-def test_plans_say_where_tables_lie():
+def test_plans_name_the_tiers_of_tables():
     text = str(_plan())
     assert "1 row-wise, 1 behind a cache, 1 in host memory" in text
     assert "a[0:4] (cached 0.25)" in text
     assert "(host)" in text
 
 
-def test_all_shards_of_a_table_lie_in_one_memory():
+def test_all_shards_of_a_table_must_have_one_tier_assignment():
     placements = list(_plan().placements)
     placements[0] = replace(placements[0], tier_assignment=ON_DEVICE)
     with pytest.raises(UserError, match=re.escape("shards of table 'a' lie in cached 0.25 and in device; put all in")):
         Plan(TASK, tuple(placements))
 
 
-def test_copies_lie_on_devices():
+def test_data_parallel_tables_must_be_in_device_memory():
     copies = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in in_copies(OPEN, 1)]
     with pytest.raises(UserError, match="table 'b' is data_parallel in uvm; put data-parallel tables in tier device"):
         Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
@@ -117,7 +117,7 @@ def test_a_host_that_holds_too_much_is_named():
     assert _plan().fits
 
 
-def test_rules_say_where_tables_may_lie():
+def test_rules_limit_the_tiers_of_tables():
     rules = Constraints(
         (TableRule("a", tiers=("device", "uvm")), TableRule("b", tiers=("uvm_caching",), cache_load_factor=0.5))
     )
@@ -128,10 +128,10 @@ def test_rules_say_where_tables_may_lie():
         "table 'b' must not lie in tier host, only in cached",
     )
     other = rehomed(_plan(), task, (TierAssignment(Tier.UVM), TierAssignment(Tier.UVM_CACHING, 0.1), ON_DEVICE))
-    assert other.violations == ("table 'b' has a cache for 0.1 of its rows, not for 0.5",)
+    assert other.violations == ("table 'b' has cache_load_factor 0.1, not 0.5",)
 
 
-def test_a_task_whose_memories_are_settled_has_rules_for_them_alone():
+def test_a_task_with_fixed_tiers_has_rules_for_tiers_alone():
     rules = (
         TableRule("*", max_shards=3),
         TableRule("a", tiers=("device",)),

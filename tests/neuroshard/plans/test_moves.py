@@ -36,7 +36,7 @@ def test_what_comes_and_goes_is_named_and_not_moved():
     assert str(changes["c"]) == "table c: new, 320 bytes on device 2 (8 columns)"
 
 
-def test_other_forms_and_optimizers_count():
+def test_moves_count_other_sharding_types_and_optimizers():
     task = _task("a", memory=MemoryUse("adam"))
     alone, rows, copies = (laid_out(task, where) for where in (0, [0, 1], COPIES))
     assert moved_bytes(alone, rows) == 5 * 8 * 12
@@ -45,7 +45,7 @@ def test_other_forms_and_optimizers_count():
     assert moved_bytes(replace(alone, task=replace(task, memory=MemoryUse())), copies) == 10 * 8 * 12
 
 
-def test_another_form_in_the_same_places_is_a_change():
+def test_another_sharding_type_on_the_same_devices_is_a_change():
     task = _task("a")
     (only,) = table_changes(laid_out(task, COPIES), laid_out(task, [0, 1]))
     assert (only.before == only.after, only.size_bytes) == (True, 0)
@@ -103,7 +103,7 @@ def test_plans_may_be_for_different_numbers_of_devices():
 
 
 def test_rows_stay_where_they_are_in_both_plans():
-    """Three blocks of rows on three devices become four on four; then copies, and one of them alone."""
+    """Three blocks of rows on three devices become four on four; then data-parallel, then table-wise."""
     few, many = (
         Task((table("t", 12, 8),), Topology(count, 1 << 30), 64, MemoryUse("rowwise_adagrad")) for count in (3, 4)
     )

@@ -52,7 +52,7 @@ def _plan(num_devices):
 @pytest.mark.parametrize(
     "text", [*HOSTILE[::3], *(pytest.param(text, marks=pytest.mark.slow) for text in HOSTILE[1::3] + HOSTILE[2::3])]
 )
-def test_titles_are_no_formulas(text, figures):
+def test_titles_are_not_formulas(text, figures):
     assert plan_png(*_plan(2), text).startswith(PNG)
     assert curves_png([("one", np.array([2.0, 1.0]))], {}, text).startswith(PNG)
     assert figures[0].get_suptitle() == figures[1].axes[0].get_title() == label(text)
@@ -60,7 +60,7 @@ def test_titles_are_no_formulas(text, figures):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("texts", [HOSTILE[::2], HOSTILE[1::2]])
-def test_names_are_no_formulas(texts, figures):
+def test_names_are_not_formulas(texts, figures):
     curves, baselines = [(text, np.array([2.0, 1.0])) for text in texts], dict.fromkeys(texts, 1.5)
     assert curves_png(curves, baselines, "title").startswith(PNG)
     (axes,) = figures[0].axes
@@ -101,7 +101,7 @@ def test_many_devices_are_a_few_shapes(figures):
     assert sum(len(axes.patches) for axes in figures[0].axes) == 4
 
 
-def test_memory_is_drawn_by_form(figures):
+def test_memory_is_drawn_by_sharding_type(figures):
     plan = laid_out(Task(tables("abc", 100, 64), Topology(2, 1 << 20), 64), [0, 1], COPIES, 1)
     plan_png(plan, cost_of(*[np.ones(2)] * 3), "mixed")
     memory = figures[0].axes[1]

@@ -1,4 +1,4 @@
-"""Plans: made of shards that lie in a form that is served, told to people, written to files and read."""
+"""Plans: their sharding types, their text for people, and their files."""
 
 import json
 import re
@@ -89,7 +89,7 @@ def _rows(devices, *blocks, dim=16):
         (_task(4, 2), {(2, 3): 4, (0, 1): 12}, Form.ROW_WISE),
     ],
 )
-def test_what_is_served_has_a_form_and_survives_its_file(task, where, form):
+def test_valid_plans_have_a_sharding_type_and_survive_their_file(task, where, form):
     plan = laid_out(task, where)
     assert plan.forms == (form,)
     assert read_back(plan) == plan
@@ -113,25 +113,25 @@ def test_blocks_are_equal_but_the_last_and_none_is_empty(rows, count):
 @pytest.mark.parametrize(
     ("task", "placements", "message"),
     [
-        (_task(3), [_part(3)], r"device 3 of table 't' must lie in 0\.\.2"),
+        (_task(3), [_part(3)], r"device 3 of table 't' must be in 0\.\.2"),
         (_task(3), [Placement(Shard(2, 0, 16, 0, 10), 0)], "no table 2 in a task of 1 tables"),
         (_task(3), [_part(1, 0, 8), _part(1, 8, 8)], "two shards of table 't' on device 1"),
         (_task(2), [_part(1), _part(1)], "two shards of table 't' on device 1"),
         (_task(3, names="tu"), [_part(0)], "column 0 of table 'u', row 0, is covered by no shard"),
-        (_task(3), _rows([0, 1], (0, 4), (4, 6)), r"blocks of rows on 2 device"),
+        (_task(3), _rows([0, 1], (0, 4), (4, 6)), r"rows over 2 device"),
         (_task(2), _rows([0, 1], (0, 6), (6, 4)), "device 0 has rows 0 to 5, not 0 to 4; blocks are of ceil"),
         (_task(2), _rows([1, 0], (0, 5), (5, 5)), "device 0 has rows 5 to 9, not 0 to 4"),
         (_task(4), _rows([0, 1], (0, 5), (5, 5)),
-         r"blocks of rows on 2 device\(s\) \(0, 1\); .* each of the 4 devices"),
+         r"rows over 2 device\(s\) \(0, 1\); .* each of the 4 devices"),
         (_task(4, 2), _rows([1, 2], (0, 5), (5, 5)), "or on each of the 2 of one host"),
         (_task(4, 2), _rows([0, 2], (0, 5), (5, 5)), "or on each of the 2 of one host"),
         (_task(6, 3), _rows([0, 1], (0, 5), (5, 5)), "or on each of the 3 of one host"),
-        (_task(4, 2), [*_rows([0, 1], (0, 5), (5, 5), dim=8), _part(2, 8, 8)], "on 1 device"),
+        (_task(4, 2), [*_rows([0, 1], (0, 5), (5, 5), dim=8), _part(2, 8, 8)], "over 1 device"),
         (_task(4, 4, 6), _rows(range(4), (0, 2), (2, 2), (4, 1), (5, 1)), "in 4 blocks of 2 the last would be empty"),
         (_task(4), [_part(0), _part(2)],
-         "table 't' is covered twice, by copies on 2 devices, and device 1 has none; put it on one"),
+         "table 't' is covered twice: 2 devices .* and device 1 does not; put the table on one"),
         (_task(2), [_part(0), _part(1, 0, 8)], "covered twice"),
-        (_task(3), [_part(0), _part(1), _part(2, 4, 8)], "column 4 .* covered twice: by copies"),
+        (_task(3), [_part(0), _part(1), _part(2, 4, 8)], "column 4 .* covered twice: .* device 2"),
         # Both column ranges on the only host: a device would have two shards, but even one range alone is refused.
         (_task(4, 2), in_rows(_task(4, 2), 0, range(4), (0, 8)), r"covered by no shard"),
     ],
@@ -141,20 +141,20 @@ def test_what_nobody_serves_is_refused(task, placements, message):
         Plan(task, tuple(placements))
 
 
-def test_forms_have_an_order():
+def test_sharding_types_have_an_order():
     assert FORMS == (Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL)
     assert layout_of(table(), [Shard(0, 0, 16, 0, 100)]).form is Form.COLUMN_WISE
     with pytest.raises(UserError, match="unknown sharding type 'row'"):
         Form("row")
 
 
-def test_plans_in_any_form_read_well():
+def test_plans_of_any_sharding_type_read_well():
     task = _task(4, 2, names=("cut", "host", "grid", "copied", "whole"))
     lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES, 1)).splitlines()
     types = "1 table-wise, 1 row-wise, 1 table-row-wise, 1 grid-shard, 1 data-parallel"
     assert lines[0] == f"5 tables: {types} on 4 devices, batch 64, memory of weights"
-    assert lines[2].endswith(": copied (copy), whole, grid[5:10, 4:16], cut[3:6, :]")
-    assert lines[4].endswith("copied (copy), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
+    assert lines[2].endswith(": copied (data-parallel), whole, grid[5:10, 4:16], cut[3:6, :]")
+    assert lines[4].endswith("copied (data-parallel), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
 
 
 def test_the_example_of_the_page_runs():
@@ -164,7 +164,7 @@ def test_the_example_of_the_page_runs():
     assert names["plan"].sharding_types == ("row_wise", "table_row_wise", "data_parallel", "column_wise")
 
 
-def test_bytes_of_each_form_make_up_a_device():
+def test_bytes_of_all_sharding_types_make_up_a_device():
     plan = laid_out(_task(2, names="abc"), [0, 1], COPIES, 1)
     assert plan.form_bytes.tolist() == [[0, 320, 640], [640, 320, 640]]
     assert plan.device_bytes == (960, 1600)
@@ -223,7 +223,7 @@ def _in_halves(content):
         (lambda content: content["placements"][0].pop("rows"), "field 'rows' is missing"),
         (lambda content: content["placements"].pop(), "is covered by no shard"),
         (lambda content: content["placements"].append(content["placements"][0]), "two shards of table"),
-        (_in_halves, "blocks of rows on 2 device"),
+        (_in_halves, "rows over 2 device"),
         ({"tier": "disk"}, "unknown tier 'disk'; valid: cached, device, host"),
         ({"tier": 0}, r"placements\[0\].tier=0 must be text"),
         ({"row": -1}, r"placements\[0\].row=-1 must be"),

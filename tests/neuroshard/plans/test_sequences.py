@@ -29,10 +29,10 @@ HALVES = {1: 8, 3: 8}
         ({1: 4, 3: 12}, "'s' is a sequence table in shards of 4 and 12 columns"),
         (dict.fromkeys(range(4), 4), "'s' is on 4 devices, not on 1 to 2"),
         (COPIES, "'s' must not be data_parallel"),
-        ([2, 3], "'s' is a sequence table in rows on 2 devices; put it on all 4"),
+        ([2, 3], "'s' is a sequence table split by rows over 2 devices; split it over all 4"),
     ],
 )
-def test_they_are_whole_halved_or_in_rows(where, message):
+def test_sequence_tables_are_whole_halved_or_row_wise(where, message):
     found = laid_out(TASK, where, 2).violations
     assert (not found) if message is None else any(message in line for line in found)
 
@@ -48,7 +48,7 @@ def test_limits_leave_equal_halves(dim, most, narrowest):
 
 @given(st.floats(0.1, 50), st.integers(1, 5), st.integers(4, 5000))
 def test_what_is_given_out_is_a_row_for_every_lookup(pooling, features, batch_size):
-    """In columns and in rows alike: all of it goes to the devices of its samples, nothing is added up."""
+    """Column-wise and row-wise alike: all of it goes to the devices of its samples, nothing is added up."""
     task = Task((replace(TABLE, pooling_factor=pooling, features=features),), TASK.topology, batch_size)
     lookups = batch_size * pooling
     for plan in (laid_out(task, HALVES), laid_out(task, range(4))):

@@ -28,7 +28,7 @@ def test_samples_of_columns_ask_for_whole_tables():
     assert set(sets.loads.form) == {FORMS.index(Form.COLUMN_WISE)}
 
 
-def test_samples_in_rows_ask_for_the_block_and_what_was_looked_up_there():
+def test_row_wise_samples_have_the_load_of_their_block():
     loads = loads_of([ComputeSample(TABLES[:1], 256), ROWS]).loads
     assert loads.rows.tolist() == [100, 50, 51]
     assert loads.lookups.tolist()[1:] == [7, 0]
@@ -41,13 +41,13 @@ def test_samples_in_rows_ask_for_the_block_and_what_was_looked_up_there():
     assert expected.lookups == pytest.approx(whole * [50 / 100, 51 / 101], abs=0.5)
 
 
-def test_copies_are_looked_up_for_a_part_of_the_batch():
+def test_data_parallel_tables_are_looked_up_for_a_part_of_the_batch():
     loads = loads_of([ComputeSample(TABLES, 64, Form.DATA_PARALLEL)]).loads
     assert loads.samples.tolist() == loads.outputs.tolist() == [64] * 3
     assert set(loads.form) == {FORMS.index(Form.DATA_PARALLEL)}
 
 
-def test_samples_ask_for_the_memory_that_their_tables_lie_in():
+def test_samples_have_the_tier_of_their_tables():
     homes = [ON_DEVICE, TierAssignment(Tier.UVM_CACHING, 0.3), TierAssignment(Tier.UVM)]
     loads = loads_of(
         [

@@ -187,7 +187,7 @@ def test_tables_of_no_run_are_kept(tmp_path):
     assert there.read_bytes() == before
 
 
-def test_copies_of_chunks_are_no_chunks(directory):
+def test_copies_of_chunk_files_are_not_read_as_chunks(directory):
     parts = directory.compute()
     parts.write(0, _compute())
     for name in ("part-copy.parquet", "part-00000 (1).parquet"):

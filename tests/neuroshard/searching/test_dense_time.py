@@ -77,7 +77,7 @@ def test_a_method_is_asked_once_if_the_dense_time_is_known_or_does_not_count():
         assert len(asked) == 1
 
 
-def test_no_table_is_copied_everywhere_to_save_a_launch_that_dense_work_may_hide():
+def test_no_table_is_data_parallel_to_save_a_launch_that_dense_work_may_hide():
     """Copies of 1.3 GB were predicted 10% cheaper beside no dense work, and to cost 9 ms more beside 14 ms of it."""
     models = CostModels.load("h100", framework="torchrec")
     plan = find_plan(searcher_of("neuroshard"), EIGHT, Simulator(models)).plan

@@ -121,7 +121,7 @@ def test_a_smaller_batch_has_the_histogram_of_its_own_lookups():
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=40), st.integers(1, 3000), st.data())
 def test_shares_of_lookups_are_what_counting_row_by_row_gives(weights, rows, data):
-    """With more rows than blocks, fewer, and numbers that they don't divide: a row lies in several blocks then."""
+    """With more rows than blocks, fewer, and numbers that they don't divide: a row is in several blocks then."""
     shares = np.array(weights) / sum(weights)
     table = replace(GOOD, rows=rows, row_lookups=tuple(shares.tolist()))
     cuts = sorted({0, rows, *data.draw(st.lists(st.integers(0, rows), max_size=5))})

@@ -52,7 +52,7 @@ def test_torchrec_without_a_module_is_said(here, capsys):
     assert remark in out
 
 
-def test_copies_for_torchrec_are_said_where_they_are_exported(here, capsys):
+def test_export_to_torchrec_remarks_on_data_parallel_tables(here, capsys):
     out = done(capsys, "export", "plan=copies.json", "to=torchrec", "out=trec.json", "module=ebc")
     (remark,) = json.loads(Path("trec.json").read_text())["remarks"]
     assert remark.startswith("4 table(s) are data_parallel in TorchRec (toy0, toy1, toy2, toy3)")
@@ -65,7 +65,7 @@ def _search(*more, batch_size=256):
     return ["search", "model=roofline:h100", *tables, f"batch_size={batch_size}", "topology.num_devices=2", *more]
 
 
-def test_copies_for_torchrec_are_said_where_they_are_found(here, capsys):
+def test_search_for_torchrec_remarks_on_data_parallel_tables(here, capsys):
     rules = "constraints.rules=[{tables: a, sharding_types: [data_parallel]}, {tables: '[bc]', sharding_types: [column_wise]}]"
     for target, count in (("torchrec", 1), ("null", 0)):
         out = done(capsys, *_search(rules, f"target={target}", f"out={target}", batch_size=4))

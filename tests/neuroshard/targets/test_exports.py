@@ -30,7 +30,7 @@ def _task(tables, num_devices=4, host_size=2):
 
 
 def _homed(plan, *homes):
-    """The plan with its first tables in these memories."""
+    """The plan with these tiers for its first tables."""
     given = dict(enumerate(homes))
     return replace(
         plan,
@@ -275,7 +275,7 @@ def test_plain_placements_are_those_of_the_plan(plan):
 
 
 def _plan(its, where, home=ON_DEVICE, others=4):
-    """Of a table, and one on every GPU besides."""
+    """Of a table, with another table on every GPU."""
     task = _task([its, *(table(f"other{n}") for n in range(others))])
     return _homed(laid_out(task, where, *range(others)), home)
 
@@ -396,7 +396,7 @@ def test_what_a_target_can_not_serve_is_refused(target, task, message):
     assert message in str(refused.value)
 
 
-def test_sequence_tables_lie_in_rows():
+def test_sequence_tables_are_row_wise():
     tables = (TABLE, replace(TABLE, name="s[1]", pooled=False))
     for name in ("sok", "hugectr"):
         found = target_named(name).constrained(replace(TASK, tables=tables)).constraints

@@ -37,7 +37,7 @@ def _pin(name, dim, *devices):
     ("rules", "places", "broken"),
     [
         (_rule("user_*", devices=(0, 1)), WHOLE, None),
-        (_rule("user_*", devices=(0, 2)), WHOLE, "'user_b' must not lie on device 1"),
+        (_rule("user_*", devices=(0, 2)), WHOLE, "'user_b' must not be on device 1"),
         (_rule("*", max_shards=1), WHOLE, None),
         (_rule("item", max_shards=1), HALVES, "on 2 devices, not on 1 to 1"),
         (_rule("item", min_shards=2), WHOLE, "'item' is on 1 devices, not on 2 to 4$"),
@@ -57,8 +57,8 @@ def _pin(name, dim, *devices):
          "'user_a' must not be data_parallel"),
         (_rule("user_a", sharding_types=("data_parallel",)), ROWS, "'user_a' must not be row_wise, only data_parallel"),
         (_rule("user_a", devices=(2, 3)), HOST, None),
-        (_rule("user_a", devices=(1, 2, 3)), ROWS, "'user_a' must not lie on device 0"),
-        (_rule("user_a", devices=(0,)), COPIED, "'user_a' must not lie on device 1"),
+        (_rule("user_a", devices=(1, 2, 3)), ROWS, "'user_a' must not be on device 0"),
+        (_rule("user_a", devices=(0,)), COPIED, "'user_a' must not be on device 1"),
         (_rule("user_a", max_shards=2), HOST, None),
         (_rule("user_a", max_shards=2), ROWS, "'user_a' is on 4 devices, not on 1 to 2"),
         (_rule("user_a", min_shards=4), ROWS, None),
@@ -85,7 +85,7 @@ def test_broken_constraints_are_named(rules, places, broken):
     assert broken is None or re.search(broken, found[0])
 
 
-def test_tables_that_are_kept_together_do_not_lie_in_rows():
+def test_tables_that_are_kept_together_are_not_row_wise():
     task = replace(TASK, constraints=Constraints(together=(("user_a", "user_b"),)))
     first, _ = laid_out(task, range(4), range(4), 0).violations
     assert "'user_a' is on 4 devices, not on 1 to 1" in first
@@ -101,7 +101,7 @@ def test_many_pins_of_one_table_are_checked_at_once():
     assert "pinned shards" in laid_out(task, narrow | {24: 8}).violations[0]
 
 
-def test_more_shards_than_columns_make_are_possible_in_rows():
+def test_row_wise_tables_may_have_more_shards_than_columns_allow():
     narrow = replace(TASK, tables=(table("user_a", dim=4), *TABLES[1:]))
     rules = _rule("user_a", sharding_types=("row_wise",), min_shards=4)
     assert laid_out(replace(narrow, constraints=rules), *ROWS).violations == ()
@@ -119,7 +119,7 @@ def test_rules_that_match_one_table_all_hold():
     ("rules", "message"),
     [
         (_rule("usr_*"), "no table's name matches 'usr_\\*'"),
-        (_rule("item", devices=(4,)), r"device 4 of 'item' must lie in 0\.\.3"),
+        (_rule("item", devices=(4,)), r"device 4 of 'item' must be in 0\.\.3"),
         (_rule("item", devices=()), "no device may hold table 'item'"),
         (Constraints((TableRule("item", (0, 1)), TableRule("*", (2,)))), "no device may hold table 'item'"),
         (_rule("item", min_shards=5), "needs 5 shards, but can have 4"),
@@ -152,15 +152,15 @@ def test_rules_that_match_one_table_all_hold():
         (Constraints((TableRule("user_a", sharding_types=("row_wise",)),), (PinnedShard("user_a", 16, (0,)),)),
          "'user_a' is pinned, but its rules don't allow column_wise"),
         (_rule("user_a", sharding_types=("data_parallel",), devices=(0, 1)),
-         "'user_a' may be data_parallel only, .*only on 2 of 4 devices"),
+         "'user_a' may only be data_parallel, .*only be on 2 of 4 devices"),
         (Constraints((TableRule("user_a", sharding_types=("row_wise",)),), together=(("user_a", "user_b"),)),
          "user_a, user_b are kept together, and their rules allow no sharding type except row_wise"),
-        (_rule("item", tiers=("uvm",)), "table 'item' may lie in host memory only, and hosts have none for tables"),
+        (_rule("item", tiers=("uvm",)), "table 'item' may only be in host memory, and hosts have no memory"),
         (Constraints((TableRule("item", tiers=("uvm",)), TableRule("*", tiers=("device",)))),
          "leave no tier that it may be in"),
         (_rule("item", tiers=("uvm",), sharding_types=("data_parallel",)), "'item' leave no sharding type"),
         (Constraints((TableRule("item", cache_load_factor=0.1), TableRule("*", cache_load_factor=0.2))),
-         "want 0.1 and 0.2 of its rows cached"),
+         "cache_load_factor to 0.1 and to 0.2"),
     ],
 )  # fmt: skip
 def test_contradictions_are_refused_before_any_search(rules, message):
@@ -213,7 +213,7 @@ def test_rules_survive_tasks_files_and_what_they_do_not_say_leaves_no_trace():
     assert said == others | {"min_blocks", "equal_widths"}
 
 
-def test_forms_of_all_rules_intersect():
+def test_sharding_types_of_all_rules_intersect():
     rules = constraints(
         rules=[
             {"tables": "*", "sharding_types": ["row_wise", "column_wise"]},
@@ -232,7 +232,7 @@ def test_forms_of_all_rules_intersect():
     ("forms", "tiers"),
     [(("data_parallel",), {Tier.DEVICE}), (("row_wise", "data_parallel"), set(Tier)), (None, set(Tier))],
 )
-def test_tables_that_must_be_copied_lie_on_devices_alone(forms, tiers):
+def test_tables_that_must_be_data_parallel_are_in_device_memory_only(forms, tiers):
     assert _rule("t", sharding_types=forms).limits(table(), 4).tiers == tiers
 
 

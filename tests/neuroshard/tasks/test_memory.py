@@ -57,17 +57,17 @@ def test_plans_count_what_their_task_counts():
 
 
 def _mixed(memory):
-    """A table in rows, one in copies, on two devices with plenty of memory."""
+    """A row-wise and a data-parallel table on two devices with plenty of memory."""
     task = Task((TABLE, replace(TABLE, name="u", rows=50)), Topology(2, 1 << 20), 64, memory)
     return laid_out(task, [0, 1], COPIES)
 
 
-def test_weights_of_blocks_and_copies_are_those_that_lie_there():
+def test_row_wise_and_data_parallel_shards_count_the_weights_on_their_device():
     assert _mixed(MemoryUse("sgd")).device_bytes == (16_000 + 1_600,) * 2
     assert _mixed(MemoryUse("rowwise_adagrad")).device_bytes == (16_000 + 2_000 + 1_600 + 200,) * 2
 
 
-def test_blocks_have_outputs_of_all_samples_and_copies_a_dense_gradient():
+def test_row_wise_tables_have_outputs_of_all_samples_and_data_parallel_tables_a_dense_gradient():
     block = 16_000 + 8 * (80 + 64) + 2 * 4 * 64 * 8  # half the lookups, everybody's offsets and outputs
     copy = 1_600 + 8 * (80 + 32) + 4 * 50 * 8  # half the samples; what they receive is counted for all tables at once
     plan = _mixed(MemoryUse("sgd", 1))

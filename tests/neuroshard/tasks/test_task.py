@@ -107,7 +107,7 @@ def test_a_histogram_of_another_batch_size_is_said():
         ({"count": 10**30}, "count=10000"),
         ({"count": True}, "count=True"),
         ({"min_tables": 0}, "min_tables=0"),
-        ({"min_tables": 70}, r"must lie in 1..max_tables=59"),
+        ({"min_tables": 70}, r"must be in 1..max_tables=59"),
         ({"max_dim": 96}, "max_dim=96"),
         ({"max_dim": "x"}, "max_dim='x'"),
         ({"seed": -1}, "seed=-1"),

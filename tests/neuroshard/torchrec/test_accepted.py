@@ -139,7 +139,7 @@ def test_a_stored_plan_has_rows_on_whole_hosts(change, taken, caplog):
     change(stored)
     again = planner(4, "cuda", on_host=2, plan_loader=stored, **said)
     assert places(again.plan(bags("a"))) == places(plan)
-    assert ("blocks of rows of column 0 on ranks 1, 2" not in caplog.text) is taken
+    assert ("blocks of rows at column 0 are on ranks 1, 2" not in caplog.text) is taken
 
 
 def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(caplog):

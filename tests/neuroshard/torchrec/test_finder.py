@@ -167,7 +167,7 @@ def test_what_must_move_is_counted_before_what_may():
     """Of two devices, one goes away."""
     before = _unperturbed().search(bags("a", "b", "c", "d"))
     gone = sum(placed.shard.dim * 100 * 4 for placed in before.placements if placed.device == 1)
-    with pytest.raises(UserError, match=f"max_moved_bytes=10: {gone} bytes are moved at least"):
+    with pytest.raises(UserError, match=f"max_moved_bytes=10: at least {gone} bytes must be moved"):
         _unperturbed(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=10)
     changed = _unperturbed(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=gone)
     assert changed.moved_bytes == gone

@@ -35,7 +35,7 @@ def _job(devices=16, local=8, device="cuda", memory=GIB):
         (4, True, 4, [1, 5, 9, 13]),
     ],
 )
-def test_groups_lie_as_dmp_collection_has_them(number, apart, host, copies):
+def test_groups_have_the_ranks_of_dmp_collection(number, apart, host, copies):
     groups = Groups(_job(), number, use_inter_host_allreduce=apart)
     topology = groups.topology
     assert (topology.world_size, topology.local_world_size) == (16 // number, host)
@@ -62,7 +62,7 @@ def test_numbers_that_divide_nothing_are_refused():
 
 
 def _large(memory=GIB, **settings):
-    """Planned: 8 tables of 128 MB on 16 devices, in columns in their memory."""
+    """Planned: 8 tables of 128 MB on 16 devices, column-wise in device memory."""
     shapes = {f"t{i}": (1 << 18, 128) for i in range(8)}
     alone = {"sharding_types": ["column_wise"], "compute_kernels": ["fused"]}
     said = {name: ParameterConstraints(pooling_factors=[20.0], **alone) for name in shapes}
@@ -115,7 +115,7 @@ def test_numbers_whose_groups_a_given_plan_does_not_fit_are_left_out():
     ours = planner(4, cap=GIB, given=given, num_groups="auto", **said)
     assert ours.plan(model).plan[""]["rows"].ranks == [0, 1, 2, 3]
     assert ours.last_groups.num_groups == 1
-    with pytest.raises(UserError, match="table 'rows' lies on rank 3, and the job has 2"):
+    with pytest.raises(UserError, match="table 'rows' is on rank 3, and the job has 2"):
         planner(4, cap=GIB, given=given, num_groups=2, **said).plan(model)
 
 

@@ -90,7 +90,7 @@ SIZE = 100 * 16 * 4  # bytes of each of the tables
 )
 @pytest.mark.parametrize(("device", "memory"), [("cpu", "ddr_cap"), ("cuda", "hbm_cap"), ("cuda", "ddr_cap")])
 def test_other_free_bytes_keep_the_plan(path, caplog, device, memory, factor, kept):
-    """Both lie on one device, which has room for four."""
+    """Both are on one device, which has room for four."""
     cap = 4 * SIZE
     planned = _planner(path, topology=topology(2, device, cap)).plan(bags("a", "b"))
     caplog.clear()

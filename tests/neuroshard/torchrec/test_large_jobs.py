@@ -52,12 +52,12 @@ def _built(collection, sharder, plan, rank, devices):
         found = [(name.split(".")[-2], held) for name, held in made.named_parameters() if held.numel()]
         sharded = [held for name, held in found if plan.plan[""][name].sharding_type != "data_parallel"]
         assert sharded
-        assert all(held.device == META for held in sharded)  # copies are small, and are made at once
+        assert all(held.device == META for held in sharded)  # data-parallel tables are small, and are made at once
         return sorted((name, tuple(held.shape)) for name, held in found)
 
 
 def _on_meta(plan):
-    """The same plan where shards lie nowhere: TorchRec compares their devices with the weights'."""
+    """The same plan with all shards on the meta device: TorchRec compares their devices with the weights'."""
     plan = deepcopy(plan)
     for sharding in (its for module in plan.plan.values() for its in module.values()):
         for shard in sharding.sharding_spec.shards if sharding.sharding_spec else ():
@@ -109,7 +109,7 @@ def test_a_production_shape_on_64_gpus():
     assert sum(table.rows * table.dim for table in ours.task.tables) == pytest.approx(18e9, rel=0.02)
 
 
-def test_a_table_that_fits_on_no_device_lies_in_rows_on_all():
+def test_a_table_that_fits_on_no_device_is_row_wise_on_all():
     """Six and a half billion rows, of which 4 columns fit nowhere either, beside ordinary tables."""
     rows, batch_size = 6_500_000_000, 65_536
     huge = Table("huge", rows, 32, 1.0, zipf_reuse(rows, batch_size, 1.05))

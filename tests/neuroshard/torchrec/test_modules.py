@@ -172,7 +172,7 @@ def test_sequence_tables_that_nobody_here_knows_are_delegated(settings, why, cap
         (0.4, {"sharding_types": ["table_wise", "row_wise"]}, "row_wise"),
     ],
 )
-def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, types, found):
+def test_sequence_tables_are_halved_or_row_wise_if_devices_are_small(share, types, found):
     """Of three devices, one holds the table, or two its halves, or all of them its rows."""
     model, size = _sequences("s", rows=6400), 6400 * DIM * 4
     ours = planner(3, cap=int(size * share), models="roofline:h100", constraints=_said("s", **types))
@@ -194,7 +194,7 @@ def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, ty
         ({"sharding_types": ["table_wise", "column_wise", "data_parallel"]}, ["column_wise"], 2),
     ],
 )
-def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may, shards):
+def test_sequence_tables_are_row_wise_if_constraints_say_so(types, may, shards):
     ours = planner(models="roofline:h100", constraints=_said("s", **types), data_parallel=True)
     task = ours.search(_beside(_sequences("s", "t"))).task
     limits = [task.constraints.limits(table, 2) for table in task.tables]
@@ -215,7 +215,7 @@ def test_whole_sequence_tables_are_not_column_wise_beside_halves():
 
 
 def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
-    """Else both planners might cut them, each into another width. In rows they may lie, where these are asked for."""
+    """Else both planners might cut them, each into another width. They may be row-wise if asked to."""
     delegated = _said("t", sharding_types=["data_parallel"])
     rows = _said("s", sharding_types=["table_wise", "column_wise", "row_wise"])
     found = []
@@ -249,7 +249,7 @@ def test_one_collection_may_be_planned_by_two(caplog):
     ],
 )
 def test_what_constraints_leave_alone_is_what_plans_have(make, asked, found):
-    """Sequence tables in copies are TorchRec's; everything else is planned here."""
+    """Data-parallel sequence tables are TorchRec's; everything else is planned here."""
     constraints = _said("b", **asked)
     ours, plan = planned(make("a", "b"), device="cuda", models="roofline:h100", constraints=constraints)
     assert (plan.plan[""]["b"].sharding_type, plan.plan[""]["b"].compute_kernel) == found
@@ -267,7 +267,7 @@ def test_caches_have_the_size_that_is_planned_and_are_else_as_constraints_ask(as
 
 
 @pytest.mark.parametrize("dim", [10, 50])
-def test_tables_that_fused_kernels_do_not_take_are_copied_and_shard(dim, group, caplog):
+def test_tables_that_fused_kernels_refuse_are_data_parallel_and_shard(dim, group, caplog):
     module = _bags("a", dim=dim, device=CPU)
     model = nn.ModuleDict({"odd": module, "even": _bags("b", device=CPU)})
     ours, plan = planned(model, devices=1, models="roofline:h100")
@@ -285,7 +285,7 @@ def test_tables_that_fused_kernels_do_not_take_are_copied_and_shard(dim, group, 
     assert torch.equal(weights.grad.sum(dim=1), torch.tensor([dim] * 4 + [0] * (ROWS - 4), dtype=torch.float32))
 
 
-def test_a_search_with_torchrecs_planner_is_quiet_about_copies(caplog):
+def test_a_search_with_torchrecs_planner_is_quiet_about_data_parallel_tables(caplog):
     copied = Constraints((TableRule("*", sharding_types=(Form.DATA_PARALLEL,)),))
     task = replace(toy_task(3, num_devices=2), constraints=copied)
     plan = ns.search(task, H100, "torchrec_all_types")
@@ -293,7 +293,7 @@ def test_a_search_with_torchrecs_planner_is_quiet_about_copies(caplog):
     assert "Sharding spec" not in caplog.text
 
 
-def test_other_warnings_than_those_of_copies_are_heard(caplog):
+def test_warnings_about_other_things_than_data_parallel_tables_are_kept(caplog):
     with without_copies_remarks():
         logging.warning("Sharding spec not found for %s", "a")
         logging.warning("something else")
@@ -461,7 +461,7 @@ def test_virtual_tables_are_delegated_with_their_caches(kernel, caplog):
     assert of_host == 2 * (1 << 30)
 
 
-def test_virtual_tables_stay_in_rows_whatever_torchrec_would_choose():
+def test_virtual_tables_stay_row_wise_whatever_torchrec_would_choose():
     plan, _, _ = _on_hosts(_stored(**VIRTUAL))
     assert plan.plan["stored"]["v"].sharding_type == "row_wise"
 
@@ -559,7 +559,7 @@ def test_a_mean_pooled_table_that_fits_in_no_columns_says_that_rows_may_be_named
         planner(2, "cuda", cap=ROWS * DIM, models="roofline:h100").plan(_beside_mean_pooling())
 
 
-def test_fused_collections_are_copied_only_where_that_is_named():
+def test_fused_collections_are_data_parallel_only_if_that_is_named():
     (parameter,) = find_tables(_fused("t"))
     assert set(parameter.forms) == {Form.COLUMN_WISE, Form.ROW_WISE}
     named = ParameterConstraints(sharding_types=["data_parallel"])
@@ -577,7 +577,7 @@ def test_fused_collections_are_copied_only_where_that_is_named():
         (_fused("t"), {"sharding_types": ["data_parallel"]}, "allow others"),
     ],
 )
-def test_copies_that_fail_on_cpus_are_refused_however_they_are_asked_for(module, limits, do):
+def test_data_parallel_tables_that_fail_on_cpus_are_refused_however_they_are_requested(module, limits, do):
     said = _said("t", **limits)
     fails = r"TorchRec 1\.8 fails with data-parallel sequence tables, and .* of fused collections, on CPUs; "
     with pytest.raises(UserError, match=f"{fails}{do}"):

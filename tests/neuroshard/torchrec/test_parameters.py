@@ -84,7 +84,7 @@ def test_limits_on_splits_become_rules(given, rule):
         (["column_wise"], {Form.COLUMN_WISE}, TableRule("b[*]", sharding_types=("column_wise",))),
     ],
 )
-def test_tables_may_lie_in_the_forms_that_constraints_name_or_in_all(types, forms, rule):
+def test_tables_may_have_the_sharding_types_that_constraints_name_or_all(types, forms, rule):
     found = _sku(sharding_types=types)
     assert set(found.forms) == forms
     assert found.type_rule("b*") == rule

@@ -137,8 +137,8 @@ def test_constraints_of_both_kinds_hold():
         (None, None, "columns"),
     ],
 )
-def test_tables_are_copied_only_where_sharding_types_and_kernels_allow_it(types, kernels, found, caplog):
-    """Six small tables on eight devices: copies cost least."""
+def test_tables_are_data_parallel_only_if_sharding_types_and_kernels_allow_it(types, kernels, found, caplog):
+    """Six small tables on eight devices: data_parallel costs least."""
     given = ParameterConstraints(sharding_types=types, compute_kernels=kernels)
     constraints = dict.fromkeys("abcdef", given) if types else {}
     settings = {"models": "roofline:h100", "batch_size": 8192, "constraints": constraints}
@@ -317,7 +317,7 @@ for use in (lambda: __import__("neuroshard.torchrec"), lambda: ns.search(task, s
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
-def test_forms_that_want_several_devices_are_left_to_torchrec_on_one(kind, caplog):
+def test_sharding_types_for_several_devices_are_left_to_torchrec_on_one_device(kind, caplog):
     ours = planner(1, "cuda", models="roofline:h100", batch_size=64, **_of_t(sharding_types=[kind]))
     assert ours.plan(bags("t", rows=1000, dim=64)).plan[""]["t"].sharding_type == kind
     assert "which can't have its rows on each of 1 device(s)" in caplog.text
@@ -334,8 +334,8 @@ def test_tables_with_too_few_rows_for_blocks_are_left_to_torchrec():
 @pytest.mark.parametrize(
     ("devices", "why"),
     [
-        (2, "given: table 't' lies on rank 3, and the job has 2 (0 to 1); plan it for this job"),
-        (8, "given: table 't' lies on 4 of the job's 8 ranks, and 'row_wise' takes all; plan it for this job"),
+        (2, "given: table 't' is on rank 3, and the job has 2 (0 to 1); plan it for this job"),
+        (8, "given: table 't' is on 4 of the job's 8 ranks, and 'row_wise' takes all; plan it for this job"),
     ],
 )
 def test_given_plans_are_for_as_many_ranks(devices, why):
@@ -347,7 +347,7 @@ def test_given_plans_are_for_as_many_ranks(devices, why):
 
 
 def test_limits_of_a_table_are_not_those_of_another_of_its_name():
-    """Ten columns are copied, and weights of eight bits are left to TorchRec: copied, they would have no room."""
+    """Ten columns become data-parallel; weights of eight bits are TorchRec's: data-parallel, they would not fit."""
     odd, large = bags("t", rows=1000, dim=10), bags("t", rows=200_000, dim=16, data_type=DataType.INT8)
     plan = planner(2, "cuda", batch_size=64, cap=4 << 20).plan(nn.ModuleDict({"odd": odd, "large": large}))
     types = {path: its["t"].sharding_type for path, its in plan.plan.items()}

@@ -104,7 +104,7 @@ class _OneLink:
         return start
 
 
-def test_copies_count_as_joined_by_fast_links_only_within_a_pod():
+def test_replicas_count_as_joined_by_fast_links_only_within_a_pod():
     for groups, _, pod in _every_groups():
         if groups.num_groups == 1:
             continue
@@ -228,7 +228,7 @@ def _owned(job):
 
 
 def _train(rank, world_size, host, num_groups, apart, pod):
-    """A step on tables in rows over pods is what the whole module's is, and every row is on a rank of each group."""
+    """A step on row-wise tables over pods equals the whole module's, and every row is on a rank of each group."""
     fresh = dict.fromkeys(("_INTRA_PG", "_CROSS_PG", "_INTRA_PG_2D", "_CROSS_PG_2D", "_NODE_GROUP_SIZE_2D"))
     variable = {POD_SIZE: str(pod)} if num_groups == 1 else {}
     with patch.multiple(comm, **fresh), patch.dict(os.environ, variable):
@@ -262,7 +262,7 @@ def _step(rank, devices, num_groups, apart):
 
 
 @pytest.mark.parametrize(("world_size", "host"), [(4, 1), pytest.param(8, 2, marks=pytest.mark.slow)])
-def test_tables_in_rows_over_pods_train_as_the_whole_module_does(world_size, host):
+def test_row_wise_tables_over_pods_train_as_the_whole_module_does(world_size, host):
     cases = {
         "successive ranks in groups": (world_size, host, 2, True, 2),
         "every second rank in a group": (world_size, host, 2, False, 4),

@@ -140,8 +140,8 @@ def _with(feature, value):
     ("batch", "message"),
     [
         (_tensor(DRAWN[0], "user_id", "seen"), "batch 1, table 'item': no feature 'bought' among seen, user_id"),
-        (_with("seen", 300), r"batch 1, table 'item', feature 'seen': index 300 must lie in 0\.\.299"),
-        (_with("user_id", -1), r"batch 1, table 'user', feature 'user_id': index -1 must lie in 0\.\.39"),
+        (_with("seen", 300), r"batch 1, table 'item', feature 'seen': index 300 must be in 0\.\.299"),
+        (_with("user_id", -1), r"batch 1, table 'user', feature 'user_id': index -1 must be in 0\.\.39"),
         (torch.ones(3), "a batch holds a Tensor, not KeyedJaggedTensors alone; give features="),
         ([BATCHES[0], BATCHES[1]], "two tensors of a batch have the key 'bought'"),
         (
@@ -233,7 +233,7 @@ SAID = ParameterConstraints(pooling_factors=[2.0])
 def test_lookups_that_nobody_named_are_said_once(known, given, warnings, caplog, path):
     _planned(known, given, keep=path)
     said = [record.getMessage() for record in caplog.records]
-    expected = [*warnings, "what TorchRec adds to a step isn't known"]
+    expected = [*warnings, "the overhead of TorchRec isn't known"]
     assert all(part in text for part, text in zip(expected, said, strict=True))
 
 
@@ -255,7 +255,7 @@ def test_statistics_of_a_table_that_grew_count(caplog):
 
 
 def test_statistics_of_more_rows_are_a_mistake():
-    with pytest.raises(UserError, match="describes 'b' as 101 rows, and the model's table has 100"):
+    with pytest.raises(UserError, match="describes 'b' with 101 rows, .* has 100"):
         _planned([_table(rows=101)])
     with pytest.raises(UserError, match="tables= is a mapping"):
         _planned({"b": _table()})

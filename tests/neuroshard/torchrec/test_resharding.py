@@ -141,7 +141,7 @@ def test_learning_rates_stay_whatever_else_trains():
     on_gloo(2, of_all, _at_another_rate, cases)
 
 
-def test_the_difference_is_what_lies_elsewhere():
+def test_the_difference_is_the_shards_on_other_devices():
     changed = ShardingPlan(plan_difference(_planned(WHOLE, "table_wise"), _planned(SWAPPED)))
     assert places(changed, "bags") == {"a": ("table_wise", [1]), "b": ("table_wise", [0])}
     widths = plan_difference(_planned(CUT), _planned(UNEQUAL))
@@ -164,7 +164,7 @@ def test_what_cannot_move_is_said(before, after, why):
         plan_difference(before, after)
 
 
-def test_a_table_asked_for_in_columns_is_so_even_whole():
+def test_a_table_requested_column_wise_is_column_wise_even_if_whole():
     said = {"a": ParameterConstraints(sharding_types=["column_wise"], min_partition=16)}
     found = places(planner(constraints=said).plan(bags("a", "b")))
     assert {name: kind for name, (kind, _) in found.items()} == {"a": "column_wise", "b": "table_wise"}

@@ -1,4 +1,4 @@
-"""Plans to TorchRec's form and back."""
+"""Plans to TorchRec's sharding plans and back."""
 
 import json
 from dataclasses import replace
@@ -182,7 +182,7 @@ HOSTS = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
 MIXED = laid_out(HOSTS, {1: 4, 2: 12}, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES)
 
 
-def test_every_form_has_torchrecs_word_and_the_blocks_that_it_wants(path):
+def test_every_sharding_type_has_torchrecs_word_and_blocks(path):
     whole = to_sharding_plan(MIXED, "ebc", "cpu")
     exported = whole.plan["ebc"]
     assert {name: (p.sharding_type, p.compute_kernel, p.ranks) for name, p in exported.items()} == {
@@ -210,7 +210,7 @@ def test_hosts_are_those_that_blocks_were_laid_out_for():
     assert places == ["rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"]
     with pytest.raises(UserError, match="local_world_size=4, but table 'host' is row-wise on hosts of 2"):
         to_sharding_plan(MIXED, local_world_size=4)
-    with pytest.raises(UserError, match="'host' are in blocks of rows on 2 device"):
+    with pytest.raises(UserError, match="'host' are split by rows over 2 device"):
         from_sharding_plan(replace(HOSTS, topology=Topology(4, 1 << 20)), to_sharding_plan(MIXED))
 
 
@@ -226,7 +226,7 @@ def test_blocks_that_torchrec_would_take_for_others_are_refused(table, kind):
     if kind == right or (right, kind) == ("table_row_wise", "grid_shard"):  # a grid of one range of columns
         assert from_sharding_plan(HOSTS, exported) == MIXED
         return
-    with pytest.raises(UserError, match=f"{table!r} is sharded {kind}, but its shards lie as {right} wants them"):
+    with pytest.raises(UserError, match=f"{table!r} is sharded {kind}, but its shards are placed as {right} "):
         from_sharding_plan(HOSTS, exported)
 
 
@@ -264,14 +264,14 @@ def test_rows_cut_otherwise_than_by_ceil_are_refused(rows):
     ("exported", "message"),
     [
         (ShardingPlan({}), "0 parameters of the sharding plan are named 'a'"),
-        (_broken("a", sharding_type="row_wise"), "'a' is sharded row_wise, but .* as table_wise wants them"),
+        (_broken("a", sharding_type="row_wise"), "'a' is sharded row_wise, but .* as table_wise"),
         (_broken("a", compute_kernel="key_value"), "'a' has compute kernel 'key_value'; known are fused, fused_uvm_ca"),
         (_broken("b.c", ranks=[1]), "has 2 shards on 1 ranks"),
         (_broken("b.c", ranks=None), "has 2 shards on 0 ranks"),
         (_broken("a", ranks=[9]), "device 9"),
         (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8]), ranks=[0]), "column 8 of table 'b.c', row 0, .* no shard"),
         (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8], [0, 12, 10, 8])), "16 columns; .* ends with column 19"),
-        (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "blocks of rows on 2 device"),
+        (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "rows over 2 device"),
         (_broken("a", sharding_type="rowwise"), "'a': unknown sharding type 'rowwise'; did you mean 'row_wise'"),
         (_broken("a", sharding_type="data_parallel", ranks=[0, 1]), r"on ranks \[0, 1\], not on all 4"),
         (_broken("a", sharding_spec=_spec([0, 0, 10, 6], [0, 6, 10, 2]), ranks=[0, 0]), "'a' .*dim=6 must be a mul"),
@@ -292,7 +292,7 @@ HALVES = {3: 8, 1: 8}
 SERVED = laid_out(SEQUENCES, HALVES, range(4), 2, {0: 4, 1: 12})
 
 
-def test_sequence_tables_are_whole_halved_or_in_rows(path):
+def test_sequence_tables_are_whole_halved_or_row_wise(path):
     exported = to_sharding_plan(SERVED, PATHS)
     assert {name: (p.sharding_type, p.compute_kernel) for name, p in exported.plan["ec"].items()} == {
         "columns": ("column_wise", "fused"),
@@ -313,7 +313,7 @@ def test_sequence_tables_are_whole_halved_or_in_rows(path):
     [
         ({3: 4, 1: 12}, 2, "'columns' and 'columns' are in shards of 12 and 4 columns"),
         (HALVES, dict.fromkeys(range(4), 4), "'columns' and 'host' are in shards of 8 and 4 columns"),
-        (COPIES, 2, "'columns' is a sequence table, sharded data_parallel; plans have"),
+        (COPIES, 2, "'columns' is a sequence table, sharded data_parallel; sequence tables must"),
     ],
 )
 def test_sequence_tables_that_torchrec_would_not_serve_are_refused(columns, host, message):

@@ -30,7 +30,7 @@ READ_BY = {"a": ["f_a"], "b": ["f_b", "g_b"], "c": ["f_c"]}  # two features shar
 FEATURES = {feature: SHAPES[name][0] for name, features in READ_BY.items() for feature in features}
 SAMPLES, RATE = 8, 0.5
 
-# Where the tables lie on 2 devices; on 4, the same with two devices left empty, and one plan over all.
+# Places of the tables on 2 devices; on 4, the same with two devices left empty, and one plan over all.
 CUT = {1: 20, 0: 44}
 PLANS = {
     "table-wise": (0, 1, 0),
@@ -48,7 +48,7 @@ WIDE = {
     "over all four": (3, {0: 8, 2: 24}, {0: 4, 1: 12, 2: 40, 3: 8}),
     "rows of a host": ([0, 1], 3, [2, 3]),
     "a grid": ({3: 4, 0: 12}, GRID, COPIES),
-    "all forms": (range(4), GRID, [2, 3]),
+    "all sharding types": (range(4), GRID, [2, 3]),
 }
 
 
@@ -58,12 +58,12 @@ def _task(world_size):
 
 
 def _formed(world_size):
-    """Where they lie in rows and copies on any number of devices."""
+    """Row-wise and data-parallel places on any number of devices."""
     rows = range(world_size)
     return {
         "rows": (rows, rows, rows),
         "data_parallel": (COPIES, COPIES, COPIES),
-        "rows, copies and columns": (rows, COPIES, CUT),
+        "row-wise, data-parallel and column-wise": (rows, COPIES, CUT),
         "rows of what two features share": (1, rows, COPIES),
     }
 
@@ -157,7 +157,7 @@ def _batches(rank, step):
 
 
 def _planner_of_every_kind(world_size, keep):
-    """One that lays out a sequence table in every form."""
+    """A planner that gives sequence tables every sharding type."""
     alone = {"whole": "table_wise", "rows": "row_wise", "a": "row_wise"}
     constraints = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in alone.items()}
     rules = Constraints((TableRule("halved", min_shards=2, sharding_types=("column_wise",)),))

@@ -58,7 +58,7 @@ def test_constraints_that_leave_a_wide_table_uncut_are_refused(said, why):
 
 
 @pytest.mark.parametrize("dim", [2050, 4095])
-def test_wide_tables_that_only_copies_could_hold_are_refused(dim):
+def test_wide_tables_that_could_only_be_data_parallel_are_refused(dim):
     with pytest.raises(UserError, match=rf"'a' of {dim} columns.* {-(-dim // 4) * 4} columns"):
         planned(bags("a", dim=dim, rows=ROWS), device="cuda", **H100)
 

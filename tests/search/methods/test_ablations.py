@@ -37,14 +37,14 @@ class _Crowded(LinearCompute):
         return ReluHead(np.array([0, -2], np.float32), np.array([1, 1], np.float32), 0.0, 1.0)
 
 
-def _dear_columns():
+def _expensive_columns():
     models = linear_models()
     expensive = replace(models.forward, per_column_ms=0.05)
     return Simulator(replace(models, forward=expensive, backward=expensive))
 
 
 def test_seeing_less_costs_more():
-    assert _gap(WithModels(BeamSearch(), NoCommunication()), _dear_columns()) > 1.02
+    assert _gap(WithModels(BeamSearch(), NoCommunication()), _expensive_columns()) > 1.02
     crowded = Simulator(replace(linear_models(), compute=_Crowded()))
     assert _gap(WithModels(BeamSearch(), SingleTableCosts()), crowded) > 1.02
 
@@ -54,7 +54,7 @@ def test_single_tables_are_the_whole_truth_of_a_linear_model():
     assert _gap(WithModels(BeamSearch(), SingleTableCosts()), simulator) == pytest.approx(1, abs=1e-3)
 
 
-def test_single_tables_of_a_model_of_any_form():
+def test_single_table_costs_work_for_models_of_any_sharding_type():
     task, models = toy_task(6), replace(linear_models(), compute=OpaqueCompute())
     found = WithModels(BeamSearch(), SingleTableCosts()).find(task, Simulator(models)).plan
     twice = replace(models, compute=LinearCompute(0.1, 0.02))  # alone, a table costs twice what the linear model says
@@ -74,4 +74,4 @@ def test_no_caps_at_all():
     """Placement by compute cost alone."""
     uncapped = BeamSearch(grid=GridSettings(points=0))
     assert uncapped.find(toy_task(14), Simulator(linear_models())).plan.fits
-    assert _gap(uncapped, _dear_columns()) > 1.01
+    assert _gap(uncapped, _expensive_columns()) > 1.01

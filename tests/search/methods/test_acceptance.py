@@ -146,7 +146,7 @@ def test_without_margins_a_single_model_is_trusted_no_more_than_it_would_be_with
     assert not _taken(models, _on_one_device(100.0), _on_one_device(1.0))
 
 
-def test_without_margins_rows_and_copies_must_gain_both_margins_if_models_know_kernels_and_exchanges_only():
+def test_without_margins_row_wise_and_data_parallel_plans_must_gain_both_margins_if_models_know_no_steps():
     first = _on_one_device(100.0)
     for gain, taken in ((21.0, False), (22.0, True)):  # 12 ms, and 12% of what is left
         assert _taken(OF_DATASHEET, first, _on_one_device(100.0 - gain), Acceptance().of_forms(OF_DATASHEET)) == taken

@@ -59,7 +59,7 @@ def test_a_rejected_plan_is_a_candidate_plan():
     assert [layout_key(plan) for plan in plans] == [layout_key(kept), layout_key(better)]
 
 
-def test_other_choices_of_forms_are_among_them():
+def test_candidate_plans_include_other_choices_of_sharding_types():
     models = random_form_models()
     _, plans = _candidate_plans(SMALL, toy_task(12), models, 8)
     kinds = {plan.forms for plan in plans}

@@ -1,4 +1,4 @@
-"""Tables in rows and copies: when the default search lays them out so, and what it never does."""
+"""Row-wise and data-parallel tables: when the default search chooses them, and what it never does."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -68,7 +68,7 @@ def _tiny_of_two_types(seed):
 
 
 def _layouts(task):
-    """All that each table may be: rows, and if pooled copies and columns cut in any way, else equal columns."""
+    """All layouts of each table: row-wise; if pooled, data-parallel and any column split, else equal column splits."""
     devices = task.topology.num_devices
     for index, table in enumerate(task.tables):
         splits = product(range(table.dim // 4 + 1), repeat=devices)
@@ -81,7 +81,7 @@ def _layouts(task):
 @pytest.mark.parametrize(
     ("task_of", "seeds", "forms"),
     [
-        (_tiny, (*range(5), 74), {*Form}),  # all in rows there, which estimates pass over
+        (_tiny, (*range(5), 74), {*Form}),  # all row-wise there, which estimates pass over
         pytest.param(_tiny, (*range(12), 74), {*Form}, marks=pytest.mark.slow),
         (_tiny_on_three, range(3), {*Form}),
         pytest.param(_tiny_on_three, range(6), {*Form}, marks=pytest.mark.slow),
@@ -89,7 +89,7 @@ def _layouts(task):
         pytest.param(_tiny_of_two_types, range(8), {*Form}, marks=pytest.mark.slow),
     ],
 )
-def test_plans_of_tiny_tasks_are_the_best_of_all_forms(task_of, seeds, forms):
+def test_plans_of_tiny_tasks_are_the_best_of_all_sharding_types(task_of, seeds, forms):
     gaps, gains, seen = [], [], set()
     for task in map(task_of, seeds):
         plan = found(EXACT, task)
@@ -114,7 +114,7 @@ def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
 
 @pytest.mark.parametrize("share", [0.52, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_plans_keep_to_little_memory(share):
-    """Two devices that hold hardly more than all tables: a plan is found wherever there is one in any form."""
+    """Two devices that hold hardly more than all tables: a plan is found if there is one of any sharding type."""
     best_found = 0
     for seed in range(8):
         task = _tiny(seed, share)
@@ -127,7 +127,7 @@ def test_plans_keep_to_little_memory(share):
     assert best_found >= 6
 
 
-def test_small_tables_of_the_mlperf_workload_are_copied():
+def test_small_tables_of_the_mlperf_workload_are_data_parallel():
     task = _criteo(8)
     plan, alone = found(ALL, task), found(ALONE, task)
     assert ms_of(plan) < 0.92 * ms_of(alone)
@@ -146,7 +146,7 @@ def test_a_table_that_holds_a_device_up_is_cut_into_rows():
 
 
 def test_rows_save_the_less_the_fewer_blocks_have_the_lookups():
-    """Where one has all, its device looks up as much as in columns: what is left is the cheaper exchange."""
+    """If one block has all lookups, its device has as many as column-wise: only the exchange gets cheaper."""
     spread = hot_table("hot", 10_000_000, 8, 200)
     hot = [replace(spread, row_lookups=tuple(np.eye(16)[block])) for block in (0, 15)]
     tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, *hot)]
@@ -165,7 +165,7 @@ def test_rows_save_the_less_the_fewer_blocks_have_the_lookups():
     ],
     ids=["pooled", "sequence"],
 )
-def test_a_table_that_no_cut_of_columns_fits_lies_in_rows(table, topology, memory, refused):
+def test_a_table_that_fits_with_no_column_split_is_row_wise(table, topology, memory, refused):
     """With their optimizer state, or a half of a sequence table: a shard that takes more than a device holds."""
     task = Task((table, *criteo()[:3]), topology, BATCH, memory)
     with pytest.raises(InfeasibleError, match=refused):
@@ -177,7 +177,7 @@ def test_a_table_that_no_cut_of_columns_fits_lies_in_rows(table, topology, memor
     assert exported.ranks == list(range(topology.num_devices))
 
 
-def test_tables_that_pack_in_no_columns_lie_in_rows():
+def test_tables_that_do_not_pack_column_wise_are_row_wise():
     """Three tables of 4 columns on two devices that hold one and a half each."""
     tables = tuple(hot_table(f"t{i}", 1_000_000, 4, 1) for i in range(3))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
@@ -217,14 +217,14 @@ TOGETHER = Constraints(together=(("criteo_8", "criteo_12"),))
         *((Constraints((TableRule("criteo_1", sharding_types=(form,)),)), {"criteo_1": form}) for form in Form),
     ],
 )
-def test_constraints_say_in_which_forms_tables_lie(constraints, forms):
-    """Small ones are copied where nothing is said of them, and where rules leave them their form."""
+def test_constraints_limit_the_sharding_types_of_tables(constraints, forms):
+    """Small tables are data-parallel if no rule forbids it."""
     chosen = _forms(_criteo(constraints=constraints))
     assert {name: chosen[name] for name in forms} == forms
     assert Form.DATA_PARALLEL in chosen.values()
 
 
-def test_tables_that_are_kept_together_lie_in_columns_where_one_of_them_must():
+def test_tables_kept_together_are_column_wise_if_one_of_them_must_be():
     rules = replace(TOGETHER, rules=(TableRule("criteo_8", sharding_types=("column_wise",)),))
     chosen = _forms(_criteo(constraints=rules))
     assert (chosen["criteo_8"], chosen["criteo_12"]) == (Form.COLUMN_WISE, Form.COLUMN_WISE)
@@ -246,19 +246,19 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
     ],
 )
 def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
-    """Which find no place, or an expensive one: what lies in rows and copies alone is tried all the same."""
+    """Column-wise tables find no place or an expensive one, so plans without them are tried all the same."""
     simulator = Simulator(CostModels.load("cpu"))
     plan = found(replace(ALL, acceptance=None), task, simulator)
     assert ms_of(plan, simulator) < best_ms(task, _layouts(task), simulator) * 1.03
 
 
 @pytest.mark.parametrize("form", Form)
-def test_rules_on_forms_hold_of_all_tables(form):
+def test_rules_on_sharding_types_hold_for_all_tables(form):
     everything = Constraints((TableRule("*", sharding_types=(form,)),))
     assert set(_forms(_criteo(count=2, constraints=everything)).values()) == {form}
 
 
-def test_a_form_that_a_table_cannot_have_is_refused():
+def test_a_sharding_type_that_a_table_cannot_have_is_refused():
     """Three rows don't make eight blocks."""
     task = _criteo(constraints=Constraints((TableRule("criteo_5", sharding_types=("row_wise",)),)))
     with pytest.raises(UserError, match="'criteo_5' may be row_wise only"):
@@ -277,7 +277,7 @@ class _Asked:
 
 
 class _Recorded:
-    """Notes the tasks that it is asked, and how many tables it is to place in columns."""
+    """Records the tasks that it searches, and the number of column-wise tables that it places."""
 
     def __init__(self, searcher):
         self.searcher, self.asked = searcher, []
@@ -361,12 +361,12 @@ def test_gains_within_the_margins_are_not_taken():
         assert its.rejected is None or its.rejected.task == task
 
 
-def test_without_tries_tables_lie_in_columns_where_they_fit():
+def test_without_trials_tables_are_column_wise_if_they_fit():
     task = _criteo()
     assert replace(ALL, sharding_type_trials=0).find(task, H100).plan == ALONE.find(task, H100).plan
 
 
-def test_forms_are_chosen_by_a_setting():
+def test_sharding_types_are_chosen_by_a_setting():
     task = _tiny(5)
     for forms in (["column_wise"], ["column_wise", "row_wise"], ["column_wise", "data_parallel"]):
         plan = search(task, H100, sharding_types=forms, improvement={"perturbations": 5})
@@ -377,7 +377,7 @@ def test_forms_are_chosen_by_a_setting():
         NeuroShard(sharding_types=("column_wise", "copy"))
 
 
-def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
+def test_sequence_tables_stay_column_wise_if_models_do_not_know_row_wise_ones():
     compute = random_form_models().compute
     known = {call: compute.by_call[call] for call in (IN_COLUMNS, Call(Form.ROW_WISE), Call(Form.COLUMN_WISE, False))}
     simulator = Simulator(replace(random_form_models(), compute=ComputeByForm(known)))
@@ -398,7 +398,7 @@ def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
         (900, 4, {"max_shards": 2}, "row_wise: it must have at most 2 shards, and would have 4 on 4 devices"),
     ],
 )
-def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(searcher, rows, devices, rule, why):
+def test_a_table_without_an_allowed_sharding_type_is_named(searcher, rows, devices, rule, why):
     rules = Constraints((TableRule("t0", sharding_types=("row_wise",), **rule),))
     task = plain_task([32, 64], [rows, 100], devices=devices, constraints=rules)
     with pytest.raises(UserError, match=rf"^constraints: table 't0' may be row_wise only, and can't be \({why}"):
@@ -414,14 +414,14 @@ def test_a_table_that_may_lie_in_no_form_is_named_beside_others_with_a_choice(se
         ("neuroshard", Simulator(linear_models(4)), FORMS, "the models don't know it"),
     ],
 )
-def test_what_leaves_out_the_only_form_of_a_table_is_named(searcher, simulator, forms, why):
+def test_the_setting_that_leaves_out_the_only_sharding_type_of_a_table_is_named(searcher, simulator, forms, why):
     task = plain_task([32, 64], devices=4, constraints=Constraints((TableRule("t0", sharding_types=("row_wise",)),)))
     with pytest.raises(UserError, match=rf"'t0' may be row_wise only, and can't be \(row_wise: {why}"):
         search(task, simulator, searcher, sharding_types=forms)
 
 
 def test_of_rejected_plans_the_cheapest_is_reported():
-    """Columns elsewhere save less than 1%, and rows 6%."""
+    """Other column-wise plans save less than 1%, and row-wise plans 6%."""
     shapes = (("t0", 14_521, 16, 5.0, 3), ("t1", 24, 4, 60.0, 1))
     tables = tuple(
         Table(name, rows, dim, pooling, zipf_reuse(rows, 1024 * pooling), features=features)
@@ -435,7 +435,7 @@ def test_of_rejected_plans_the_cheapest_is_reported():
 
 @pytest.mark.parametrize("forms", [("row_wise",), FORMS])
 @pytest.mark.parametrize("host_memory_bytes", [0, 1 << 30])
-def test_buffers_that_leave_no_memory_are_named_whatever_the_forms_and_memories(forms, host_memory_bytes):
+def test_buffers_that_leave_no_memory_are_named_for_all_sharding_types_and_tiers(forms, host_memory_bytes):
     rules = Constraints((TableRule("t0", sharding_types=forms),))
     task = plain_task([16, 16], memory_bytes=10_000, memory=MemoryUse("sgd", 1), constraints=rules)
     task = replace(task, topology=replace(task.topology, host_memory_bytes=host_memory_bytes))
@@ -443,7 +443,7 @@ def test_buffers_that_leave_no_memory_are_named_whatever_the_forms_and_memories(
         ALL.find(task, H100)
 
 
-def test_forms_are_changed_from_one_that_fits_where_estimates_lead_to_none():
+def test_sharding_types_are_changed_from_a_fitting_choice_if_estimates_lead_to_none():
     """In so tight memory neither all columns nor what descents end with has its place, but all rows."""
     shapes = ((4_354, 128, 1.0, 4), (4_562, 12, 1.0, 4), (15_825, 8, 0.1, 2), (601_718, 32, 3.7, 4), (145, 20, 20.0, 4))
     tables = tuple(

@@ -34,12 +34,12 @@ def _task(dims, num_devices=32, host=8, constraints=IN_ROWS, memory="80GiB"):
 
 
 def _everywhere(task):
-    """All tables but the last in rows on all devices."""
+    """All tables but the last row-wise on all devices."""
     return laid_out(task, *[range(task.topology.num_devices)] * (len(task.tables) - 1), 0)
 
 
 def _hosts(plan):
-    """Of each table, the hosts that it lies on."""
+    """The hosts of each table's shards."""
     return [{placed.device // plan.task.topology.host_size for placed in its} for its in plan.by_table]
 
 

@@ -65,7 +65,7 @@ def test_the_cheapest_start_counts_and_the_first_among_equals():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_dear_start_may_lead_lower(seed):
+def test_an_expensive_start_may_lead_to_a_cheaper_plan(seed):
     """Of three starts none alone leads to a cheaper plan, however much more than the cheapest it costs itself."""
     task, simulator = toy_task(8, seed=seed), Simulator(random_models(seed=seed))
     starts = (_OneDevice(0), *(Greedy(score) for score in ("size", "lookup")))

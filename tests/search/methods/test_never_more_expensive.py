@@ -116,7 +116,7 @@ def test_an_easier_task_costs_no_more_than_the_assumed_margins_beside_a_harder_o
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "number"), [(4, 3), (4, 9), (8, 9)])
 def test_no_plan_of_a_targets_equal_parts_is_cheaper(devices, number):
-    """Tables that are looked up often: one of them in rows may cost more than none, where all save 5 to 11%."""
+    """Tables that are looked up often: one row-wise table may cost more than none, while all of them save 5 to 11%."""
     tables, draw = dlrm_like(batch_size=65536, seed=1), TaskDraw(count=number + 1)
     _check_target(drawn(tables, ns.Topology(devices, 4 << 30), 65536, draw)[number], "hugectr")
 
@@ -154,8 +154,8 @@ def _table(name, rows, dim, pooling_factor, **others):
     return ns.Table(name, rows, dim, pooling_factor, ns.zipf_reuse(rows, 1024 * pooling_factor), **others)
 
 
-def test_a_form_more_does_not_hide_plans_without_it():
-    """Memory is tight, and half of what tables save out of rows goes to copies' all-reduce unless none is a copy."""
+def test_one_more_sharding_type_does_not_hide_plans_without_it():
+    """Memory is tight, and an all-reduce of data-parallel tables costs half of the savings unless there are none."""
     tables = (
         _table("a", 118_298, 4, 20.0), _table("b", 103_308, 4, 60.0, pooled=False), _table("c", 73_044, 32, 0.1),
         _table("d", 35, 8, 0.1), _table("e", 1_374, 8, 5.0),

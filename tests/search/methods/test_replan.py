@@ -58,7 +58,7 @@ def test_the_more_may_move_the_lower_the_cost(compute, known):
     assert after[2] >= after[3] * known
 
 
-def test_models_that_do_not_know_a_form_of_the_plan_are_refused():
+def test_models_that_do_not_know_a_sharding_type_of_the_plan_are_refused():
     task = toy_task(3)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
         said = f"table 'toy0' is {form}, and these cost models know costs of column_wise"
@@ -124,7 +124,7 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     cost_ms = ms_of(found.plan, of_two)
     forced = f"{readable_bytes(gone)} must be moved in any case, which alone would give {cost_ms:.2f} ms"
     assert found.remark.endswith(f"; {forced}")
-    with pytest.raises(UserError, match=f"max_moved_bytes={gone - 1}: {gone} bytes are moved at least"):
+    with pytest.raises(UserError, match=f"max_moved_bytes={gone - 1}: at least {gone} bytes must be moved"):
         Replan(start, gone - 1, **few).find(two, of_two)
 
 
@@ -210,7 +210,7 @@ def _criteo(count=16, **fields):
 
 
 def _mixed(task):
-    """Two tables in rows on all devices, one on the first host's, four copied; all columns on the last device."""
+    """Two row-wise tables on all devices, one on the first host, four data-parallel; the rest on the last device."""
     others = {0: range(4), 9: range(4), 2: [0, 1]} | dict.fromkeys((4, 5, 7, 8), COPIES)
     return laid_out(task, *(others.get(i, 3) for i in range(len(task.tables))))
 
@@ -220,7 +220,7 @@ def _others(plan):
 
 
 class _FromForms(Searcher):
-    """Re-plans a plan in all forms that the models know, with little to be moved."""
+    """Re-plans a plan of all sharding types that the models know, with few bytes to move."""
 
     def find(self, task, simulator):
         start = NeuroShard(improvement=Improvement(perturbations=0), acceptance=None).find(task, simulator).plan
@@ -233,7 +233,7 @@ class TestReplanOfForms(SearcherConformance):
 
 
 @pytest.mark.parametrize("use", [ns.MemoryUse(), ns.MemoryUse("rowwise_adagrad", batches_in_flight=1)])
-def test_columns_move_beside_rows_and_copies_that_stay(use):
+def test_column_wise_tables_move_while_row_wise_and_data_parallel_tables_stay(use):
     task = _criteo(memory=use)
     start = _mixed(task)
     settings = {**KEEP, "improvement": Improvement(perturbations=20)}
@@ -253,7 +253,7 @@ def test_columns_move_beside_rows_and_copies_that_stay(use):
 
 
 def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
-    """The hot table's rows keep the first host busy: columns that lie on one device are spread over the second."""
+    """The hot table's rows keep the first host busy: tables that are on one device are spread over the second host."""
     narrow = (hot_table(f"narrow{i}", 1_000_000, 16, 40) for i in range(12))
     tables = (hot_table("hot", 10_000_000, 64, 300), *narrow)
     task = Task(tables, Topology(4, "80GiB", devices_per_host=2), BATCH)
@@ -264,7 +264,7 @@ def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
     assert sum(plan.device_dims[2:]) > 3 * sum(plan.device_dims[:2])
 
 
-def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_limit():
+def test_tables_change_their_sharding_type_if_that_helps_and_moves_bytes_within_the_limit():
     task = replace(_criteo(), topology=Topology(4, "80GiB"))
     start = NeuroShard(sharding_types=("column_wise",), improvement=FEW).find(task, H100).plan
     best = ms_of(NeuroShard(improvement=FEW).find(task, H100).plan)
@@ -315,7 +315,7 @@ def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
     assert ms_of(held.plan) < ms_of(start)
 
 
-def test_copies_that_do_not_pay_become_columns_and_move_nothing():
+def test_data_parallel_tables_that_do_not_pay_become_column_wise_and_move_nothing():
     task = _criteo(12)
     start = laid_out(task, *[COPIES] * 12)
     plan = Replan(start, 0, FEW).find(task, H100).plan

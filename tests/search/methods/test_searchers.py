@@ -35,7 +35,7 @@ SETTINGS = {
 }
 
 
-PEERS = [name for name in choices("searcher") if name.startswith("torchrec")]  # whose planner copies what it looks at
+PEERS = [name for name in choices("searcher") if name.startswith("torchrec")]  # whose planner makes deep copies
 # Others with other settings.
 ALIKE = ["lookup_greedy", "size_lookup_greedy", "without_augmentation", "without_grid", "without_splits"]
 
@@ -107,7 +107,7 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
     assert max(gains) > 0.001
 
 
-def test_models_of_any_form_are_searched():
+def test_models_of_any_sharding_type_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
     task, simulator = toy_task(5), Simulator(opaque)
     few_splits = (

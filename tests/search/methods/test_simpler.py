@@ -33,7 +33,7 @@ def test_the_default_search_takes_fewer_shards_for_next_to_nothing():
     assert ALL.tolerance == 0.005
 
 
-def test_columns_alone_are_kept_where_other_forms_save_less_than_the_tolerance():
+def test_column_wise_plans_are_kept_if_other_sharding_types_save_less_than_the_tolerance():
     """Found as a whole: no table that goes back by itself leads there, and what is given up is so much in all."""
     sizes = (1797, 16, 13.36), (108637, 64, 100.16), (131539, 32, 3.28), (15450, 64, 4.752), (785735, 64, 13.008)
     tables = (ns.Table(f"t{i}", *its, ns.zipf_reuse(its[0], round(4096 * its[2]))) for i, its in enumerate(sizes))
@@ -76,7 +76,7 @@ def test_what_a_step_takes_whatever_the_plan_gives_no_room_for_more():
     assert found[0].placements == found[1].placements != plan.placements
 
 
-def test_forms_that_save_next_to_nothing_are_undone():
+def test_sharding_types_that_save_next_to_nothing_are_undone():
     task = Task(criteo()[:8], Topology(4, "80GiB"), 65536)
     plan = laid_out(task, *(t % 4 for t in range(6)), range(4), COPIES)
     found = _simpler(plan, H100, 10.0)

@@ -39,7 +39,7 @@ def test_a_target_gets_the_best_of_what_it_has_words_for():
                 export_plan(other, name)
 
 
-def test_large_tables_for_sok_lie_in_rows():
+def test_large_tables_for_sok_are_row_wise():
     """Where models know those, and no device holds one alone."""
     task = _hot_task()
     large = replace(task.tables[0], rows=10_000)
@@ -50,7 +50,7 @@ def test_large_tables_for_sok_lie_in_rows():
 
 
 @pytest.mark.parametrize("target", ["sok", "hugectr"])
-def test_sequence_tables_lie_in_rows(target):
+def test_sequence_tables_are_row_wise(target):
     task = sequence_task(6, 3)
     plan = search(task, H100, target=target)
     assert plan.violations == ()

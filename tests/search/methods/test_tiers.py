@@ -73,7 +73,7 @@ def test_less_memory_costs_more():
 
 @pytest.mark.parametrize("tasks", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_plans_of_tiny_tasks_are_near_the_best(tasks):
-    """Of whole tables on 2 devices in a few memories; searches may also cut tables and choose other caches."""
+    """Plans of whole tables on 2 devices with a few tiers; searches may also split tables and choose other caches."""
     homes = (
         ON_DEVICE,
         *(TierAssignment(Tier.UVM_CACHING, share) for share in (0.05, 0.2, 0.6)),
@@ -98,7 +98,7 @@ def test_plans_of_tiny_tasks_are_near_the_best(tasks):
 @pytest.mark.parametrize(
     ("share", "count"), [(0.8, 6), *(pytest.param(share, 8, marks=pytest.mark.slow) for share in (0.3, 0.6))]
 )
-def test_no_choice_of_memories_would_have_been_cheaper_by_much(share, count):
+def test_no_choice_of_tiers_would_have_been_much_cheaper(share, count):
     """By the same search with every table bound to the memory that the choice gives it."""
     task = _task(share, count)
     options = HomeOptions.of(task, H100.compute_for(task))
@@ -139,7 +139,7 @@ def test_other_searchers_leave_tables_where_rules_put_them():
         (0.5, 0.0, (), "the tables take"),
         (0.3, 0.3, (), "device and host memory are both short: the tables take"),
         (0.3, 2.0, (TableRule("*", tiers=("device",)),), "device memory is short: with all tables on hosts"),
-        (1.5, 0.5, (TableRule("*", tiers=("uvm",)),), "host memory is short: tables that must lie there take"),
+        (1.5, 0.5, (TableRule("*", tiers=("uvm",)),), "host memory is short: tables that must be in it take"),
     ],
 )
 def test_the_memory_that_is_short_is_named(share, host_share, rules, why):
@@ -166,7 +166,7 @@ def test_every_host_has_room_for_its_own():
     assert max(plan.host_bytes) <= plan.task.topology.host_bytes
 
 
-def test_running_jobs_keep_their_memories():
+def test_running_jobs_keep_their_tiers():
     plan = _found(0.4, replace(QUICKLY, sharding_types=("column_wise",)))
     worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
     moved = found(Replan(worse, improvement=Improvement(perturbations=5)), plan.task)
@@ -233,7 +233,7 @@ def test_what_is_given_to_hosts_fits_and_keeps_the_rules():
     found(Greedy("size"), _in_gib([20, 30, 50], 51, together=(("t0", "t1"),)))
     assert assigned_to_hosts(_in_gib([20, 30, 50], 101)) is None  # one host holds all
     assert assigned_to_hosts(_in_gib([20, 30, 50], 40)) is None  # both together don't
-    assert assigned_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # nothing lies there
+    assert assigned_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # no table is on hosts
 
 
 def test_the_host_memory_that_is_named_suffices():
@@ -291,7 +291,7 @@ def test_a_large_table_goes_before_small_ones_that_gain_more_where_hosts_cannot_
 
 @EVERY
 @pytest.mark.parametrize("pooled", [True, False])
-def test_two_equal_parts_may_lie_on_two_hosts(searcher, pooled):
+def test_two_equal_parts_may_be_on_two_hosts(searcher, pooled):
     tables = tuple(replace(its, pooled=pooled) for its in plain_tables([64], 100_000))
     rule = TableRule("t0", tiers=("uvm",), sharding_types=("column_wise",), min_shards=2, equal_widths=True)
     topology = Topology(4, GIB, devices_per_host=2, host_memory_bytes=tables[0].size_bytes // 2)
@@ -300,7 +300,7 @@ def test_two_equal_parts_may_lie_on_two_hosts(searcher, pooled):
     assert sorted(placed.device // 2 for placed in plan.placements)[:: len(plan.placements) - 1] == [0, 1]
 
 
-def test_small_tables_are_copied_beside_a_large_one_on_hosts_where_columns_would_need_too_many_buffers():
+def test_small_tables_are_data_parallel_beside_a_large_uvm_table_if_column_wise_needs_too_many_buffers():
     def table(name, rows, pooling):
         return Table(name, rows, 64, pooling, ns.zipf_reuse(rows, 65_536 * pooling))
 
@@ -312,7 +312,7 @@ def test_small_tables_are_copied_beside_a_large_one_on_hosts_where_columns_would
 
 
 @pytest.mark.parametrize(("share", "host_share"), [(1.05, 0), (1.05, 1), (0.9, 1)])
-def test_a_table_that_must_be_copied_lies_on_every_device_beside_any_others(share, host_share):
+def test_a_table_that_must_be_data_parallel_is_on_every_device_beside_any_others(share, host_share):
     tables = plain_tables([64] * 2, [600, 5000])
     copied, other = (table.size_bytes for table in tables)
     topology = Topology(2, int((copied + other / 2) * share), host_memory_bytes=other * host_share)

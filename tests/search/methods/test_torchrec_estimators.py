@@ -34,7 +34,7 @@ def test_proposals_are_rated_by_their_plan_cost(planned):
     assert SimulatorPerfModel(task, simulator).rate(_options(task, plan)) == simulator.cost(task, plan).total_ms
 
 
-def test_proposals_in_any_form_are_rated():
+def test_proposals_of_any_sharding_type_are_rated():
     task = toy_task(3, num_devices=2)
     for plan in (laid_out(task, range(2), 0, COPIES), laid_out(task, COPIES, range(2), 1)):
         assert SimulatorPerfModel(task, H100).rate(_options(task, plan)) == H100.cost(task, plan).total_ms

@@ -56,7 +56,7 @@ def test_unknown_words_are_named():
 
 
 def test_it_uses_all_of_torchrecs_types_where_asked_to():
-    """A table that fits in no cut of columns goes to rows, and small ones may be copied."""
+    """A table that fits with no column split becomes row-wise, and small tables may be data-parallel."""
     task = plain_task(8, [40_000, 10, 10, 10], devices=4, memory_bytes=40_000 * 4 * 3)
     with pytest.raises(InfeasibleError):
         TorchRecSearch((1, 2)).find(task, H100)
@@ -72,7 +72,7 @@ def test_buffers_that_leave_no_memory_are_named():
 
 
 @pytest.mark.parametrize(("devices", "domain"), [(4, None), (8, 4), (4, 4)])
-def test_its_rows_may_lie_on_hosts_that_fast_links_join(devices, domain):
+def test_its_rows_may_be_on_hosts_that_fast_links_join(devices, domain):
     """TorchRec chooses the type, we read it right."""
     rules = Constraints((TableRule("*", sharding_types=("row_wise",)),))
     topology = Topology(devices, 1 << 30, devices_per_host=2, devices_per_domain=domain)
@@ -83,7 +83,7 @@ def test_its_rows_may_lie_on_hosts_that_fast_links_join(devices, domain):
 
 
 def test_what_it_counts_of_memory_is_what_the_task_counts():
-    """Of every form, shard by shard."""
+    """Of every sharding type, shard by shard."""
     task = plain_task([16], devices=4, memory=MemoryUse("adam", batches_in_flight=1))
     for where in (range(4), COPIES, {0: 4, 3: 12}):
         plan = laid_out(task, where)

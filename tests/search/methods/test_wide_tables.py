@@ -1,4 +1,4 @@
-"""Tables wider than a shard may be: whoever plans them cuts them, in every form, for every system."""
+"""Tables wider than a shard may be: every planner splits them, with every sharding type, for every system."""
 
 from dataclasses import replace
 
@@ -140,7 +140,7 @@ def test_that_there_is_no_plan_is_said_only_where_no_cut_fits():
 
 
 @pytest.mark.parametrize("where", [range(2), COPIES], ids=["row_wise", "data_parallel"])
-def test_plans_of_wide_blocks_and_copies_break_their_task(where):
+def test_plans_of_wide_row_wise_and_data_parallel_tables_break_their_task(where):
     task = wide_task(2, dims=(2048, 4096))
     narrow, wide = laid_out(task, where, 0, 0, 0, 0), laid_out(task, 0, where, 0, 0, 0)
     assert narrow.violations == ()

@@ -49,7 +49,7 @@ def _added(catalog, contents):
 
 
 def _one_by_one(catalog, shards, cap, costs):
-    """What lies on each device, (I, D), after each of some shards went where it costs least; None if one can't."""
+    """Units on each device, (I, D), after each shard went where it costs least; None if a shard does not fit."""
     room, base_ms = Room.empty(catalog, catalog.items.free_bytes), catalog.items.base.compute_ms
     room.free_units[:] = cap
     for item, width in shards.tolist():

@@ -68,12 +68,12 @@ def test_what_all_devices_wait_for_their_hosts_is_told():
 
 
 def _mixed(memory_bytes=1 << 30):
-    """A table in rows, one in copies, two in columns."""
+    """A row-wise table, a data-parallel table and two column-wise tables."""
     task = _task([64, 8, 32, 16], memory_bytes=memory_bytes)
     return laid_out(task, [0, 1], COPIES, 0, 1)
 
 
-def test_plans_with_rows_and_copies_are_explained():
+def test_plans_with_row_wise_and_data_parallel_tables_are_explained():
     found = explain(_mixed(), H100)
     here = [share for share in found.shards if share.placed.device == 0]
     assert {(share.table.name, share.layout.form, share.placed.shard.rows) for share in here} == {
@@ -82,10 +82,10 @@ def test_plans_with_rows_and_copies_are_explained():
     assert {share.table.name: share.size_bytes for share in found.shards}["t0"] == 50 * 64 * 4
     text = _shown(found, 120)
     assert "64, 50 rows" in text
-    assert "8, a copy" in text
+    assert "8, data-parallel" in text
 
 
-def test_moves_between_forms_are_named():
+def test_moves_between_sharding_types_are_named():
     rows = _mixed()
     columns = whole(rows.task)
     moves = {move.table: move for move in table_changes(rows, columns)}
@@ -104,14 +104,14 @@ def test_a_plan_without_columns_is_explained():
     assert found.exchange_excess_ms == pytest.approx(0)
 
 
-def test_learned_models_of_every_form_explain_mixed_plans():
+def test_learned_models_of_every_sharding_type_explain_mixed_plans():
     shown = _shown(explain(_mixed(), Simulator(random_form_models())))
     assert "input" in shown
     assert "isn't counted" in " ".join(shown.split())
     assert "input" not in _shown(explain(whole(_task([64, 8])), SIMULATOR))
 
 
-def test_models_that_cannot_cost_a_form_refuse_to_explain_it():
+def test_models_that_cannot_cost_a_sharding_type_refuse_to_explain_it():
     with pytest.raises(UserError, match="table 't0' is row_wise, and these cost models know costs of column_wise only"):
         explain(_mixed(), SIMULATOR)
 
@@ -122,7 +122,7 @@ def test_plans_that_break_their_task_are_explained_too():
     assert all(isinstance(answer, str) for answer in found.heuristics.values())
 
 
-def test_models_of_any_form_explain():
+def test_models_of_any_sharding_type_explain():
     opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
     found = explain(whole(_task([32, 32]), 0), opaque)
     assert len(found.shards) == 2
@@ -348,7 +348,7 @@ def test_a_balanced_plan_has_no_bottleneck():
 
 
 def test_columns_are_counted_alike_everywhere():
-    """Copies and rows give out none: in the lines of a plan as in what explains it."""
+    """Data-parallel and row-wise tables count none: in the lines of a plan as in its explanation."""
     plan = laid_out(_task([32, 32]), COPIES, 1)
     found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")

@@ -29,7 +29,7 @@ def test_chance_alone_keeps_the_predicted_best():
     assert 0 < share < (1 - LEVEL) / 2 + 3 * np.sqrt(0.05 * 0.95 / len(taken))
 
 
-def test_gains_lie_within_the_error_of_the_truth_all_at_once():
+def test_gains_are_within_the_error_of_the_truth_all_at_once():
     true_ms = np.array([10.0, 9.9, 9.8, 10.3, 9.7])
     held = [
         (np.abs(verdict.below - (1 - true_ms / true_ms[0])) <= verdict.error).all() for verdict in _verdicts(true_ms)

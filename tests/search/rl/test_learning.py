@@ -117,7 +117,7 @@ def test_a_run_leaves_its_policy_and_overwrites_none(tmp_path, models):
             _run(tmp_path, seed=6).run()
         assert _files(tmp_path, "run") == left
         (tmp_path / "run" / "run.json").unlink(missing_ok=True)
-    with pytest.raises(UserError, match=r"num_valid=8 must lie in 1\.\.7"):
+    with pytest.raises(UserError, match=r"num_valid=8 must be in 1\.\.7"):
         _run(tmp_path, num_valid=8).run()
 
 

@@ -124,7 +124,7 @@ def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_plans_in_all_forms_are_measured(tmp_path):
+def test_plans_of_all_sharding_types_are_measured(tmp_path):
     tables = toy_task(4, num_devices=2).tables
     task = Task(tables, Topology(4, 1 << 30, devices_per_host=2), 256)
     laid_out(task, range(4), [2, 3], 0, COPIES).save(tmp_path / "mixed.json")
@@ -262,7 +262,7 @@ def _trusted(predicted, measured, margin, models=None, method="m"):
 
 def test_coverage_is_said_as_what_it_is():
     inside = [_trusted(10.0, 10.5, 1.0)] * 9 + [_trusted(10.0, 12.0, 1.0)]
-    said = "9 of 10 measured costs lie inside their predicted 90% intervals, where 9 should"
+    said = "9 of 10 measured costs are inside their predicted 90% intervals, where 9 should"
     assert list(trust_lines(inside, EPYC)) == [said]
     first, second = trust_lines([_trusted(10.0, 20.0, 1.0)] * 4, EPYC)
     assert first.startswith("0 of 4")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("measures")
 
 @pytest.fixture
 def plans(tmp_path):
-    """One in columns, and one that mixes forms, for more devices than are here."""
+    """One column-wise plan, and one that mixes sharding types, for more devices than are here."""
     tables = tuple(replace(table, rows=table.rows + 32) for table in toy_task(4, num_devices=16).tables)
     task = Task(tables, Topology(16, 1 << 30), 64)
     whole(task).save(tmp_path / "columns.json")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("measures")
 
 @pytest.fixture
 def plans(tmp_path):
-    """One in columns, and one that mixes forms, of pooled tables, one that two features read, and a sequence table."""
+    """One column-wise plan, and one that mixes sharding types, of pooled, shared and sequence tables."""
     tables = list(toy_task(5, num_devices=2).tables)
     tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
     task = Task(tuple(tables), Topology(2, 1 << 30), 64)
@@ -47,7 +47,7 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
     assert found["beside_first"][0] == 1
     phases = pd.read_parquet(out / "phases.parquet").set_index("method")
     assert phases.loc["columns", list(PHASES[:6])].min() > 0
-    assert phases.loc["columns", list(PHASES[6:])].max() == 0  # there are no copies
+    assert phases.loc["columns", list(PHASES[6:])].max() == 0  # there are no data-parallel tables
     assert phases.loc["mixed"].drop("task").min() > 0
     assert (out / "steps.png").read_bytes().startswith(b"\x89PNG")
     assert "differs from itself by" in shown(result)

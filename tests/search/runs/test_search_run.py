@@ -1,4 +1,4 @@
-"""What a search run says and keeps of its plans, besides what they were predicted to cost."""
+"""What a search run prints and saves of its plans, except their predicted costs."""
 
 from dataclasses import replace
 

@@ -253,7 +253,7 @@ def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
     assert set(pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet").task) == {0}
 
 
-def test_plans_that_have_rules_for_a_target_besides_are_verified(tmp_path, monkeypatch):
+def test_plans_that_have_rules_for_a_target_too_are_verified(tmp_path, monkeypatch):
     """A table in four equal parts, which the task itself doesn't ask for."""
     monkeypatch.setattr(CostModels, "of", staticmethod(lambda *_: linear_models(4)))
     hot, *rest = toy_task(5).tables

@@ -1,4 +1,4 @@
-"""What lies on devices already: columns beside it get the memory that is left, and cost what whole plans do."""
+"""Tables on devices already: column-wise tables get the memory that is left, and cost what whole plans do."""
 
 from dataclasses import fields, replace
 
@@ -27,7 +27,7 @@ LINEAR = Simulator(replace(linear_models(4), batch_size=None))
 
 
 def _mixed(task):
-    """A copy of the first table, columns of the second and fourth, rows of the third on the second host."""
+    """The first table data-parallel, the second and fourth column-wise, the third row-wise on the second host."""
     return laid_out(task, "data_parallel", {0: 4, 3: 12}, [2, 3], 1)
 
 
@@ -66,7 +66,7 @@ def test_columns_get_exactly_the_memory_that_others_leave(use):
     assert sorted(catalog.items.plan(held).placements) == sorted(plan.placements)
 
 
-def test_forms_that_are_chosen_stay_whatever_is_searched_beside_them():
+def test_chosen_sharding_types_stay_whatever_is_searched_beside_them():
     task = replace(TASK, topology=Topology(4, (10**6, 2 * 10**6, 10**6, 10**6), 1000, 2))
     others = Spread(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
     catalog = Catalog.checked(Base.of(task, others, H100.models.compute), LINEAR)
@@ -87,7 +87,7 @@ def test_what_leaves_no_memory_is_refused():
     assert everywhere.plan().fits
 
 
-def test_buffers_that_leave_a_device_no_memory_are_named_before_what_lies_there():
+def test_buffers_that_leave_a_device_no_memory_are_named_before_its_tables():
     task = Task(TABLES[:1], Topology(2, (1 << 20, 100)), 64, MemoryUse("sgd", 1))
     for forms in ([COPIES], [ROWS]):
         with pytest.raises(InfeasibleError, match=r"own samples leave [\d.]+ KiB too little memory; give each device"):
@@ -102,7 +102,7 @@ def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
     assert items.limits.allowed.tolist() == [[True] * 4, [True, True, False, False]]
 
 
-def test_rows_and_copies_may_take_all_of_a_device():
+def test_row_wise_and_data_parallel_tables_may_take_all_of_a_device():
     task = Task(TABLES[:2], Topology(2, (TABLES[0].size_bytes, 1 << 20)), 64)
     base = _base(laid_out(task, "data_parallel", 1))
     assert base.free_bytes.tolist() == [0, (1 << 20) - TABLES[0].size_bytes]
@@ -116,7 +116,7 @@ def test_a_part_of_a_catalog_is_as_if_newly_made(compute):
     for seed in range(10):
         task = constrained_task(seed)
         bound = ~np.delete(allowed_forms(task, known_calls(H100.models)), COLUMNS, 1)
-        stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change form together
+        stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change together
         base = Base.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
         part, made = catalog_of(task, simulator).beside(base), Catalog.checked(base, simulator)
         assert part.items.items == made.items.items

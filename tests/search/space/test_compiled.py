@@ -20,7 +20,7 @@ from neuroshard.testing import toy_task
 SEARCH = Path(compiled.__file__).resolve().parents[1]
 
 
-def test_what_is_compiled_lies_where_the_digest_looks():
+def test_compiled_functions_are_in_the_folders_of_the_digest():
     users = [path for path in SEARCH.rglob("*.py") if "space.compiled import" in path.read_text()]
     assert len(users) > 5
     assert {path.parent.name for path in users} == {"kernels", "space"}

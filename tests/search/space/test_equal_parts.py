@@ -83,7 +83,7 @@ def test_tables_too_large_to_be_halved_are_cut_in_more():
         SEARCH.find(tighter, SIMULATOR)
 
 
-def test_copies_stay_copies():
+def test_data_parallel_tables_stay_data_parallel():
     task = replace(_task(rows=50), batch_size=65536)
     plan = NeuroShard().find(task, H100).plan
     assert plan.forms[0] == "data_parallel"

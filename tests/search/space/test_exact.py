@@ -172,7 +172,7 @@ def test_packings_keep_constraints():
 
 
 def _tight(seed, most_devices=3, tables=(2, 3)):
-    """A few small tables, batches in flight counted, with about as much memory as some form of each needs."""
+    """A few small tables, batches in flight counted, with about as much memory as some sharding type of each needs."""
     rng = np.random.default_rng(seed)
     devices = int(rng.integers(2, most_devices + 1))
     drawn = tuple(
@@ -186,7 +186,7 @@ def _tight(seed, most_devices=3, tables=(2, 3)):
 
 
 def _has_plan(task):
-    """Whether any choice of forms leaves columns that fit, by trying all."""
+    """Return True if column-wise tables fit for some choice of sharding types, by trying all."""
     allowed = allowed_forms(task, known_calls(H100.models))
     for forms in product(*(np.flatnonzero(row).tolist() for row in allowed)):
         try:
@@ -199,7 +199,7 @@ def _has_plan(task):
 
 
 def _columns_task(base):
-    """The tables in columns as a task of their own, with the memory that others leave: a byte at least."""
+    """The column-wise tables as a task of their own, with the memory that others leave: a byte at least."""
     task, tables = base.task, tuple(base.task.tables[table] for table in base.in_columns)
     columns, devices = sum(table.output_columns for table in tables), task.topology.num_devices
     received = task.memory.received_bytes(columns, task.batch_size, devices)
@@ -207,7 +207,7 @@ def _columns_task(base):
     return Task(tables, Topology(devices, memory), task.batch_size, task.memory)
 
 
-def test_small_tasks_have_no_plan_in_any_form_if_none_is_found():
+def test_small_tasks_have_no_plan_of_any_sharding_type_if_none_is_found():
     kept = otherwise = refused = 0
     for seed in range(16):
         task = _tight(seed)
@@ -223,8 +223,8 @@ def test_small_tasks_have_no_plan_in_any_form_if_none_is_found():
 
 
 @pytest.mark.parametrize("seed", [19, 67, 91, 238])
-def test_tables_move_to_other_forms_until_the_rest_fits(seed):
-    """All tables in columns do not fit, and neither do the largest ones in rows with the rest in columns."""
+def test_tables_change_to_other_sharding_types_until_the_rest_fits(seed):
+    """All tables do not fit column-wise, and neither do the largest row-wise with the rest column-wise."""
     task = _tight(seed, most_devices=4, tables=(4, 8))
     with pytest.raises(InfeasibleError):
         BeamSearch(max_splits=1).find(task, H100)
@@ -232,8 +232,8 @@ def test_tables_move_to_other_forms_until_the_rest_fits(seed):
 
 
 @pytest.mark.parametrize("together", [(), (("t0", "t1"),)])
-def test_copies_that_fit_where_columns_do_not_are_found(together):
-    """A copy takes no output buffers of the global batch; tables kept together are copied together."""
+def test_data_parallel_tables_that_fit_if_column_wise_ones_do_not_are_found(together):
+    """Data-parallel tables have no output buffers of the global batch; tables kept together change together."""
     loose = plain_task([32, 32], 40, 1.0, memory=MemoryUse("sgd", 1))
     copies = replace(loose, constraints=Constraints((TableRule("*", sharding_types=("data_parallel",)),)))
     copied = NeuroShard(improvement=Improvement(perturbations=0)).find(copies, H100).plan
@@ -324,7 +324,7 @@ def test_named_memory_suffices_if_buffers_fill_every_device():
 
 @settings(max_examples=25)
 @given(st.integers(0, 1 << 20))
-def test_named_memory_suffices_for_tables_of_all_forms(seed):
+def test_named_memory_suffices_for_tables_of_all_sharding_types(seed):
     _suffices(QUICKLY, _tight(seed), H100)
 
 
@@ -336,7 +336,7 @@ def test_sizes_are_rounded_up(size):
     assert size <= to_bytes(text.replace(" bytes", ""), "size") <= size * 1.011 + 1
 
 
-def test_tables_that_may_lie_in_rows_only_say_what_they_take():
+def test_errors_for_tables_that_must_be_row_wise_name_their_bytes():
     rules = Constraints((TableRule("*", sharding_types=("row_wise",)),))
     task = replace(_of_kib([1000, 600], 160 * KIB, MemoryUse()), constraints=rules)
     said = r"take at least 1.56 MiB, 4 devices of 160 KiB hold 640 KiB; give each"

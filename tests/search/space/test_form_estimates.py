@@ -1,4 +1,4 @@
-"""Estimates of choices of forms, beside what whole plans of them cost."""
+"""Estimates of choices of sharding types, compared with the costs of whole plans."""
 
 from dataclasses import replace
 
@@ -63,10 +63,16 @@ def _cost(task, forms):
 @pytest.mark.parametrize(
     "simulator",
     [H100, BY_FORM, *(Simulator(IN_STEPS, count_input=its) for its in (False, True)), Simulator(ON_HOSTS)],
-    ids=["kernels", "a model for each form", "whole steps", "whole steps with their input", "waiting for hosts"],
+    ids=[
+        "kernels",
+        "a model for each sharding type",
+        "whole steps",
+        "whole steps with their input",
+        "waiting for hosts",
+    ],
 )
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
-def test_rows_and_copies_cost_what_is_estimated(forms, simulator):
+def test_row_wise_and_data_parallel_tables_cost_what_is_estimated(forms, simulator):
     task, forms = _task(), np.array(forms)
     plan = Plan(task, tuple(Spread(task).others(forms)))
     held_up, evenly = _estimates(task, simulator).costs(Forms(forms[None]))
@@ -75,9 +81,9 @@ def test_rows_and_copies_cost_what_is_estimated(forms, simulator):
     assert simulator.models.framework is None or held_up[0] > ms_of(plan) + 0.5
 
 
-@pytest.mark.parametrize("simulator", [H100, BY_FORM], ids=["kernels", "a model for each form"])
+@pytest.mark.parametrize("simulator", [H100, BY_FORM], ids=["kernels", "a model for each sharding type"])
 @pytest.mark.parametrize("sequences", [[False] * 12, [True, False] * 6, [True] * 12], ids=["none", "some", "all"])
-def test_placed_columns_cost_what_their_plan_does_beside_any_forms(sequences, simulator):
+def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding_types(sequences, simulator):
     """Rows of sequence tables are calls of their own, exchanged like columns: in one all-to-all with them."""
     base, rng = _task(), np.random.default_rng(5)
     tables = tuple(replace(t, pooled=not its) for t, its in zip(base.tables, sequences, strict=True))

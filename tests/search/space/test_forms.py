@@ -1,4 +1,4 @@
-"""Which forms tables may have, sums over the tables of a form, and steps from choice to choice."""
+"""Sharding types that tables may have, sums over the tables of one type, and steps from choice to choice."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ FIRST = np.full(6, COLUMNS)
 
 
 def _allowed(task, calls=CALLS):
-    """Initials of the forms of each table: m for columns, r for rows, p for copies."""
+    """Initials of the sharding types of each table: m for column-wise, r for row-wise, p for data-parallel."""
     letters = np.array(["m", "r", "p"])
     return ["".join(letters[may]) for may in allowed_forms(task, calls)]
 
@@ -50,7 +50,7 @@ def _allowed(task, calls=CALLS):
         (Constraints(apart=(("t0", "t1"),)), "m"),
     ],
 )
-def test_constraints_say_which_forms_a_table_may_have(constraints, first):
+def test_constraints_limit_the_sharding_types_of_a_table(constraints, first):
     found = _allowed(replace(TASK, constraints=constraints))
     assert found[0] == first
     assert found[2:] == ["mrp", "mrp"]
@@ -67,7 +67,7 @@ def test_one_device_and_settings_leave_columns_only():
     assert _allowed(TASK, {IN_COLUMNS}) == ["m"] * 4
 
 
-def test_sequence_tables_are_never_copied():
+def test_sequence_tables_are_never_data_parallel():
     task = replace(TASK, tables=(replace(TABLES[0], pooled=False), *TABLES[1:]))
     assert _allowed(task) == ["mr", "mrp", "mrp", "mrp"]
     assert _allowed(task, {*map(Call, Form), Call(Form.COLUMN_WISE, False)}) == ["m", "mrp", "mrp", "mrp"]
@@ -123,7 +123,7 @@ def test_the_largest_of_some_are_found(always):
 
 
 def _weights(choices):
-    """Every table has a form of its own that is cheapest."""
+    """Every table has its own cheapest sharding type."""
     forms = choices.forms
     wanted = np.arange(6) % 3
     cost = (forms != wanted) @ np.arange(1.0, 7.0)
@@ -131,7 +131,7 @@ def _weights(choices):
 
 
 def _held_up(choices):
-    """The most expensive table in columns counts, and a call of rows costs something: one in rows alone never helps."""
+    """The most expensive column-wise table counts, and row-wise calls cost: one row-wise table alone never helps."""
     forms = choices.forms
     ms = np.array([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])
     columns = np.where(forms == COLUMNS, ms, 0)
@@ -139,7 +139,7 @@ def _held_up(choices):
     return columns.max(axis=1) + calls, columns.mean(axis=1) + calls
 
 
-def test_every_table_gets_its_best_form():
+def test_every_table_gets_its_best_sharding_type():
     path = descent(FIRST, ALL, _weights)
     assert path[-1].tolist() == [0, 1, 2, 0, 1, 2]
     costs = _weights(Forms(np.array(path)))[0]
@@ -156,7 +156,7 @@ def test_tables_are_changed_together_where_one_alone_does_not_help():
     assert _held_up(Forms(last[None]))[0][0] < 4
 
 
-def test_forms_that_are_not_allowed_are_never_taken():
+def test_sharding_types_that_are_not_allowed_are_never_taken():
     allowed = ALL.copy()
     allowed[1] = [True, False, True]
     last = descent(FIRST, allowed, _weights)[-1]
@@ -171,16 +171,16 @@ def test_what_fits_nowhere_stays_and_what_fits_somewhere_is_found():
     def never(choices):
         return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
 
-    def in_rows_only(choices):
+    def row_wise_only(choices):
         cost = np.where((choices.forms == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
         return cost, cost
 
     assert len(descent(FIRST, ALL, never)) == 1
-    assert in_rows_only(Forms(descent(FIRST, ALL, in_rows_only)[-1][None]))[0][0] == pytest.approx(1.0)
+    assert row_wise_only(Forms(descent(FIRST, ALL, row_wise_only)[-1][None]))[0][0] == pytest.approx(1.0)
 
 
 def test_not_all_changes_are_looked_at_as_long_as_likely_ones_help():
-    """400 tables that each help by themselves, by ever less: all get their best form, in few looks at all changes."""
+    """400 tables that each help, by ever less: all get their best sharding type, and all changes are rarely ranked."""
     wanted, weight, looked = np.arange(400) % 3, 0.97 ** np.arange(400), []
 
     def costs(choices):

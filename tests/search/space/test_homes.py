@@ -1,4 +1,4 @@
-"""The memories that tables get: the cheapest that fit."""
+"""The tiers that tables get: the cheapest that fit."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ HOMES = (
 
 
 def _options(size, cost):
-    """Of tables that take (T, 1) bytes wherever they lie whole."""
+    """Options of tables that take (T, 1) bytes in any tier."""
     device = np.floor(size * np.array([1.0, 0.1, 0.5, 0.0])).astype(np.int64)
     return HomeOptions(HOMES, cost, device, np.where(np.arange(4) == 0, 0, size))
 
@@ -29,7 +29,7 @@ ALIKE = _options(np.full((3, 1), 10), np.array([[1.0, 4.0, 3.0, 9.0]] * 3))
 
 @st.composite
 def options(draw):
-    """Tables whose cheaper memories take more of the devices, as a rule."""
+    """Tables whose cheaper tiers take more device memory, as a rule."""
     count = draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 20)))
     size = rng.integers(1, 1000, count)[:, None]
@@ -55,7 +55,7 @@ def _best(given_options, device, host):
 
 @given(options(), st.floats(0, 1.2), st.none() | st.floats(0, 1))
 @settings(max_examples=300)
-def test_choices_fit_both_memories_and_are_found_where_hosts_have_plenty(some, device_share, host_share):
+def test_choices_fit_device_and_host_memory_and_are_found_if_hosts_have_plenty(some, device_share, host_share):
     room = int(device_share * some.device_bytes[:, 0].sum())
     host = int(some.host_bytes.sum() if host_share is None else host_share * some.host_bytes[:, 1].sum())
     chosen = some.cheapest(room, host)
@@ -93,5 +93,5 @@ def test_host_memory_holds_too(host):
     assert _sums(ALIKE, chosen)[2] <= host
 
 
-def test_nothing_fits_where_both_memories_are_too_small():
+def test_nothing_fits_if_device_and_host_memory_are_too_small():
     assert ALIKE.cheapest(15, 10) is None

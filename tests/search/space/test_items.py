@@ -1,4 +1,4 @@
-"""Constraints as the search sees them, where a shard may lie, and what devices hold, beside what plans say of it."""
+"""Constraints as the search sees them, allowed devices of shards, and items on devices compared with plans."""
 
 from dataclasses import fields, replace
 
@@ -85,15 +85,19 @@ def test_a_whole_table_may_be_pinned_and_kept_together():
         replace(task, constraints=replace(rules, pinned=(PinnedShard("t0", 8, (1,)),)))
 
 
-def test_tables_that_may_not_lie_in_columns_are_refused():
-    with pytest.raises(UserError, match="'t1' may be data_parallel or row_wise only, and this search places column-wise tables"):
+def test_tables_that_may_not_be_column_wise_are_refused():
+    with pytest.raises(
+        UserError, match="'t1' may be data_parallel or row_wise only, and this search places column-wise tables"
+    ):
         _items(TableRule("t1", sharding_types=("row_wise", "data_parallel")))
 
 
-def test_plans_with_rows_or_copies_are_no_items():
+def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
     task = toy_task(2)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
-        with pytest.raises(UserError, match=f"table 'toy0' is {form}, and this search starts from column-wise plans only"):
+        with pytest.raises(
+            UserError, match=f"table 'toy0' is {form}, and this search starts from column-wise plans only"
+        ):
             items_of(task).held(laid_out(task, where, 0))
 
 

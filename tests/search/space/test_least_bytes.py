@@ -51,7 +51,7 @@ def _rule(pattern, **limits):
     return Constraints((TableRule(pattern, **limits),))
 
 
-NARROW = Table("narrow", 200_000, 4, 2.0, ONCE)  # 3.2 MB, in columns of 4
+NARROW = Table("narrow", 200_000, 4, 2.0, ONCE)  # 3.2 MB, 4 columns wide
 PINNED = Constraints((), tuple(PinnedShard(f"t{number}", 32, (1,)) for number in range(9)))
 REFUSED = {
     "devices": _task(0.99),
@@ -62,8 +62,8 @@ REFUSED = {
     "hosts, cached": _task(2.0, 0.99, constraints=_rule("*", tiers=("uvm_caching",))),
     "devices, as the rules say": _task(0.99, 2.0, constraints=_rule("*", tiers=("device",))),
     "rows alone": _task(0.99, constraints=_rule("*", sharding_types=("row_wise",))),
-    "copies alone": _task(3.99, constraints=_rule("*", sharding_types=("data_parallel",))),
-    "one table in columns": _task(
+    "data-parallel alone": _task(3.99, constraints=_rule("*", sharding_types=("data_parallel",))),
+    "one table column-wise": _task(
         0.9, tables=(*TABLES[:2], NARROW), constraints=_rule("narrow", sharding_types=("column_wise",))
     ),
     "one table never split": _task(
@@ -126,8 +126,8 @@ FITTING = {
     "just": _task(1.01),
     "devices and hosts": _task(0.7, 0.5),
     "rows alone": _task(1.05, constraints=_rule("*", sharding_types=("row_wise",))),
-    "copies alone": _task(4.01, constraints=_rule("*", sharding_types=("data_parallel",))),
-    "one table in rows": _task(0.9, tables=(*TABLES[:2], NARROW)),
+    "data-parallel alone": _task(4.01, constraints=_rule("*", sharding_types=("data_parallel",))),
+    "one table row-wise": _task(0.9, tables=(*TABLES[:2], NARROW)),
     "confined to some devices": _task(2.1, constraints=_rule("t*", devices=(0, 3))),
 }
 

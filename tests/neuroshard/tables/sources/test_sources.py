@@ -247,7 +247,7 @@ def test_what_a_csv_file_leaves_open_is_refused_with_its_line(tmp_path, text, me
         ({f"reuse_{i}": 2.0 for i in range(17)}, "reuse_0=2.0 must be a number from 0 to 1"),
     ],
 )
-def test_wrong_cells_are_named_in_every_form(tmp_path, suffix, change, message):
+def test_wrong_cells_are_named_in_every_file_format(tmp_path, suffix, change, message):
     path = _written(tmp_path / f"tables.{suffix}", [ROWS[0] | change])
     with pytest.raises(UserError, match=message):
         ns.load_tables(path)

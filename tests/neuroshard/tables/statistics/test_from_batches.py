@@ -193,9 +193,9 @@ def _second(**change):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (_second(b=([7], [0, 1])), r"batch 1, table 'b': index 7 must lie in 0\.\.6"),
-        (_second(b=([-1], [0, 1])), r"batch 1, table 'b': index -1 must lie in 0\.\.6"),
-        (_second(b=([2**63], [0, 1])), r"batch 1, table 'b': index 9223372036854775808 must lie"),
+        (_second(b=([7], [0, 1])), r"batch 1, table 'b': index 7 must be in 0\.\.6"),
+        (_second(b=([-1], [0, 1])), r"batch 1, table 'b': index -1 must be in 0\.\.6"),
+        (_second(b=([2**63], [0, 1])), r"batch 1, table 'b': index 9223372036854775808 must be in"),
         (_second(b=None), r"batch 1, table 'b': None must be \(indices, offsets\)"),
         (_second(b=([0], [0, 1, 2])), "batch 1, table 'b': offsets must rise from 0 to the number of indices, 1"),
         (_second(b=([0], [1, 1])), "offsets must rise from 0"),
