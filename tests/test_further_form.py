@@ -34,7 +34,7 @@ def _house(folder):
     for stage in ("conf", "search", "augment", "pretrain", "tests"):
         (folder / stage).symlink_to(ROOT / stage)
     shutil.copy(KIT / "host_copies.py", package / "layouts")
-    word = '    COPIES = "data_parallel"\n'
+    word = '    DATA_PARALLEL = "data_parallel"\n'
     _edited(package / "words" / "form.py", word, f'{word}    HOST_COPIES = "{FORM}"\n')
     every, first = package / "layouts" / "__init__.py", "from neuroshard.layouts.layout import"
     _edited(every, first, f"from neuroshard.layouts.host_copies import HostCopies\n{first}")

@@ -19,6 +19,7 @@ from neuroshard.layouts.sharding_types import (
     forms_of,
     keeps_columns,
     sharding_types_named,
+    types_of,
 )
 from neuroshard.layouts.widths import equal_parts, fewest_parts
 from neuroshard.plumbing.errors import UserError
@@ -263,7 +264,7 @@ class Constraints:
             min_blocks=max([min_shards, *(rule.min_blocks or 1 for rule in rules)]),
             max_blocks=most,
             min_dim=min_dim,
-            sharding_types=types,
+            sharding_types=types.intersection(types_of(*forms)),
             forms=forms,
             tiers=tiers if forms.intersection(CUT_FORMS) else tiers.intersection({Tier.DEVICE}),
             cache_load_factor=_cached_share(table, rules),

@@ -221,7 +221,7 @@ def test_models_of_columns_are_the_same_whatever_else_was_measured(data):
     assert {part: beside[part] for part in alone} == alone
     assert beside.keys() - alone.keys() == {"compute.data_parallel", "backward.all_reduce"}
     assert _pretrain(data, "column_wise", calls=()).run().metrics == alone
-    files = [next((data / out).glob("weights-*")) for out in ("alone", "columns")]
+    files = [next((data / out).glob("weights-*")) for out in ("alone", "column_wise")]
     assert files[0].name == files[1].name
 
 

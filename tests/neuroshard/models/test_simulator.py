@@ -119,7 +119,7 @@ def test_models_refuse_sharding_types_that_they_cannot_cost():
         assert models.forms == {Form.COLUMN_WISE}
         with pytest.raises(UserError, match=r"table 'toy0' is row_wise, and .* costs of column_wise only; .*roofline"):
             Simulator(models).cost(task, _mixed(task))
-    with pytest.raises(UserError, match="table 'toy1' lies in copies"):
+    with pytest.raises(UserError, match="table 'toy1' is data_parallel"):
         Simulator(linear_models()).costs(task, [whole(task), laid_out(task, 0, COPIES, 2, 3, 0, 1)])
 
 

@@ -97,7 +97,7 @@ def test_plans_name_the_tiers_of_tables():
 def test_all_shards_of_a_table_must_have_one_tier_assignment():
     placements = list(_plan().placements)
     placements[0] = replace(placements[0], tier_assignment=ON_DEVICE)
-    with pytest.raises(UserError, match=re.escape("shards of table 'a' lie in cached 0.25 and in device; put all in")):
+    with pytest.raises(UserError, match=re.escape("shards of table 'a' are in device and in uvm_caching 0.25; put all in")):
         Plan(TASK, tuple(placements))
 
 
@@ -124,8 +124,8 @@ def test_rules_limit_the_tiers_of_tables():
     task = replace(OPEN, constraints=rules)
     assert task.tier_assignments == (ON_DEVICE, TierAssignment(Tier.UVM_CACHING, 0.5), ON_DEVICE)
     assert replace(_plan(), task=task).violations == (
-        "table 'a' must not lie in tier cached, only in device or host",
-        "table 'b' must not lie in tier host, only in cached",
+        "table 'a' must not be in tier uvm_caching, only in device or uvm",
+        "table 'b' must not be in tier uvm, only in uvm_caching",
     )
     other = rehomed(_plan(), task, (TierAssignment(Tier.UVM), TierAssignment(Tier.UVM_CACHING, 0.1), ON_DEVICE))
     assert other.violations == ("table 'b' has cache_load_factor 0.1, not 0.5",)

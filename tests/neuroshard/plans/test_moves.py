@@ -69,7 +69,7 @@ def test_the_most_bytes_come_first():
     assert [move.table for move in table_changes(whole(task, 0), whole(task, 1))] == ["narrow", "wide", "a", "b"]
 
 
-@pytest.mark.parametrize(("optimizer", "data-parallel tables"), [("sgd", 1), ("adam", 3)])
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 1), ("adam", 3)])
 def test_what_is_new_on_a_device_counts_with_its_optimizer_state(optimizer, copies):
     task = replace(toy_task(3), memory=MemoryUse(optimizer))
     before, after = whole(task), whole(task, 0, 1, 3)

@@ -63,7 +63,7 @@ def test_samples_have_the_tier_of_their_tables():
     ]
     assert loads.loads.cached.tolist() == [0.3, 0.3, 1, 1, 0.3, 0.3, 0, 0]
     names = [CALLS[call].name for call in loads.calls]
-    assert names == ["uvm_caching_row_wise", "columns", "uvm_caching_column_wise", "uvm_column_wise"]
+    assert names == ["uvm_caching_row_wise", "column_wise", "uvm_caching_column_wise", "uvm_column_wise"]
 
 
 @pytest.mark.parametrize("name", ["physical_bags", "physical_reuse", "physical", "log", "paper"])

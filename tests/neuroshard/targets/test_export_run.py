@@ -66,7 +66,8 @@ def _search(*more, batch_size=256):
 
 
 def test_search_for_torchrec_remarks_on_data_parallel_tables(here, capsys):
-    rules = "constraints.rules=[{tables: a, sharding_types: [data_parallel]}, {tables: '[bc]', sharding_types: [column_wise]}]"
+    columns = "{tables: '[bc]', sharding_types: [column_wise]}"
+    rules = f"constraints.rules=[{{tables: a, sharding_types: [data_parallel]}}, {columns}]"
     for target, count in (("torchrec", 1), ("null", 0)):
         out = done(capsys, *_search(rules, f"target={target}", f"out={target}", batch_size=4))
         said = " ".join(out.split())

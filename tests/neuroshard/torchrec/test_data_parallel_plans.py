@@ -105,7 +105,7 @@ def test_tables_that_fused_kernels_refuse_cost_what_they_cost_padded(dim):
     assert odd.last_plan.device_bytes == even.last_plan.device_bytes
 
 
-@pytest.mark.parametrize(("dense", "data-parallel tables"), [("sgd", 2), ("adagrad", 3), ("adam", 4)])
+@pytest.mark.parametrize(("dense", "copies"), [("sgd", 2), ("adagrad", 3), ("adam", 4)])
 def test_memory_counts_the_optimizer_of_data_parallel_tables(dense, copies):
     """Weights, a gradient, and the state of the optimizer that the user gives them."""
     memory = MemoryUse("sgd", batches_in_flight=1, dense_optimizer=dense)

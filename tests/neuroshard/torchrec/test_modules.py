@@ -521,12 +521,12 @@ def _beside_mean_pooling():
         (
             _beside_mean_pooling(),
             "mean",
-            r"mean-pooled tables of 'the model' are in rows, .* or share their features \(sum",
+            r"mean-pooled tables of 'the model' are row-wise, .* or share their features \(sum",
         ),
         (
             nn.ModuleDict({"one": _weighted("processed"), "two": _bags("plain")}),
             "processed",
-            r"tables of processed features are in rows \(one\.processed\)",
+            r"tables of processed features are row-wise \(one\.processed\)",
         ),
     ],
     ids=["mean-pooled", "processed features"],

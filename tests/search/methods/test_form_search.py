@@ -373,7 +373,7 @@ def test_sharding_types_are_chosen_by_a_setting():
         assert set(plan.forms) <= {Form(form) for form in forms}
     with pytest.raises(UserError, match=r"sharding_types=\['row_wise'\] must have column_wise"):
         NeuroShard(sharding_types=("row_wise",))
-    with pytest.raises(UserError, match="did you mean 'copies'"):
+    with pytest.raises(UserError, match="unknown sharding type 'copy'"):
         NeuroShard(sharding_types=("column_wise", "copy"))
 
 

@@ -94,7 +94,7 @@ def test_moves_between_sharding_types_are_named():
     }  # fmt: skip
     assert (moves["t0"].size_bytes, moves["t1"].size_bytes) == (50 * 64 * 4, 0)
     table = difference(explain(rows, H100), explain(columns, H100), tuple(moves.values())).table
-    assert table.iloc[0].tolist()[:3] == ["t0", "rows on 2 devices, 0 to 1", "64 on 0"]
+    assert table.iloc[0].tolist()[:3] == ["t0", "row_wise on 2 devices, 0 to 1", "64 on 0"]
 
 
 def test_a_plan_without_columns_is_explained():
