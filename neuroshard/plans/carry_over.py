@@ -130,19 +130,21 @@ def carried_over(before: Plan, task: Task) -> Carried:
     others: list[Placement] = []
     tier_assignments: dict[int, TierAssignment] = {}
     changed = set[int]()
-    for number, placements in enumerate(before.by_table):
-        table, layout = before.task.tables[number], before.layouts[number]
+    for number, layout in enumerate(before.layouts):
+        table = before.task.tables[number]
         new = index.get(table.name)
-        if new is None or not _allowed(task, new, layout, placements):
+        if new is None or not (layout.free or devices_stay):
+            continue
+        stay = _laid_out_again(before, number, task, new)
+        if stay is None or not _allowed(task, new, layout, stay):
             continue
         if _shape(table) != _shape(task.tables[new]):
             changed.add(new)
-        if not layout.free:
-            stay = _laid_out_again(before, number, task, new) if devices_stay else None
-            others += stay or ()
-        elif (stay := _laid_out_again(before, number, task, new)) is not None:
+        if layout.free:
             columns += [(new, p.shard.dim, p.device) for p in stay if p.device < task.topology.num_devices]
-        if stay is not None and before.tier_assignments[number] != ON_DEVICE:
+        else:
+            others += stay
+        if before.tier_assignments[number] != ON_DEVICE:
             tier_assignments[new] = before.tier_assignments[number]
     return Carried(task, tuple(columns), tuple(others), tier_assignments, frozenset(changed))
 
@@ -219,12 +221,17 @@ def _shape(table: Table) -> tuple[int, int, int]:
 
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
-    """Return True if rules allow a table's layout, the devices of it that stay, and its tier assignment."""
-    limits = task.limits[index]
-    staying = {placed.device for placed in placements if placed.device < task.topology.num_devices}
-    home = placements[0].tier_assignment
+    """Return True if rules allow these placements of a table, of which those on devices of the task stay."""
+    limits, home = task.limits[index], placements[0].tier_assignment
+    dims = Counter[int]()  # columns by device
+    for placed in placements:
+        dims[placed.device] += placed.shard.dim
+    staying = {device for device in dims if device < task.topology.num_devices}
+    counts = limits.may_count(layout, len(dims)) if len(staying) == len(dims) else len(staying) < limits.max_shards
+    has_type = layout.form in limits.forms and limits.sharding_types & layout.allowed_by(placements, task.topology)
     has_home = limits.may_lie_in(home) and (home == ON_DEVICE or task.topology.host_bytes > 0)
-    return layout.form in limits.forms and staying.issubset(limits.devices) and has_home
+    wide_enough = min(dims.values()) >= limits.min_dim
+    return bool(has_type) and has_home and counts and wide_enough and staying.issubset(limits.devices)
 
 
 def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:

@@ -117,6 +117,31 @@ def test_limits_come_first():
     assert carried_over(before, _task("abc", constraints=own)).pinned.constraints == own
 
 
+TASK_OF_TWO_HOSTS = Task(tables("ab", 10, 8), Topology(4, 1 << 20, devices_per_host=2), 64)
+FORBIDDEN = {
+    "split": ({0: 4, 2: 4}, {"max_shards": 1}),
+    "split, table-wise": ({0: 4, 2: 4}, {"sharding_types": ("table_wise",)}),
+    "split over hosts": ({0: 4, 2: 4}, {"sharding_types": ("table_column_wise",)}),
+    "narrow": ({0: 4, 2: 4}, {"min_dim": 8}),
+    "whole": (3, {"min_shards": 2}),
+    "row-wise": (range(4), {"sharding_types": ("table_row_wise", "column_wise")}),
+    "rows on a host": ([2, 3], {"sharding_types": ("row_wise",)}),
+    "data-parallel": (COPIES, {"min_shards": 2}),
+}
+
+
+@pytest.mark.parametrize(("where", "limits"), FORBIDDEN.values(), ids=FORBIDDEN)
+def test_a_rule_that_forbids_a_placement_frees_that_table_only(where, limits):
+    """What stays is what the plan's own check of limits accepts."""
+    before = laid_out(TASK_OF_TWO_HOSTS, where, 1)
+    task = replace(TASK_OF_TWO_HOSTS, constraints=Constraints((TableRule("a", **limits),)))
+    assert replace(before, task=task).violations
+    kept = carried_over(before, task)
+    assert (kept.columns, kept.others) == (((1, 8, 1),), ())
+    free = carried_over(before, replace(TASK_OF_TWO_HOSTS, constraints=Constraints((TableRule("b", **limits),))))
+    assert {table for table, _, _ in free.columns} | {placed.shard.table for placed in free.others} >= {0}
+
+
 def test_the_largest_shards_are_held_first():
     carried = carried_over(laid_out(_task("abc"), 3, {0: 4, 1: 4}, 2), _task("abcx"))
     assert carried.largest(1).columns == ((0, 8, 3), (2, 8, 2), (1, 4, 0), (1, 4, 1))

@@ -1,5 +1,6 @@
 """Which tables can't load their optimizer state under another plan, and rules that keep them loading."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -18,8 +19,8 @@ PLACES = {
 SHARDS = {"halves": 2, "quarters": 4}
 
 
-def _task(names="ab", devices=4, optimizer="rowwise_adagrad", constraints=None):
-    topology = Topology(devices, 1 << 20)
+def _task(names="ab", devices=4, optimizer="rowwise_adagrad", constraints=None, memory=1 << 20):
+    topology = Topology(devices, memory)
     return Task(tables(names, 100, 16), topology, 64, MemoryUse(optimizer), constraints or Constraints())
 
 
@@ -64,3 +65,20 @@ def test_rules_of_the_task_come_first():
     assert laid_out(held, 0, 0, {0: 8, 1: 8}, {0: 8, 1: 8}).violations == ()
     fewer = with_types_of(before, _task("abcd", devices=2))
     assert laid_out(fewer, {0: 8, 1: 8}, range(2), 0, 1).violations == ()
+
+
+FORBIDDEN = {
+    "row-wise tables too wide for a shard": (range(4), {"dim": 4096}, {}),
+    "row-wise tables on one device only": (range(4), {}, {"max_shards": 1}),
+    "data-parallel tables on some devices only": (COPIES, {}, {"devices": (0, 1)}),
+    "types that rules leave out": (range(4), {}, {"sharding_types": ("column_wise", "data_parallel")}),
+}
+
+
+@pytest.mark.parametrize(("where", "shape", "limits"), FORBIDDEN.values(), ids=FORBIDDEN)
+def test_types_that_rules_or_shapes_forbid_are_not_kept(where, shape, limits):
+    after = replace(_task(memory=1 << 30), constraints=Constraints((TableRule("a", **limits),)))
+    after = replace(after, tables=(replace(after.tables[0], **shape), after.tables[1]))
+    held = with_types_of(laid_out(_task(), where, 1), after)
+    assert held.limits[0] == after.limits[0]
+    assert held.limits[1] != after.limits[1]

@@ -97,7 +97,9 @@ def test_plans_name_the_tiers_of_tables():
 def test_all_shards_of_a_table_must_have_one_tier_assignment():
     placements = list(_plan().placements)
     placements[0] = replace(placements[0], tier_assignment=ON_DEVICE)
-    with pytest.raises(UserError, match=re.escape("shards of table 'a' are in device and in uvm_caching 0.25; put all in")):
+    with pytest.raises(
+        UserError, match=re.escape("shards of table 'a' are in device and in uvm_caching 0.25; put all in")
+    ):
         Plan(TASK, tuple(placements))
 
 
