@@ -45,7 +45,7 @@ class Search(ModelSettings):
     """Everything `neuroshard search` needs.
 
     Attributes:
-        model: cost models: an installed name (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
+        model: cost models: an installed name (`neuroshard models`), or the path of a bundle, as pretrain writes it.
         tasks: tasks to search plans for.
         searcher: search method.
         method: name of the searcher in results.

@@ -38,7 +38,7 @@ class TrainPolicy(ModelSettings):
     """Everything `neuroshard train-policy` needs.
 
     Attributes:
-        model: cost models: an installed name (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
+        model: cost models: an installed name (`neuroshard models`), or the path of a bundle, as pretrain writes it.
         tasks: tasks to train and validate on, all with the same numbers of tables and devices.
         num_valid: number of validation tasks, the last of `tasks`: the policy of the round with the cheapest plans for
             them is kept.

@@ -90,8 +90,8 @@ def test_plans_are_written_and_read(tmp_path):
 def test_plans_name_the_tiers_of_tables():
     text = str(_plan())
     assert "1 row-wise, 1 behind a cache, 1 in host memory" in text
-    assert "a[0:4] (cached 0.25)" in text
-    assert "(host)" in text
+    assert "a[0:4] (uvm_caching 0.25)" in text
+    assert "(uvm)" in text
 
 
 def test_all_shards_of_a_table_must_have_one_tier_assignment():
@@ -148,5 +148,5 @@ def test_a_task_with_fixed_tiers_has_rules_for_tiers_alone():
 
 def test_models_that_know_no_host_memory_refuse_it():
     pooled = homed(Task(TABLES[:2], TOPOLOGY, 64), HOMES[:2])
-    with pytest.raises(UserError, match="these cost models don't know costs of tables in tier cached; take models"):
+    with pytest.raises(UserError, match="don't know costs of tables in tier uvm_caching; take models"):
         Simulator(linear_models()).models.check(pooled)

@@ -224,7 +224,7 @@ def _in_halves(content):
         (lambda content: content["placements"].pop(), "is covered by no shard"),
         (lambda content: content["placements"].append(content["placements"][0]), "two shards of table"),
         (_in_halves, "rows over 2 device"),
-        ({"tier": "disk"}, "unknown tier 'disk'; valid: cached, device, host"),
+        ({"tier": "disk"}, "unknown tier 'disk'; valid: device, uvm, uvm_caching"),
         ({"tier": 0}, r"placements\[0\].tier=0 must be text"),
         ({"row": -1}, r"placements\[0\].row=-1 must be"),
         ({"dim": 2}, "dim=2 must be a whole number of at least 4"),

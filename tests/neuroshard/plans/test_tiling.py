@@ -128,9 +128,9 @@ def test_many_blocks_are_checked_by_what_they_touch():
         (lambda: Shard(0, 0, 8, 0, 0), "shard: rows=0 must be"),
         (lambda: Shard(0, "0", 8, 0, 10), "shard: column='0' must be a whole number"),
         (lambda: Placement(Shard(0, 0, 8, 0, 10), -1), "placement: device=-1 must be"),
-        (lambda: TierAssignment("disk"), "unknown tier 'disk'; valid: cached, device, host"),
-        (lambda: TierAssignment(Tier.UVM_CACHING), "tier 'cached' with cache_load_factor=None"),
-        (lambda: TierAssignment(Tier.UVM, 0.5), "tier 'host' with cache_load_factor=0.5"),
+        (lambda: TierAssignment("disk"), "unknown tier 'disk'; valid: device, uvm, uvm_caching"),
+        (lambda: TierAssignment(Tier.UVM_CACHING), "tier 'uvm_caching' with cache_load_factor=None"),
+        (lambda: TierAssignment(Tier.UVM, 0.5), "tier 'uvm' with cache_load_factor=0.5"),
         (lambda: TierAssignment(Tier.UVM_CACHING, 1.5), "cache_load_factor=1.5"),
     ],
 )

@@ -266,7 +266,7 @@ def test_plain_placements_are_those_of_the_plan(plan):
         Placement(
             Shard(index[its["table"]], its["first_column"], its["columns"], its["first_row"], its["rows"]),
             its["device"],
-            TierAssignment(Tier(its["tier"]), its["cached"]),
+            TierAssignment(Tier(its["tier"]), its["cache_load_factor"]),
         )
         for its in content["placements"]
     ]
@@ -333,12 +333,12 @@ LAYOUTS = {
     "host": [2, 3],
     "grid": {(0, 1): 8, (2, 3): 8},
     "copies": COPIES,
-    "hosted": 0,
-    "cache_load_factor": 0,
+    "uvm": 0,
+    "uvm_caching": 0,
 }
-HOMES = {"hosted": HOST, "cached": TierAssignment(Tier.UVM_CACHING, 1.0)}
+HOMES = {"uvm": HOST, "uvm_caching": TierAssignment(Tier.UVM_CACHING, 1.0)}
 KEPT = {
-    "sok": {"whole", "rows", "hosted", "cached"},
+    "sok": {"whole", "rows", "uvm", "uvm_caching"},
     "hugectr": {"whole", "halves", "rows", "host", "grid", "copies"},
     "torchrec": set(LAYOUTS),
     "json": set(LAYOUTS),

@@ -174,7 +174,7 @@ def test_contradictions_are_refused_before_any_search(rules, message):
         (partial(TableRule, max_shards=0), "max_shards=0"),
         (partial(TableRule, min_blocks=0), "min_blocks=0 of 'item' must be a whole number"),
         (partial(TableRule, sharding_types=("row",)), "unknown sharding type 'row'"),
-        (partial(TableRule, tiers=("disk",)), "unknown tier 'disk'; valid: cached, device, host"),
+        (partial(TableRule, tiers=("disk",)), "unknown tier 'disk'; valid: device, uvm, uvm_caching"),
         (partial(PinnedShard, dim=6, devices=(0,)), "dim=6"),
     ],
 )

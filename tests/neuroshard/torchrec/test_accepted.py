@@ -112,7 +112,7 @@ def _all_on_one_device(stored):
         ({}, {}, lambda it: it.options.update({5: next(iter(it.options.values()))}), "not all search space"),
         ({}, {}, lambda stored: stored.options.popitem(), "it lacks"),
         ({}, {"cap": 3 * 100 * 16 * 4}, _all_on_one_device, "device 0"),  # beyond its memory
-        ({"device": "cuda"}, {"device": "cuda"}, lambda stored: None, "is row-wise"),  # which the models don't know
+        ({"device": "cuda"}, {"device": "cuda"}, lambda stored: None, "is row_wise"),  # which the models don't know
         ({"devices": 4, "num_groups": 2}, {"devices": 4}, lambda stored: None, "made for another job"),
     ],
 )

@@ -183,8 +183,19 @@ def test_what_has_no_room_is_moved():
 
 
 def test_a_plan_that_cannot_stay_is_made_from_nothing(caplog):
+    """Each table may stay, but no two that are on one device."""
+    pairs, model = (("a", "b"), ("c", "d")), bags(*"abcd")
+    before = _unperturbed(rules=Constraints(together=pairs)).search(model)
+    changed = _unperturbed(rules=Constraints(apart=pairs)).replan(model, previous=before)
+    assert "the previous plan can't stay" in caplog.text
+    ranks = {name: parameter.ranks for name, parameter in changed.sharding_plan.plan[""].items()}
+    assert set(ranks["a"]).isdisjoint(ranks["b"])
+
+
+def test_only_a_table_that_constraints_forbid_to_stay_is_placed_again(caplog):
     before = _unperturbed(rules=Constraints((TableRule("a", min_shards=2),))).search(bags("a", "b"))
     whole = {"a": ParameterConstraints(sharding_types=["table_wise"])}
-    changed = _unperturbed(constraints=whole).replan(bags("a", "b"), previous=before)
-    assert "the previous plan can't stay" in caplog.text
+    changed = _unperturbed(constraints=whole).replan(bags("a", "b"), previous=before, min_gain=1.0)
+    assert "can't stay" not in caplog.text
     assert len(changed.sharding_plan.plan[""]["a"].ranks) == 1
+    assert [change.table for change in changed.changes] == ["a"]

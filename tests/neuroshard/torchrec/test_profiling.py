@@ -255,7 +255,7 @@ def test_statistics_of_a_table_that_grew_count(caplog):
 
 
 def test_statistics_of_more_rows_are_a_mistake():
-    with pytest.raises(UserError, match="describes 'b' with 101 rows, .* has 100"):
+    with pytest.raises(UserError, match=r"describes 'b' with 101 rows, .* has 100"):
         _planned([_table(rows=101)])
     with pytest.raises(UserError, match="tables= is a mapping"):
         _planned({"b": _table()})
