@@ -246,7 +246,7 @@ def test_what_can_not_be_mirrored_is_refused(monkeypatch):
     too_many = hardware.fingerprint.memory_bytes // min(plan.device_bytes) + 1
     with pytest.raises(UserError, match=r"plans on rank \d need .* give fewer plans at a time"):
         check_mirrored([plan] * min(too_many, 10**6), hardware)
-    with pytest.raises(UserError, match="same tables and devices"):
+    with pytest.raises(UserError, match="different tables or devices"):
         check_mirrored([plan, mixed_plan(4)], hardware)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(UserError, match="without torchrun"):

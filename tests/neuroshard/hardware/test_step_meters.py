@@ -61,7 +61,7 @@ def test_a_build_that_failed_says_why():
 
 def test_plans_of_other_tables_or_that_do_not_fit_together_are_refused():
     (one, other), hardware = (whole(toy_task(1, seed=seed)) for seed in (0, 1)), Hardware(DeviceSpec("cpu"))
-    with pytest.raises(UserError, match="same tables and devices"):
+    with pytest.raises(UserError, match="different tables or devices"):
         check_steps([one, other], hardware)
     too_many = hardware.fingerprint.memory_bytes // sum(one.device_bytes) + 1
     with pytest.raises(UserError, match="give fewer plans at a time"):

@@ -65,9 +65,9 @@ def test_parts_of_a_step_are_sums_of_terms():
     assert cost.device_ms.min() > 1.2
 
 
-def _outputs_ms(plan, **slopes):
-    """What is put in order of outputs, on every device, by terms with underscores for blanks."""
-    framework = Framework(1.0, {}, {}, {name.replace("_", " "): ms for name, ms in slopes.items()})
+def _outputs_ms(plan, slopes):
+    """The time of each device for putting outputs in order, by terms."""
+    framework = Framework(1.0, {}, {}, slopes)
     models = replace(random_form_models(), framework=framework).in_torchrec()
     return Simulator(models).cost(plan.task, plan).ms("framework.outputs").tolist()
 
@@ -75,10 +75,10 @@ def _outputs_ms(plan, **slopes):
 def test_outputs_of_several_sharding_types_are_joined():
     """All outputs that a device gets for its samples, once more, whichever sharding type they come from."""
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
-    assert _outputs_ms(_mixed(), MB_out_of_several_forms=2.0) == pytest.approx([2 * out] * 2)
+    assert _outputs_ms(_mixed(), {"MB of outputs of several sharding types": 2.0}) == pytest.approx([2 * out] * 2)
     sequences = laid_out(SEQUENCE, [0, 1], 1, 0, 1)  # joined to nothing
     for plan in (whole(TASK), laid_out(TASK, *[COPIES] * 4), sequences):
-        assert _outputs_ms(plan, MB_out_of_several_forms=2.0) == [0.0, 0.0]
+        assert _outputs_ms(plan, {"MB of outputs of several sharding types": 2.0}) == [0.0, 0.0]
 
 
 def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
@@ -86,13 +86,13 @@ def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
     cut = dict.fromkeys(range(2), first.dim // 2)
     plan = laid_out(TASK, cut, 1, 0, 1)
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
-    assert _outputs_ms(plan, MB_out_of_columns_if_some_are_cut=3.0) == pytest.approx([3 * out] * 2)
+    assert _outputs_ms(plan, {"MB of column-wise outputs if some are cut": 3.0}) == pytest.approx([3 * out] * 2)
     assert _outputs_ms(plan, own_shards_of_cut_tables=1.0) == [1.0, 1.0]
     some = laid_out(TASK, cut, COPIES, 0, 1)
     out -= TASK.batch_size / 2 * second.dim * 4 / 1e6
-    assert _outputs_ms(some, MB_out_of_columns_if_some_are_cut=3.0) == pytest.approx([3 * out] * 2)
-    assert _outputs_ms(whole(TASK), MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
-    assert _outputs_ms(laid_out(SEQUENCE, cut, 1, 0, 1), MB_out_of_columns_if_some_are_cut=3.0) == [0.0, 0.0]
+    assert _outputs_ms(some, {"MB of column-wise outputs if some are cut": 3.0}) == pytest.approx([3 * out] * 2)
+    assert _outputs_ms(whole(TASK), {"MB of column-wise outputs if some are cut": 3.0}) == [0.0, 0.0]
+    assert _outputs_ms(laid_out(SEQUENCE, cut, 1, 0, 1), {"MB of column-wise outputs if some are cut": 3.0}) == [0.0, 0.0]
 
 
 def test_if_all_tables_are_data_parallel_nothing_is_exchanged_or_reordered():

@@ -213,7 +213,7 @@ def test_a_given_plan_for_other_hosts_is_refused(host, pod, name):
     again, _ = _planned(_job(8, 1, 2), shapes, given=given)  # hosts of one rank in pods of two
     assert again.plan(model).plan[""][name] == of_hosts
     other, _ = _planned(_job(8, host, pod), shapes, given=given)
-    with pytest.raises(UserError, match=f"given: table '{name}' is {KINDS[name]}, with blocks"):
+    with pytest.raises(UserError, match=f"given: table '{name}' is {KINDS[name]}, and the blocks of rows"):
         other.plan(model)
 
 

@@ -59,5 +59,5 @@ def test_plans_searched_with_the_input_cost_less_with_it(searcher):
 
 
 def test_models_without_the_exchange_are_refused_as_before():
-    with pytest.raises(UserError, match="don't know the exchange of indices"):
+    with pytest.raises(UserError, match="don't know the input dist"):
         Simulator(random_models(), count_input=True)

@@ -392,7 +392,7 @@ def test_sequence_tables_stay_column_wise_if_models_do_not_know_row_wise_ones():
     ("rows", "devices", "rule", "why"),
     [
         (5, 4, {}, "row_wise: 5 rows are too few for 4 devices"),
-        (900, 4, {"devices": (0, 1)}, "row_wise: it is allowed on 2 devices of 4, and would lie on all"),
+        (900, 4, {"devices": (0, 1)}, "row_wise: it is allowed on 2 devices of 4, and would be on all"),
         (900, 1, {}, "row_wise: one device has whole tables only"),
         (900, 4, {"min_blocks": 9}, "row_wise: it must have at least 9 shards, and would have 4 on 4 devices"),
         (900, 4, {"max_shards": 2}, "row_wise: it must have at most 2 shards, and would have 4 on 4 devices"),

@@ -210,7 +210,7 @@ def test_random_tasks_have_plans_that_overfill_no_host(searcher):
         rng = np.random.default_rng(seed)
         sizes = rng.integers(5, 70, int(rng.integers(3, 8)))
         share = rng.uniform(1.02, 1.3)
-        tiers = ["host" if rng.random() < 0.7 else "cached" for _ in sizes]
+        tiers = ["uvm" if rng.random() < 0.7 else "uvm_caching" for _ in sizes]
         mixed = tuple(TableRule(f"t{i}", tiers=(tier,)) for i, tier in enumerate(tiers))
         found(searcher, _in_gib(sizes.tolist(), sizes.sum() / 2 * share, mixed if seed % 2 else ON_HOSTS))
 

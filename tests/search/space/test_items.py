@@ -96,7 +96,7 @@ def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
     task = toy_task(2)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
         with pytest.raises(
-            UserError, match=f"table 'toy0' is {form}, and this search starts from column-wise plans only"
+            UserError, match=f"table 'toy0' is {form}, and this search starts from column-wise tables only"
         ):
             items_of(task).held(laid_out(task, where, 0))
 
