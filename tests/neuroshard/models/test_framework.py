@@ -87,7 +87,7 @@ def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
     plan = laid_out(TASK, cut, 1, 0, 1)
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(plan, {"MB of column-wise outputs if some are cut": 3.0}) == pytest.approx([3 * out] * 2)
-    assert _outputs_ms(plan, own_shards_of_cut_tables=1.0) == [1.0, 1.0]
+    assert _outputs_ms(plan, {"own shards of cut tables": 1.0}) == [1.0, 1.0]
     some = laid_out(TASK, cut, COPIES, 0, 1)
     out -= TASK.batch_size / 2 * second.dim * 4 / 1e6
     assert _outputs_ms(some, {"MB of column-wise outputs if some are cut": 3.0}) == pytest.approx([3 * out] * 2)
