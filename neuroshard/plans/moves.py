@@ -125,7 +125,7 @@ def _lying(plan: Plan) -> dict[_Known, tuple[Places, Layout]]:
 
 def _told(places: Places, layout: Layout) -> str:
     told = ", ".join(f"device {device} ({columns} columns)" for device, columns in places)
-    return told if layout.free else f"{told}, in {layout}"
+    return told if layout.free else f"{told}, {layout}"
 
 
 def layout_key(plan: Plan) -> Hashable:

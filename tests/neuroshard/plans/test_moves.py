@@ -50,7 +50,7 @@ def test_another_sharding_type_on_the_same_devices_is_a_change():
     (only,) = table_changes(laid_out(task, COPIES), laid_out(task, [0, 1]))
     assert (only.before == only.after, only.size_bytes) == (True, 0)
     there = "device 0 (8 columns), device 1 (8 columns)"
-    assert str(only) == f"table a: 0 bytes moved, {there}, in copies -> {there}, in rows"
+    assert str(only) == f"table a: 0 bytes moved, {there}, data_parallel -> {there}, row_wise"
 
 
 def test_only_columns_that_are_not_there_yet_are_moved():
