@@ -100,7 +100,6 @@ def _line(plan):
     """A plan as its file has it, but for words: its cost, what it is made of, and the digest of it all."""
     content = plan.to_json()
     content["prediction"].pop("scope", None)
-    content["prediction"]["models"] = "+".join(map(str, content["prediction"]["models"].values()))
     return f"{content['prediction']['cost_ms']:.4g} ms, {len(content['placements'])} shards, {_digest(content)}"
 
 
@@ -186,7 +185,7 @@ FEW_SAMPLES = [
 ]
 MEASURED = {  # settings of neuroshard collect; the first word of a name says on what
     "one_host forms": [
-        "compute.sharding_types=[columns,rows,rows,copies]", "compute.sharers=[2,4]", "compute.pooled=[true,false]",
+        "compute.sharding_types=[column_wise,row_wise,row_wise,data_parallel]", "compute.sharers=[2,4]", "compute.pooled=[true,false]",
         "compute.features=[1,2]", "comm.collectives=[all_to_all,all_to_all,reduce_scatter,all_reduce,input]",
         "batch_sizes=[1024,4096]", "comm.num_devices=[2,4]", "num_compute_samples=500", "num_comm_samples=400",
     ],
@@ -195,7 +194,7 @@ MEASURED = {  # settings of neuroshard collect; the first word of a name says on
         "num_compute_samples=120", "num_comm_samples=200", "compute.arbitrary_dim_fraction=0.5",
     ],
     "gpu tiers": [
-        "hardware=cuda", "compute.tiers=[device,device,cached,host]", "num_compute_samples=300", "num_comm_samples=100",
+        "hardware=cuda", "compute.tiers=[device,device,uvm_caching,uvm]", "num_compute_samples=300", "num_comm_samples=100",
     ],
     "other columns": ["num_compute_samples=120", "num_comm_samples=100"],
     "moody columns": ["num_compute_samples=120", "num_comm_samples=100", "references=0.2"],
