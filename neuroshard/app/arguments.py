@@ -83,7 +83,7 @@ def as_overrides(command: str, texts: Sequence[str]) -> list[Override]:
 
 
 def _is_no_experiment(override: Override) -> bool:
-    """Return True for `experiment=null`, the default, which Hydra does not take; raise UserError if a sweep lists it."""
+    """Return True for `experiment=null`, the default, which Hydra refuses; raise UserError if a sweep lists null."""
     if override.key != EXPERIMENT or None not in override.values:
         return False
     if override.swept:

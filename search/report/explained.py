@@ -119,7 +119,7 @@ def _devices(explanation: Explanation) -> Section:
     has no room for all.
     """
     cost, plan, order = explanation.cost, explanation.plan, _order(explanation)
-    columns = {name: sum(part.ms for part in parts) for name, parts in _by_first_word(cost).items()}
+    columns = {name: np.sum([part.ms for part in parts], axis=0) for name, parts in _by_first_word(cost).items()}
     times = {"total ms": cost.device_ms, **columns}
     table = texts(
         {
