@@ -71,9 +71,10 @@ class NeuroShardPlanner(ShardingPlanner):
         topology: TorchRec's; None makes the one of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
         models: cost models, or their name or path; None takes "cpu" for CPUs, "h100" for GPUs.
-        constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
-            passed on to the kernels. A table may lie in rows where its sharding types name row_wise, or name nothing;
-            it does if the search accepts the predicted gain, or nothing else fits.
+        constraints: TorchRec's, by name of the table, or by `path.name` for that of one module: sharding types,
+            min_partition, pooling factors, and what is passed on to the kernels. A table may be row-wise if its
+            sharding types name row_wise, or name nothing; it is if the search accepts the predicted gain, or nothing
+            else fits.
         data_parallel: True lets the search make tables data-parallel. TorchRec does not train such tables by the
             optimizer of its fused kernels: build that with `data_parallel_optimizer`. False leaves the type to tables
             whose constraints or `rules` name it, and to those that TorchRec trains so only: of columns that are not a
