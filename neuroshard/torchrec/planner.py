@@ -53,6 +53,7 @@ from neuroshard.torchrec.planner_report import (
 from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
 from neuroshard.torchrec.unread import no_data_parallel_remark, unread_remarks, unused_arguments
+from neuroshard.torchrec.variable_batches import variable_batch_remarks
 from neuroshard.words.model_choice import TORCHREC, ModelChoice, told
 
 _log = logging.getLogger(__name__)
@@ -437,7 +438,11 @@ class NeuroShardPlanner(ShardingPlanner):
         self._remember(found, plan)
         self._warn_of_whole(model, whole)
         parameters, ranks = model.division.parameters, int(model.left.world_size)
-        for remark in (*unsound_remarks(parameters, whole), *mixed_remarks(parameters, whole, ranks)):
+        for remark in (
+            *unsound_remarks(parameters, whole),
+            *mixed_remarks(parameters, whole, ranks),
+            *variable_batch_remarks(parameters, whole, model.left.compute_device),
+        ):
             _log.warning(remark)
         if model.asked.groups.num_groups == 1 and (remark := pod_size_remark(whole, model.left)):
             _log.warning(remark)
