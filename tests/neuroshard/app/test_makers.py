@@ -93,6 +93,8 @@ def test_outside_a_checkout_the_command_that_is_named_runs(experiment):
     line = _named_by("search", f"experiment={experiment}", sweeping=True)
     assert line.startswith("neuroshard pretrain ")
     _check("pretrain", *(text for text in _arguments(line) if text != "-m"), sweeping="-m" in _arguments(line))
+    read = dict(text.partition("=")[::2] for text in _arguments(line))
+    assert Path(read["data"], "manifest.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["pretrain_single_tables", "pretrain_samples", "pretrain_cpu", "pretrain_h100"])
