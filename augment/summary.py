@@ -11,7 +11,8 @@ from rich.table import Table as Grid
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
-from neuroshard.records.noise import pass_drift, pass_noise, pass_repeatability
+from neuroshard.plumbing.verdict import UseVerdict
+from neuroshard.records.noise import FIT_NOISE, pass_drift, pass_noise, pass_repeatability
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement
 from neuroshard.records.speed import slowness_between
 from neuroshard.words.collective import name_of
@@ -96,8 +97,32 @@ class Summary:
             if series.noise > max_noise
         )
 
+    @property
+    def verdict(self) -> UseVerdict:
+        """Whether models can be pre-trained on the measurements: they exist, and two passes over them agree."""
+        if empty := [series.name for series in self.series if series.failed and not series.measured]:
+            return UseVerdict(
+                False,
+                f"every measurement of {' and '.join(empty)} failed",
+                "mend the errors listed above, and run again",
+            )
+        if noisy := self._beyond(FIT_NOISE):
+            return UseVerdict(
+                False,
+                f"the measurements are too noisy to pre-train on ({noisy}, limit {FIT_NOISE:.0%})",
+                f"close other programs and run the command again with max_noise={FIT_NOISE:g}, which measures the "
+                "samples that disagree again and keeps the others",
+            )
+        if unknown := [series.name for series in self.series if series.measured and not series.repeatability]:
+            return UseVerdict(
+                True,
+                f"but the noise of {' and '.join(unknown)} is unknown, because no sample was measured twice",
+                "set num_second_pass to learn the noise",
+            )
+        return UseVerdict(True, f"in two passes 9 in 10 samples differ by less than {FIT_NOISE:.0%}")
+
     def show(self, console: Console) -> None:
-        """Print a row for each series, the commonest errors, and what the columns mean."""
+        """Print a row for each series, the commonest errors, what the columns mean, and the verdict."""
         grid = Grid(title=f"Measurements in {self.directory}")
         for column in ("kind", "measured", "failed", "wall s", "in kernels", "noise p50", "noise p90", "drift"):
             grid.add_column(column, justify="left" if column == "kind" else "right")
@@ -119,8 +144,7 @@ class Summary:
                 least, most = series.slowness
                 took = f"{series.name}: batches took {least:.2f} to {most:.2f} times as long as typically"
                 console.print(f"{took} (pretrain makes up for it)", markup=False)
-        if noisy := self._beyond(MAX_NOISE):
-            console.print(f"{noisy}: this machine was busy, and models of it can be no better than that", markup=False)
+        self.verdict.show(console)
 
 
 def _subset_of(sample: ComputeSample | CommSample | LocalSample) -> str:

@@ -11,15 +11,18 @@ from rich.table import Table as Grid
 from scipy.stats import kendalltau, ttest_rel
 from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
+from neuroshard.cost.cost import PARTS
 from neuroshard.models.trust import LEVEL, Accuracy, Margin, ModelTest
 from neuroshard.plumbing.arrays import FloatArray, IntArray, sums_of
 from neuroshard.plumbing.progress import print_lines
-from neuroshard.records.noise import pass_repeatability
+from neuroshard.plumbing.verdict import UseVerdict
+from neuroshard.records.noise import FIT_NOISE, pass_repeatability
 from neuroshard.records.samples import Measurement
 
 _DECILES = 10
 _LEAST_MS = 1e-3  # what takes less counts as this
 _WORSE = 1.1  # times the error of others: models that are worse by less may choose as good plans
+_FIT_ERROR = 0.3  # mean error up to which models are worth using: models of another machine may be off by as much
 _BY_CHANCE = 0.01  # how likely it may be by chance that errors of a few samples grew so
 
 
@@ -78,6 +81,64 @@ class PretrainResult:
             f"in {LEVEL:.0%}: share of the measurements inside the intervals that are meant to hold {LEVEL:.0%}"
         )
         print_lines(console, starmap(_left_out, self.left_out.items()))
+        self.verdict.show(console)
+
+    @property
+    def verdict(self) -> UseVerdict:
+        """Whether the models are fit to search with, by noise, errors, and errors of earlier models."""
+        noisy = [f"{part} {self.metrics[part].noise_p90:.0%}" for part in PARTS if self._noise(part) > FIT_NOISE]
+        if noisy:
+            return UseVerdict(
+                False,
+                "the measurements are too noisy to pre-train on (90th percentile of the relative difference between "
+                f"two passes: {', '.join(noisy)}, limit {FIT_NOISE:.0%})",
+                f"collect on a quieter machine, with max_noise={FIT_NOISE:g}",
+            )
+        if off := [part for part, its in self.metrics.items() if its.test.mape > _FIT_ERROR]:
+            return UseVerdict(
+                False,
+                f"predictions are too far off ({self._errors(off)}, limit {_FIT_ERROR:.0%})",
+                "collect more samples, and pre-train again",
+            )
+        return self._compared
+
+    @property
+    def _compared(self) -> UseVerdict:
+        """Compare the models with those that they were fitted from, if there are any."""
+        worse = [part for part in self._again if self.metrics[part].test.mape > _WORSE * self.before[part]]
+        better = [part for part in self._again if self.before[part] > _WORSE * self.metrics[part].test.mape]
+        if worse and not better:
+            return UseVerdict(
+                False,
+                f"these models are worse than those they were fitted from ({self._errors(worse)})",
+                "keep the old models, or collect more samples and pre-train again",
+            )
+        if worse:
+            return UseVerdict(
+                True,
+                f"some models are better than those they were fitted from ({self._errors(better)}), and others are "
+                f"worse ({self._errors(worse)})",
+                "collect more samples to improve the worse models",
+            )
+        if self.before and not better:
+            return UseVerdict(True, "these models are about as good as those they were fitted from")
+        return UseVerdict(True, f"on unseen tables predictions are off by less than {_FIT_ERROR:.0%}")
+
+    @property
+    def _again(self) -> list[str]:
+        """The parts with a model both before and after."""
+        return [part for part in self.metrics if part in self.before]
+
+    def _noise(self, part: str) -> float:
+        return self.metrics[part].noise_p90 if part in self.metrics else 0.0
+
+    def _errors(self, parts: list[str]) -> str:
+        """List the parts with their errors, and their errors before where these are known."""
+        return ", ".join(
+            f"{part} error {self.metrics[part].test.mape:.1%}"
+            + (f", before {self.before[part]:.1%}" if part in self.before else "")
+            for part in parts
+        )
 
 
 def _left_out(part: str, sizes: dict[str, int]) -> str:

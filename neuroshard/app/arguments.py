@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuroshard.plumbing.configs import Composed, missing
+from neuroshard.plumbing.configs import EXPERIMENT, Composed, missing
 from neuroshard.plumbing.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,7 +78,17 @@ def as_overrides(command: str, texts: Sequence[str]) -> list[Override]:
     written = [written for text in named for written in with_reader(text)]
     if paths:
         written.append(_positional(command, needed[0], paths, written))
-    return [_override(text) for text in written]
+    overrides = [_override(text) for text in written]
+    return [override for override in overrides if not _is_no_experiment(override)]
+
+
+def _is_no_experiment(override: Override) -> bool:
+    """Return True for `experiment=null`, the default, which Hydra refuses; raise UserError if a sweep lists null."""
+    if override.key != EXPERIMENT or None not in override.values:
+        return False
+    if override.swept:
+        raise UserError(f"{override.text}: a sweep can't list null; run that job by itself, without {EXPERIMENT}=")
+    return True
 
 
 def _positional(command: str, key: str, paths: list[str], written: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from neuroshard.plumbing.configs import (
     content_of,
     experiments_of,
     leaves_of,
+    repository,
     sweep_of,
 )
 from neuroshard.plumbing.errors import UserError
@@ -27,6 +29,7 @@ from neuroshard.plumbing.registry import config_of, instantiate_config
 
 _NO_INPUTS = ("out", "path", "_target_")  # what is written, people's own files, classes
 _MOST_VALUES = 1000  # of a sweep that are looked at
+_IN_REPOSITORY = "benchmarks/data/"  # measurements that are in a checkout, and in no installed package
 
 
 def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> None:
@@ -38,6 +41,10 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
         for key, one in _named(command, job):
             if (maker := _lacking(one)) is not None:
                 raise UserError(f"{key}={one} is not there yet; it is made by: {maker}")
+            if one.startswith(_IN_REPOSITORY) and not Path(one).exists():
+                before, data = _data_instead(_texts(Composed.of(command, job).settings.get(key)))
+                do = f"run {before}, then add {data}" if before else f"add {data}"
+                raise UserError(f"{key}={one} is part of NeuroShard's repository, and not in this directory; {do}")
 
 
 def check_built(command: str, overrides: Sequence[Override]) -> None:
@@ -78,15 +85,51 @@ def _lacking(text: str) -> str | None:
     """Name the command that makes a path that isn't there; None if it is, or if no command makes it by itself."""
     path = Path(text)
     for place in (path, *path.parents):
-        if (command := _makers().get(str(place))) is not None:
-            return None if place.exists() else command
+        if (maker := _makers().get(str(place))) is not None:
+            return None if place.exists() else maker.runnable
     return None
 
 
+@dataclass(frozen=True)
+class _Maker:
+    """A command that makes something, and the measurements that it reads."""
+
+    line: str
+    data: tuple[str, ...]
+
+    @property
+    def runnable(self) -> str:
+        """The command as it runs in this directory, behind the one that must be run first, if any."""
+        if not any(one.startswith(_IN_REPOSITORY) and not Path(one).exists() for one in self.data):
+            return self.line
+        before, data = _data_instead(self.data)
+        return f"{before}, then {self.line} {data}" if before else f"{self.line} {data}"
+
+
+def _data_instead(data: Sequence[str]) -> tuple[str, str]:
+    """Replace measurements that are in the repository by others, where this is no checkout.
+
+    Returns:
+        The command that measures the others, empty if they are there; and the setting that reads them.
+    """
+    places = [repository() / one for one in data]
+    if all(place.exists() for place in places):
+        paths = ",".join(map(str, places))
+        return "", f"'data=[{paths}]'" if len(places) > 1 else f"data={paths}"
+    gpu = any(one.startswith(f"{_IN_REPOSITORY}h100") for one in data)
+    line, out = ("collect_gpu", "data/cuda") if gpu else ("collect_cpu", "data/cpu")
+    return "" if Path(out).exists() else f"neuroshard collect experiment={line}", f"data={out}"
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """List a text, or those in a list."""
+    return tuple(str(one) for one in value) if isinstance(value, list) else (str(value),)
+
+
 @cache
-def _makers() -> Mapping[str, str]:
+def _makers() -> Mapping[str, _Maker]:
     """Map each path to the command that makes it. Experiments come first: what they write is theirs alone."""
-    makers: dict[str, str] = {}
+    makers: dict[str, _Maker] = {}
     own = [(command, name) for command in COMMANDS for name in experiments_of(command)]
     own = [(command, name) for command, name in own if "out" in content_of(f"{EXPERIMENT}/{name}.yaml")]
     for command, name in [*own, *((command, None) for command in COMMANDS)]:
@@ -95,7 +138,7 @@ def _makers() -> Mapping[str, str]:
         settings = dict(leaves_of(Composed.of(command, {EXPERIMENT: name}).settings))
         for path, chosen in _written(str(settings.get("out")), settings, swept):
             if "/" in path:
-                makers.setdefault(path, line + chosen)
+                makers.setdefault(path, _Maker(line + chosen, _texts(settings.get("data"))))
     return makers
 
 

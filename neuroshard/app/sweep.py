@@ -58,11 +58,15 @@ def jobs_in(folder: Path) -> list[Job]:
 
 
 def compared(jobs: Sequence[Job]) -> Grid | None:
-    """Compare jobs in a row each, with the settings that differ; None where no two can be compared."""
-    if len(jobs) < 2 or all(job.outcome is None for job in jobs):
+    """Make a table with a row for each job, and the settings that differ between jobs; None if no job has figures.
+
+    The table of a single job has all settings of the job: if it ran on another machine, nothing else is printed here.
+    """
+    if all(job.outcome is None for job in jobs):
         return None
     keys = list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job.settings))
-    differ = [key for key in keys if key != _PLACE and len({job.setting(key) for job in jobs}) > 1]
+    several = len(jobs) > 1
+    differ = [key for key in keys if key != _PLACE and len({job.setting(key) for job in jobs}) > several]
     grid = Grid(title="The sweep", caption=_CAPTION)
     for key in differ:
         grid.add_column(Text(key))

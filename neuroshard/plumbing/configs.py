@@ -24,6 +24,11 @@ CHOICE_IN = "hydra:runtime.choices."
 BUILDING = ("_target_", "_partial_")  # keys, or the ends of some, that say what is built
 
 
+def repository() -> Path:
+    """Return the folder that has the configs' folder in it: the checkout, unless this is an installed package."""
+    return _FOLDER.resolve().parent
+
+
 @cache
 def choices(group: str) -> tuple[str, ...]:
     """List the configs in a group, such as "searcher", by name; none where there is no such group."""

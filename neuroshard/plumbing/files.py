@@ -1,5 +1,6 @@
 """Writing files so that a reader never sees half of one, and directories so that one run has them."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -27,6 +28,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     After a power failure `path` is either the old file or the new file: the content and the name of the new file are on
     the disk before this returns. If there are several writers, the file of the last writer stays, whole: each writer
     has a temporary file of its own. (Process numbers can be equal in containers that share a disk.)
+
+    Raises:
+        OSError: the system refuses to write, as on a full disk; the error names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{randbits(64)}.tmp")
@@ -35,6 +39,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         _force_to_disk(temporary)
         temporary.replace(path)
         _force_to_disk(path.parent)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # writing to an open file fails without a name
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -132,8 +140,9 @@ def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
     try:
         with TemporaryFile(dir=nearest):  # which tells: root may write to /proc, and can't
             pass
-    except OSError:
-        raise UserError(f"out={out}: {nearest} can't be written to; give another out={kind}") from None
+    except OSError as error:
+        why = "has no space left" if error.errno == errno.ENOSPC else "can't be written to"
+        raise UserError(f"out={out}: {nearest} {why}; give another out={kind}") from None
 
 
 def by_place(paths: Iterable[Path]) -> list[list[Path]]:

@@ -15,13 +15,25 @@ def write(plan: Plan, module: str = "") -> Exported:
     from neuroshard.torchrec.sharding_file import file_content
     from neuroshard.torchrec.sharding_plan import to_sharding_plan  # TorchRec is optional, and slow to import
 
-    remarks = (*_remarks(plan), *(() if module else (_NO_MODULE,)))
+    remarks = (*_remarks(plan), *(() if module else (_NO_MODULE, *_dotted_remarks(plan))))
     return Exported(file_content(to_sharding_plan(plan, module), remarks), remarks=remarks)
 
 
 def _remarks(plan: Plan) -> tuple[str, ...]:
     """Return requirements of a plan for a job: an optimizer for data-parallel tables, and the pod size for row-wise."""
     return (*copies_remarks(plan), *_pod_remarks(plan))
+
+
+def _dotted_remarks(plan: Plan) -> tuple[str, ...]:
+    """Return a line on names with a dot, which a file without the module's path has for tables of several modules."""
+    dotted = [table.name for table in plan.task.tables if "." in table.name]
+    if not dotted:
+        return ()
+    path, _, name = dotted[0].rpartition(".")
+    return (
+        f"{len(dotted)} table(s) have a dot in their names: {dotted[0]!r} is read as table {name!r} of module "
+        f"{path!r}. A table of TorchRec can't have a dot in its own name: rename such tables",
+    )
 
 
 def _pod_remarks(plan: Plan) -> tuple[str, ...]:

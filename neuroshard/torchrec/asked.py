@@ -20,6 +20,7 @@ from neuroshard.tasks.memory import STATE_FLOATS, MemoryUse
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.groups import Groups
 from neuroshard.torchrec.known_tables import with_statistics
+from neuroshard.torchrec.names import TableNames, by_plain_name
 from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.pods import ranks_per_pod
@@ -73,6 +74,20 @@ class Asked:
     groups: Groups
     timeout_s: int | None = None
     data_parallel: bool = False
+
+    def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "Asked":
+        """Replace the names of tables by those that tasks use, and in TorchRec's constraints by those that it knows.
+
+        Raises:
+            UserError: a name is that of several tables.
+        """
+        names = TableNames(tables)
+        return replace(
+            self,
+            constraints=by_plain_name(self.constraints, parameters),
+            rules=names.in_rules(self.rules),
+            known=names.in_statistics(self.known),
+        )
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
         """Take the reservation off the devices' memory, and return the devices with what is left.

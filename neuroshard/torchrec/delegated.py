@@ -30,7 +30,7 @@ from neuroshard.torchrec.options import (
     storage_estimator,
     storage_taken,
 )
-from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.parameters import ANY_DEVICE, Parameter
 from neuroshard.torchrec.prefetching import flagged, flagged_constraint
 
 _OF_COPIES = "Sharding spec not found for "  # how TorchRec's warning begins
@@ -201,6 +201,15 @@ def _check_offered(parameter: Parameter, device: str) -> None:
     has = list(dict.fromkeys(sharder.sharding_types(device)))
     types = [its for its in has if not said.sharding_types or its in said.sharding_types]
     what = f"table {parameter.qualified_name!r} is left to TorchRec's planner by its"
+    if not has:
+        elsewhere = list(dict.fromkeys(sharder.sharding_types(ANY_DEVICE)))
+        there = (
+            f"give a topology of {ANY_DEVICE} devices, where it has {', '.join(elsewhere)}, or " if elsewhere else ""
+        )
+        raise UserError(
+            f"table {parameter.qualified_name!r}: {type(sharder).__name__} has no sharding type on {device}; {there}"
+            f"remove {type(sharder).__name__} from sharders=, which leaves the module unsharded"
+        )
     if not types:
         also = f"; with {WHOLE!r} in addition it is planned here" if parameter.forms else ""
         raise UserError(

@@ -72,6 +72,8 @@ class Model:
         """
         division = divide(module, sharders, asked.constraints, asked.fixed, served)
         _check_devices(division.planned + division.delegated, asked.topology.compute_device)
+        tables = division.tables
+        asked = asked.named_in(tables, division.parameters)
         left = asked.left(module, sharders)
         division.warn()
         for path in sorted(asked.fixed.plan):
@@ -83,7 +85,6 @@ class Model:
             elif isinstance(given, dict) and (unknown := sorted(set(given) - its)):
                 _log.warning("the given plan holds tables that module %r lacks: %s", path, listed(unknown))
         division.warn_of_unknown(asked.constraints)
-        tables = division.tables
         warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, asked.known)
         guessed = [its.table(name, asked.batch_size, left.world_size) for name, its in tables.items()]
         warn_of_growth(guessed, asked.known)
@@ -95,6 +96,7 @@ class Model:
         Raises:
             InfeasibleError: the reservation leaves no memory.
         """
+        asked = asked.named_in(self.tables, self.division.parameters)
         return replace(self, asked=asked, left=asked.left(self.module, self.sharders))
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:

@@ -84,7 +84,8 @@ class Division:
 
     def warn_of_unknown(self, constraints: Mapping[str, ParameterConstraints]) -> None:
         """Log which constraints, by name of the table, are of nothing in the model."""
-        for name in sorted(set(constraints) - {parameter.name for parameter in self.parameters}):
+        names = {name for parameter in self.parameters for name in (parameter.name, parameter.qualified_name)}
+        for name in sorted(set(constraints) - names):
             _log.warning("constraints name a table %r that no collection of the model has", name)  # TorchRec ignores it
 
 

@@ -381,7 +381,8 @@ def parameters_of(
 ) -> Iterator[Parameter]:
     """Yield every parameter that the sharders would shard; those of a module in several places once.
 
-    `constraints` are TorchRec's, by name of the table.
+    `constraints` are TorchRec's, by name of the table, which holds in every collection, or by `path.name`, which counts
+    before that.
     """
     by_type: dict[Any, Any] = {sharder.module_type: sharder for sharder in sharders}
     constraints = constraints or {}
@@ -392,7 +393,9 @@ def parameters_of(
         seen.add(id(sharded))
         sharder, configs = by_type[type(sharded)], _configs(sharded)
         for name, weights in sharder.shardable_parameters(sharded).items():
-            yield Parameter(path, name, sharded, sharder, weights, configs.get(name), constraints.get(name))
+            found = Parameter(path, name, sharded, sharder, weights, configs.get(name))
+            said = constraints.get(found.qualified_name, constraints.get(name))
+            yield replace(found, constraints=said)
 
 
 def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:

@@ -55,6 +55,7 @@ from neuroshard.torchrec.planner_report import (
 from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
 from neuroshard.torchrec.unread import no_data_parallel_remark, unread_remarks, unused_arguments
+from neuroshard.torchrec.variable_batches import variable_batch_remarks
 from neuroshard.words.model_choice import TORCHREC, ModelChoice, told
 
 _log = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ class NeuroShardPlanner(ShardingPlanner):
         topology: TorchRec's topology; None makes the topology of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
         models: cost models, or their name or path; None takes "cpu" for CPUs, "h100" for GPUs.
-        constraints: TorchRec's ParameterConstraints by the name of the table: sharding types, min_partition, pooling
-            factors, and settings that are passed on to the kernels. A table may be row-wise if its sharding types name
+        constraints: TorchRec's ParameterConstraints by the name of the table, or by `path.name` for the table of one
+            module: sharding types, min_partition, pooling factors, and settings that are passed on to the kernels. A table may be row-wise if its sharding types name
             row_wise, or if it has none. The search makes such a table row-wise if it accepts the predicted gain, or if
             nothing else fits.
         data_parallel: True lets the search make tables data-parallel. The optimizer of TorchRec's fused kernels does
@@ -465,7 +466,11 @@ class NeuroShardPlanner(ShardingPlanner):
         self._remember(found, plan)
         self._warn_of_whole(model, whole)
         parameters, ranks = model.division.parameters, int(model.left.world_size)
-        for remark in (*unsound_remarks(parameters, whole), *mixed_remarks(parameters, whole, ranks)):
+        for remark in (
+            *unsound_remarks(parameters, whole),
+            *mixed_remarks(parameters, whole, ranks),
+            *variable_batch_remarks(parameters, whole, model.left.compute_device),
+        ):
             _log.warning(remark)
         if model.asked.groups.num_groups == 1 and (remark := pod_size_remark(whole, model.left)):
             _log.warning(remark)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.planner.utils import placement
 from torchrec.distributed.types import (
@@ -56,8 +57,8 @@ def to_sharding_plan(
 
     Raises:
         UserError: `cache` contradicts that pipeline, a table has no module, the devices don't fill whole hosts, the
-            plan has row-wise tables for hosts of another size, or TorchRec does not support the sharding of a sequence
-            table.
+            plan has row-wise tables for hosts of another size, TorchRec does not support the sharding of a sequence
+            table, or no collection of TorchRec can have a table of some name, such as a name with a dot.
     """
     check_name("compute_device", compute_device, _COMPUTE_DEVICES)
     pipeline = plan.task.memory.pipeline
@@ -84,10 +85,27 @@ def to_sharding_plan(
                 f"{topology.host_size} devices"
             )
         name = table.name.removeprefix(f"{path}.")  # what isn't unique over all modules bears the module's path
+        _check_table_name(name, path)
         module_plan[name] = sharding = _parameter(places, sharding_type, plan.layouts[index], cache)
         shardings.append((path, table, sharding))
     check_sequences(shardings)
     return flagged(ShardingPlan(dict(module_plans)), pipeline, "the plan")
+
+
+def _check_table_name(name: str, path: str) -> None:
+    """Raise UserError if no collection of TorchRec can have a table of that name: a ModuleDict has the tables.
+
+    Without a path, a name with dots is read as that of a table behind the path of its module.
+    """
+    plain = name if path else name.rpartition(".")[2]
+    dotted = "." in plain
+    if dotted or hasattr(nn.ModuleDict(), plain):
+        why = "has a dot" if dotted else "is an attribute of torch.nn.ModuleDict"
+        other = plain.replace(".", "_") if dotted else f"{plain}_table"
+        raise UserError(
+            f"table {name!r} can't be exported to TorchRec: its collections refuse a table whose name {why}; rename "
+            f"the table ({other!r}) in the tables that you plan and in the model, and search again"
+        )
 
 
 def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:

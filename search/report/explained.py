@@ -1,17 +1,18 @@
 """An explanation in sections: for the terminal and for the page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isnan
 
 import numpy as np
 import pandas as pd
 
-from neuroshard.cost.cost import Cost, described_expectation, described_wait
+from neuroshard.cost.cost import Cost, Part, described_expectation, described_wait
 from neuroshard.layouts import Layout
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.moves import Places, TableChange
 from neuroshard.plans.picture import plan_png
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.report.explanation import Explanation, ShardShare
 from neuroshard.stages.search.report.page import Picture, Section, texts
@@ -25,6 +26,7 @@ def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> li
         _summary(explanation),
         *([Section("Warnings", table=warnings)] if explanation.warnings else []),
         replace(_devices(explanation), pictures=pictures),
+        *_details(explanation),
         _bottleneck(explanation),
         _heuristics(explanation),
     ]
@@ -114,11 +116,14 @@ def _fullest(explanation: Explanation) -> str:
 
 
 def _devices(explanation: Explanation) -> Section:
-    """Describe every device: the straggler first, then the others, those that compute longest first."""
-    cost, plan = explanation.cost, explanation.plan
-    order = np.argsort(-cost.compute, kind="stable").tolist()
-    order = order if explanation.is_balanced else list(dict.fromkeys([explanation.bottleneck, *order]))
-    times = {"total ms": cost.device_ms, **{part.name: part.ms for part in cost.parts}}
+    """Describe every device: the straggler first, then the others, those that compute longest first.
+
+    Parts that are named alike up to a dot, such as framework.input and framework.kernels, share a column: a terminal
+    has no room for all.
+    """
+    cost, plan, order = explanation.cost, explanation.plan, _order(explanation)
+    columns = {name: np.sum([part.ms for part in parts], axis=0) for name, parts in _by_first_word(cost).items()}
+    times = {"total ms": cost.device_ms, **columns}
     table = texts(
         {
             "device": list(map(str, order)),
@@ -139,6 +144,31 @@ def _devices(explanation: Explanation) -> Section:
         used, free = readable_bytes(max(plan.host_bytes)), readable_bytes(plan.task.topology.host_bytes)
         text += f" Of their hosts' memory tables take {used} of {free}, where they take most."
     return Section("Devices", text, table)
+
+
+def _order(explanation: Explanation) -> list[int]:
+    """List the devices: the straggler first if there is one, then by compute time, longest first."""
+    order: list[int] = np.argsort(-explanation.cost.compute, kind="stable").tolist()
+    return order if explanation.is_balanced else list(dict.fromkeys([explanation.bottleneck, *order]))
+
+
+def _by_first_word(cost: Cost) -> dict[str, list[Part]]:
+    """Group the parts of a cost by their names up to the first dot."""
+    return grouped(cost.parts, lambda part: part.name.partition(".")[0])
+
+
+def _details(explanation: Explanation) -> Iterator[Section]:
+    """Yield a table of the parts that share a column of the devices' table, for each such column."""
+    order = _order(explanation)
+    for name, parts in _by_first_word(explanation.cost).items():
+        if len(parts) > 1:
+            ms = {_detail_of(part): [f"{part.ms[device]:.2f}" for device in order] for part in parts}
+            text = f'ms of each part of the column "{name}" above.'
+            yield Section(f"Parts of {name}", text, texts({"device": list(map(str, order)), **ms}))
+
+
+def _detail_of(part: Part) -> str:
+    return part.name.partition(".")[2] or part.name
 
 
 def _shards(shares: Sequence[ShardShare]) -> dict[str, list[str]]:

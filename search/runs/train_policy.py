@@ -20,6 +20,7 @@ from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import progress_bar
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.plumbing.threads import torch_threads
+from neuroshard.plumbing.verdict import UseVerdict
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.rl.agent import Agent, Tensors, save_agent
@@ -169,3 +170,18 @@ class TrainResult:
             console.print(f"  {name}: {ms:.2f} ms", highlight=False)
         console.print(f"policy: {self.path} (learning curve: {self.path / 'curve.png'})")
         console.print(f"use it: neuroshard search searcher={self.method} searcher.policy={self.path} ...", markup=False)
+        self.verdict.show(console)
+
+    @property
+    def verdict(self) -> UseVerdict:
+        """Whether the policy is fit to search with: cheaper on the validation tasks than every other method."""
+        cheaper = [f"{name} {ms:.2f} ms" for name, ms in self.references.items() if ms <= self.best_ms]
+        if not cheaper:
+            return UseVerdict(
+                True, "on the validation tasks the policy is cheaper than random placement and all heuristics"
+            )
+        return UseVerdict(
+            False,
+            f"on the validation tasks the policy costs {self.best_ms:.2f} ms, no less than {', '.join(cheaper)}",
+            "train longer (learner.rounds), or search with another searcher",
+        )

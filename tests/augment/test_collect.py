@@ -24,6 +24,7 @@ from neuroshard.records.splits import REFERENCE
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.augment.summary import SeriesSummary, Summary
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import name_of
 from tests.kit.commands import shown
@@ -282,7 +283,25 @@ def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
 def test_any_noise_may_be_taken_and_is_said(tmp_path):
     summary = _busy_run(tmp_path / "busy", [3], max_noise=None).run()
     assert summary["compute"].noise == pytest.approx(1.0)
-    assert "compute: noise p90 100.0% (drift +200.0%): this machine was busy" in shown(summary)
+    assert "compute: noise p90 100.0% (drift +200.0%)" in shown(summary)
+
+
+@pytest.mark.parametrize(
+    ("noise", "repeatability", "failed", "fit", "advice"),
+    [
+        (0.2, (0.2,), 1, True, ""),
+        (0.476, (0.476,), 0, False, "max_noise=0.3"),
+        (0.0, (), 0, True, "num_second_pass"),
+        (0.0, (), 4, False, "errors"),
+    ],
+)
+def test_a_summary_ends_with_its_fitness_for_use_and_advice(noise, repeatability, failed, fit, advice):
+    measured = 0 if failed == 4 else 10
+    series = SeriesSummary("compute", measured, failed, (), 1.0, 0.5, repeatability, noise, 0.0)
+    summary = Summary(Path("data"), (series,))
+    assert summary.verdict.fit is fit
+    assert advice in summary.verdict.advice
+    assert shown(summary).rstrip().splitlines()[-1] == str(summary.verdict)
 
 
 FORMS = ("column_wise", "row_wise", "data_parallel")

@@ -185,7 +185,8 @@ FEW_SAMPLES = [
 ]
 MEASURED = {  # settings of neuroshard collect; the first word of a name says on what
     "one_host forms": [
-        "compute.sharding_types=[column_wise,row_wise,row_wise,data_parallel]", "compute.sharers=[2,4]", "compute.pooled=[true,false]",
+        "compute.sharding_types=[column_wise,row_wise,row_wise,data_parallel]", "compute.sharers=[2,4]",
+        "compute.pooled=[true,false]",
         "compute.features=[1,2]", "comm.collectives=[all_to_all,all_to_all,reduce_scatter,all_reduce,input]",
         "batch_sizes=[1024,4096]", "comm.num_devices=[2,4]", "num_compute_samples=500", "num_comm_samples=400",
     ],
@@ -194,7 +195,8 @@ MEASURED = {  # settings of neuroshard collect; the first word of a name says on
         "num_compute_samples=120", "num_comm_samples=200", "compute.arbitrary_dim_fraction=0.5",
     ],
     "gpu tiers": [
-        "hardware=cuda", "compute.tiers=[device,device,uvm_caching,uvm]", "num_compute_samples=300", "num_comm_samples=100",
+        "hardware=cuda", "compute.tiers=[device,device,uvm_caching,uvm]", "num_compute_samples=300",
+        "num_comm_samples=100",
     ],
     "other columns": ["num_compute_samples=120", "num_comm_samples=100"],
     "moody columns": ["num_compute_samples=120", "num_comm_samples=100", "references=0.2"],

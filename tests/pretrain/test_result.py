@@ -1,9 +1,13 @@
 """Errors of predictions: metrics, when those of the same samples are worse, and when few samples merely say so."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from neuroshard.stages.pretrain.result import Predicted, accuracy_of
+from neuroshard.models.trust import Accuracy, ModelTest
+from neuroshard.stages.pretrain.result import Predicted, PretrainResult, accuracy_of
+from tests.kit.commands import shown
 
 
 def _predicted(errors, devices=1):
@@ -47,3 +51,31 @@ def test_metrics_by_hand():
     assert metrics.mape == pytest.approx((0.5 + 0.5 + 0.25) / 3)
     assert metrics.decile_mape == pytest.approx((0.5, 0.5, 0.25))
     assert 0 < metrics.kendall_tau < 1
+
+
+def _model_test(mape, noise=0.1):
+    return ModelTest(Accuracy(30, 1.0, mape, 0.9, (mape,) * 10), noise, noise, noise, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("tests", "before", "fit", "says"),
+    [
+        ({"compute": _model_test(0.1)}, {}, True, ""),
+        ({"compute": _model_test(0.1, noise=0.476)}, {}, False, "compute 48%, limit 30%"),
+        ({"compute": _model_test(0.1), "forward": _model_test(0.4)}, {}, False, "forward error 40.0%"),
+        ({"forward": _model_test(0.163)}, {"forward": 0.132}, False, "forward error 16.3%, before 13.2%"),
+        ({"forward": _model_test(0.135)}, {"forward": 0.132}, True, ""),  # about as good
+        (
+            {"compute": _model_test(0.1), "forward": _model_test(0.163)},
+            {"compute": 0.25, "forward": 0.132},
+            True,
+            "forward error 16.3%, before 13.2%",
+        ),
+    ],
+)
+def test_a_result_ends_with_its_fitness_for_use(tests, before, fit, says):
+    result = PretrainResult(Path("models"), tests, before)
+    assert result.verdict.fit is fit
+    assert says in result.verdict.reason
+    assert fit or result.verdict.advice
+    assert shown(result).rstrip().splitlines()[-1] == str(result.verdict)

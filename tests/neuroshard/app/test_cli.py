@@ -87,6 +87,12 @@ def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
     assert err.splitlines()[-1].startswith("neuroshard: error: [Errno 28] No space left on device")
 
 
+def test_the_default_experiment_may_be_written_out(here, capsys):
+    """`--help` shows it as experiment=null."""
+    assert "solved 1 of 1 tasks" in done(capsys, *_search(here, "experiment=null", "out=found"))
+    _failed(capsys, "experiment=null,search_demo", *_search(here, "experiment=null,search_demo", "out=more", "-m"))
+
+
 def test_sweeps_run_every_combination(here, capsys):
     done(capsys, *_search(here, "-m", "searcher=random,dim_greedy"))
     assert [path.name for path in sorted(Path("runs/search").iterdir())] == ["0001-random", "0002-dim_greedy"]

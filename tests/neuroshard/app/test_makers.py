@@ -1,6 +1,7 @@
 """What isn't there yet is said with the command that makes it, before any work."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,13 @@ from neuroshard.plumbing.errors import UserError
 @pytest.fixture(autouse=True)
 def empty(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+def _named_by(command, *texts, sweeping=False):
+    """The command line, or setting, that an error names."""
+    with pytest.raises(UserError) as raised:
+        _check(command, *texts, sweeping=sweeping)
+    return re.split(r"it is made by: |; add |; run ", str(raised.value))[1]
 
 
 def _check(command, *texts, sweeping=False):
@@ -68,6 +76,47 @@ def test_what_is_there_and_what_no_command_makes_is_left_to_the_command():
 @pytest.mark.parametrize("name", [name for name in choices("experiment") if name.startswith(("pretrain", "evaluate"))])
 def test_experiments_that_need_earlier_runs_name_them(name):
     if "benchmarks/data" in Path(__file__).parents[3].joinpath(f"conf/experiment/{name}.yaml").read_text():
-        return  # measurements that come with the checkout
+        with pytest.raises(UserError, match="is part of NeuroShard's repository, and not in this directory"):
+            _check(name.split("_")[0], f"experiment={name}")
+        return
     with pytest.raises(UserError, match="is not there yet; it is made by: neuroshard "):
         _check(name.split("_")[0], f"experiment={name}")
+
+
+def _arguments(line):
+    return shlex.split(line)[2:]
+
+
+@pytest.mark.parametrize("experiment", ["search_ablation", "search_samples"])
+def test_outside_a_checkout_the_command_that_is_named_runs(experiment):
+    """What it reads is where the package comes from."""
+    line = _named_by("search", f"experiment={experiment}", sweeping=True)
+    assert line.startswith("neuroshard pretrain ")
+    _check("pretrain", *(text for text in _arguments(line) if text != "-m"), sweeping="-m" in _arguments(line))
+    read = dict(text.partition("=")[::2] for text in _arguments(line))
+    assert Path(read["data"], "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["pretrain_single_tables", "pretrain_samples", "pretrain_cpu", "pretrain_h100"])
+def test_outside_a_checkout_measurements_are_named_where_they_are(name):
+    (added,) = shlex.split(_named_by("pretrain", f"experiment={name}"))
+    _check("pretrain", f"experiment={name}", added)
+    assert all(Path(one).is_dir() for one in added.removeprefix("data=").strip("[]").split(","))
+
+
+@pytest.mark.parametrize(("name", "made"), [("pretrain_single_tables", "data/cpu"), ("pretrain_h100", "data/cuda")])
+def test_an_installed_package_has_no_measurements_and_names_the_command_that_makes_some(name, made, monkeypatch):
+    monkeypatch.setattr("neuroshard.app.makers.repository", Path.cwd)
+    first, then = _named_by("pretrain", f"experiment={name}").split(", then add ")
+    _check("collect", *_arguments(first))
+    Path(made).mkdir(parents=True)
+    _check("pretrain", f"experiment={name}", then)
+
+
+def test_a_chain_of_commands_is_named_from_its_first(monkeypatch):
+    monkeypatch.setattr("neuroshard.app.makers.repository", Path.cwd)
+    first, then = _named_by("search", "experiment=search_ablation", sweeping=True).split(", then ")
+    assert first == "neuroshard collect experiment=collect_cpu"
+    Path("data/cpu").mkdir(parents=True)
+    assert _named_by("search", "experiment=search_ablation", sweeping=True) == then
+    _check("pretrain", *_arguments(then))

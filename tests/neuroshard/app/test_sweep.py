@@ -43,7 +43,14 @@ def test_jobs_of_other_tasks_do_not_decide_which_tasks_count():
 
 def test_jobs_without_figures_have_no_table():
     assert compared([_job(0, "seed=1"), _job(1, "seed=2")]) is None
-    assert compared([_job(0, "seed=1", costs=[1.0])]) is None
+    assert compared([_job(0, "seed=1")]) is None
+    assert compared([]) is None
+
+
+def test_a_sweep_of_one_job_has_a_table_with_its_settings():
+    """The job may have run on another machine, where nobody sees what it printed."""
+    job = _job(0, "searcher=a", "out=found", costs=[1.0, 2.0])
+    assert _shown(job) == [["searcher", "solved", "predicted ms", "search s"], ["a", "2/2", "1.50", "0.500"]]
 
 
 def test_jobs_are_kept_in_the_sweeps_folder_in_order():

@@ -92,7 +92,10 @@ def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
     out -= TASK.batch_size / 2 * second.dim * 4 / 1e6
     assert _outputs_ms(some, {"MB of column-wise outputs if some are cut": 3.0}) == pytest.approx([3 * out] * 2)
     assert _outputs_ms(whole(TASK), {"MB of column-wise outputs if some are cut": 3.0}) == [0.0, 0.0]
-    assert _outputs_ms(laid_out(SEQUENCE, cut, 1, 0, 1), {"MB of column-wise outputs if some are cut": 3.0}) == [0.0, 0.0]
+    assert _outputs_ms(laid_out(SEQUENCE, cut, 1, 0, 1), {"MB of column-wise outputs if some are cut": 3.0}) == [
+        0.0,
+        0.0,
+    ]
 
 
 def test_if_all_tables_are_data_parallel_nothing_is_exchanged_or_reordered():

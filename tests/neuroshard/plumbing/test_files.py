@@ -1,5 +1,6 @@
 """What is read, and what isn't; one run in a directory at a time."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from neuroshard.app.failures import one_line
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import (
     MAX_FILE_BYTES,
@@ -17,6 +19,7 @@ from neuroshard.plumbing.files import (
     exclusive,
     read_json,
     regular_file,
+    write_atomically,
 )
 from neuroshard.plumbing.parquet import read_rows
 from neuroshard.plumbing.plain_yaml import read_yaml
@@ -93,6 +96,24 @@ def test_yaml_is_plain(tmp_path, monkeypatch):
     }  # fmt: skip
     (tmp_path / "x.json").write_text('{"a": 1}')
     assert read_yaml(tmp_path / "x.json", "thing") == {"a": 1}
+
+
+@pytest.mark.parametrize("place", ["pathlib.Path.write_bytes", "os.fsync", "os.open"])
+def test_a_full_disk_names_the_path_and_leaves_what_was_there(tmp_path, monkeypatch, place):
+    """Writing to an open file fails without a name, and the name of a temporary file helps nobody."""
+    path = tmp_path / "plan.json"
+    path.write_text("before")
+
+    def full(where, *_):
+        names = (str(where),) if place == "os.open" else ()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *names)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left") as raised:
+        patched.setattr(place, full)
+        write_atomically(path, b"after")
+    assert raised.value.filename == str(path)
+    assert str(path) in one_line(raised.value)
+    assert [one.read_text() for one in tmp_path.iterdir()] == ["before"]
 
 
 def test_a_lock_that_is_a_link_changes_nothing(tmp_path):

@@ -138,6 +138,23 @@ def test_every_table_is_in_the_plan_and_only_what_cannot_be_costed_or_said_is_de
         assert whole <= taken < 2 * whole + 50_000  # with buffers of a batch; a copy on both at most
 
 
+@pytest.mark.parametrize(("make", "sharder"), [(_collision_bags, HELD[0]), (_bags, "_Nowhere")])
+def test_sharders_without_a_type_on_such_devices_say_where_they_have_one(make, sharder):
+    """Of managed collision bags TorchRec shards none on CPUs."""
+    sharders = [_Nowhere()] if sharder == "_Nowhere" else None
+    with pytest.raises(UserError) as raised:
+        planner(models="roofline:h100").plan(nn.ModuleDict({"other": make("c")}), sharders)
+    said = str(raised.value)
+    assert all(word in said for word in ("'other.c'", f"{sharder}", "on cpu", "sharders="))
+    assert "only  on" not in said
+    assert ("row_wise" in said and "topology" in said) == (sharder == HELD[0])
+
+
+class _Nowhere(EmbeddingBagCollectionSharder):
+    def sharding_types(self, compute_device_type):
+        return []
+
+
 class _CopiesOnly(EmbeddingBagCollectionSharder):
     def sharding_types(self, compute_device_type):
         return [ShardingType.DATA_PARALLEL.value]

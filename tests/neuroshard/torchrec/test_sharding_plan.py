@@ -16,11 +16,12 @@ from torchrec.types import DataType
 from neuroshard import Plan, Table, Task, Tier, TierAssignment, Topology, UserError
 from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.targets.target import export_plan
 from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.words.placement import ON_DEVICE
-from tests.kit.plans import COPIES, laid_out, tables
-from tests.kit.torchrec_models import META, bag, bags
+from tests.kit.plans import COPIES, laid_out
+from tests.kit.torchrec_models import META, bag, bags, sequences
 
 TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
 PLAN = assemble(TASK, [(0, 8, 3), (1, 4, 0), (1, 12, 2)])
@@ -38,18 +39,18 @@ def _rectangles(sharding):
 
 def test_whole_tables_are_table_wise_but_beside_cut_ones():
     """TorchRec exchanges and looks up for every sharding type by itself: one word for all columns of a collection."""
-    exported = to_sharding_plan(PLAN, "ebc", local_world_size=2).plan["ebc"]
+    exported = to_sharding_plan(PLAN, "b", local_world_size=2).plan["b"]
     assert (exported["a"].sharding_type, exported["a"].ranks) == ("column_wise", [3])
-    alone = to_sharding_plan(PLAN, {"a": "x", "b.c": "y"}, local_world_size=2).plan
-    assert [alone["x"]["a"].sharding_type, alone["y"]["b.c"].sharding_type] == ["table_wise", "column_wise"]
+    alone = to_sharding_plan(PLAN, {"a": "x", "b.c": "b"}, local_world_size=2).plan
+    assert [alone["x"]["a"].sharding_type, alone["b"]["c"].sharding_type] == ["table_wise", "column_wise"]
     sequence = replace(TASK, tables=(replace(TASK.tables[0], pooled=False), TASK.tables[1]))
-    beside = to_sharding_plan(Plan(sequence, PLAN.placements), "x", local_world_size=2).plan["x"]
+    beside = to_sharding_plan(Plan(sequence, PLAN.placements), "b", local_world_size=2).plan["b"]
     assert (
         beside["a"].sharding_type == "table_wise"
     )  # of sequence tables it reads all column-wise shards as equally wide
-    assert (exported["b.c"].sharding_type, exported["b.c"].ranks) == ("column_wise", [0, 2])
+    assert (exported["c"].sharding_type, exported["c"].ranks) == ("column_wise", [0, 2])
     assert {parameter.compute_kernel for parameter in exported.values()} == {"fused"}
-    assert _rectangles(exported["b.c"]) == [([0, 0], [10, 4]), ([0, 4], [10, 12])]
+    assert _rectangles(exported["c"]) == [([0, 0], [10, 4]), ([0, 4], [10, 12])]
     assert str(exported["a"].sharding_spec.shards[0].placement) == "rank:3/cuda:1"
 
 
@@ -63,6 +64,26 @@ def test_tables_of_several_modules():
         to_sharding_plan(PLAN, local_world_size=3)
     with pytest.raises(UserError, match="unknown compute_device 'gpu'; did you mean 'cpu'"):
         to_sharding_plan(PLAN, compute_device="gpu", local_world_size=2)
+
+
+@pytest.mark.parametrize("kind", [bags, sequences])
+@pytest.mark.parametrize("name", ["user.id", "type", "values", "user_id", "a/b"])
+def test_tables_whose_names_collections_refuse_are_not_exported(kind, name):
+    try:
+        kind(name)
+    except KeyError:
+        refused = True
+    else:
+        refused = False
+    assert refused == (name in ("user.id", "type", "values"))
+    plan = assemble(Task((Table(name, 10, 8, 2.0, ONCE),), Topology(2, 1 << 20), 64), [(0, 8, 1)])
+    if not refused:
+        assert list(to_sharding_plan(plan, "sparse").plan["sparse"]) == [name]
+        return
+    with pytest.raises(UserError, match=rf"table '{name}'.*rename"):
+        to_sharding_plan(plan, "sparse")
+    with pytest.raises(UserError, match=rf"table '{name}'.*rename"):
+        export_plan(plan, "torchrec", module="sparse")
 
 
 def test_a_file_without_a_module_finds_its_tables_in_the_model(path):
@@ -108,17 +129,17 @@ def _with_table(name):
 )
 def test_memories_are_kernels_and_caches_as_users_want_them(asked, found, path):
     plan = rehomed(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM)))
-    exported = to_sharding_plan(plan, "ebc", cache=asked)
-    module = exported.plan["ebc"]
-    assert [module[name].compute_kernel for name in ("a", "b.c")] == ["fused_uvm_caching", "fused_uvm"]
-    assert [module[name].cache_params for name in ("a", "b.c")] == [found, None]
+    exported = to_sharding_plan(plan, "b", cache=asked)
+    module = exported.plan["b"]
+    assert [module[name].compute_kernel for name in ("a", "c")] == ["fused_uvm_caching", "fused_uvm"]
+    assert [module[name].cache_params for name in ("a", "c")] == [found, None]
     assert _saved(exported, path) == exported
     assert from_sharding_plan(TASK, exported) == plan
 
 
 def test_caches_without_a_size_have_fbgemms():
-    exported = to_sharding_plan(rehomed(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), ON_DEVICE)), "ebc")
-    exported.plan["ebc"]["a"].cache_params = None
+    exported = to_sharding_plan(rehomed(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), ON_DEVICE)), "b")
+    exported.plan["b"]["a"].cache_params = None
     assert from_sharding_plan(TASK, exported).tier_assignments[0] == TierAssignment(Tier.UVM_CACHING, 0.2)
 
 
@@ -145,13 +166,11 @@ def test_shards_on_one_device_become_one():
 
 
 def test_what_a_file_does_not_hold_is_said(path, caplog):
-    exported = to_sharding_plan(PLAN, "ebc")
-    exported.plan["ebc"]["a"].output_dtype = DataType.FP16
-    exported.plan["ebc"]["b.c"].enforce_hbm = False
-    assert _saved(exported, path) == to_sharding_plan(PLAN, "ebc")
-    assert (
-        "plan.json doesn't hold output_dtype of table 'a' in 'ebc', enforce_hbm of table 'b.c' in 'ebc'" in caplog.text
-    )
+    exported = to_sharding_plan(PLAN, "b")
+    exported.plan["b"]["a"].output_dtype = DataType.FP16
+    exported.plan["b"]["c"].enforce_hbm = False
+    assert _saved(exported, path) == to_sharding_plan(PLAN, "b")
+    assert "plan.json doesn't hold output_dtype of table 'a' in 'b', enforce_hbm of table 'c' in 'b'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -159,17 +178,17 @@ def test_what_a_file_does_not_hold_is_said(path, caplog):
     [
         lambda content: content.update(format="x"),
         lambda content: content.update(modules=[1]),
-        lambda content: content["modules"]["ebc"]["a"].pop("ranks"),
-        lambda content: content["modules"]["ebc"]["a"]["shards"][0].update(placement="nowhere/cpu:x"),
-        lambda content: content["modules"]["ebc"]["a"].update(shards=3),
-        lambda content: content["modules"]["ebc"]["a"].update(shards=None),
-        lambda content: content["modules"]["ebc"]["a"].update(ranks=None),
-        lambda content: content["modules"]["ebc"]["a"].update(ranks=[0, 1]),
-        lambda content: content["modules"]["ebc"]["a"].update(ranks=[], shards=[]),
+        lambda content: content["modules"]["b"]["a"].pop("ranks"),
+        lambda content: content["modules"]["b"]["a"]["shards"][0].update(placement="nowhere/cpu:x"),
+        lambda content: content["modules"]["b"]["a"].update(shards=3),
+        lambda content: content["modules"]["b"]["a"].update(shards=None),
+        lambda content: content["modules"]["b"]["a"].update(ranks=None),
+        lambda content: content["modules"]["b"]["a"].update(ranks=[0, 1]),
+        lambda content: content["modules"]["b"]["a"].update(ranks=[], shards=[]),
     ],
 )
 def test_broken_files_are_one_line(path, break_it):
-    save_sharding_plan(to_sharding_plan(PLAN, "ebc"), path)
+    save_sharding_plan(to_sharding_plan(PLAN, "b"), path)
     content = json.loads(path.read_text())
     break_it(content)
     path.write_text(json.dumps(content))
@@ -241,9 +260,9 @@ def test_a_host_of_all_devices_has_three_words():
 
 
 def _broken(table, plan=PLAN, **fields):
-    exported = to_sharding_plan(plan, "ebc", "cpu")
+    exported = to_sharding_plan(plan, "b", "cpu")
     for name, value in fields.items():
-        setattr(exported.plan["ebc"][table], name, value)
+        setattr(exported.plan["b"][table], name, value)
     return exported
 
 
@@ -266,11 +285,11 @@ def test_rows_cut_otherwise_than_by_ceil_are_refused(rows):
         (ShardingPlan({}), "0 parameters of the sharding plan are named 'a'"),
         (_broken("a", sharding_type="row_wise"), "'a' is sharded row_wise, but .* as table_wise"),
         (_broken("a", compute_kernel="key_value"), "'a' has compute kernel 'key_value'; known are fused, fused_uvm_ca"),
-        (_broken("b.c", ranks=[1]), "has 2 shards on 1 ranks"),
-        (_broken("b.c", ranks=None), "has 2 shards on 0 ranks"),
+        (_broken("c", ranks=[1]), "has 2 shards on 1 ranks"),
+        (_broken("c", ranks=None), "has 2 shards on 0 ranks"),
         (_broken("a", ranks=[9]), "device 9"),
-        (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8]), ranks=[0]), "column 8 of table 'b.c', row 0, .* no shard"),
-        (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8], [0, 12, 10, 8])), "16 columns; .* ends with column 19"),
+        (_broken("c", sharding_spec=_spec([0, 0, 10, 8]), ranks=[0]), "column 8 of table 'b.c', row 0, .* no shard"),
+        (_broken("c", sharding_spec=_spec([0, 0, 10, 8], [0, 12, 10, 8])), "16 columns; .* ends with column 19"),
         (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "rows over 2 device"),
         (_broken("a", sharding_type="rowwise"), "'a': unknown sharding type 'rowwise'; did you mean 'row_wise'"),
         (_broken("a", sharding_type="data_parallel", ranks=[0, 1]), r"on ranks \[0, 1\], not on all 4"),

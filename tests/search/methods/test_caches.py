@@ -93,7 +93,7 @@ def test_without_rules_smaller_caches_are_found_on_one_device():
 
 
 def test_caches_of_unequal_widths_are_larger_if_prefetching_gives_each_width_its_own():
-    apart, shared = (found(QUICKLY, _hot(100, pipeline, ("cached",))) for pipeline in ("prefetch", "semi_sync"))
+    apart, shared = (found(QUICKLY, _hot(100, pipeline, ("uvm_caching",))) for pipeline in ("prefetch", "semi_sync"))
     assert ms_of(apart) < ms_of(shared)
     assert not replace(apart, task=shared.task).fits
 

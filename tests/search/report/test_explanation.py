@@ -19,7 +19,7 @@ from neuroshard.stages.search.report.explained import difference, sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.page import show_sections
 from neuroshard.stages.search.runs.explain import Explain, models_of
-from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_models, toy_task
+from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_models, toy_tables, toy_task
 from neuroshard.words.form import Form
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out, whole
@@ -65,6 +65,27 @@ def test_what_all_devices_wait_for_their_hosts_is_told():
     waiting = _summary_of(explain(plan, Simulator(models.beside_dense(0.0))))["host"]
     assert waiting.startswith("devices wait 9.00 ms until it has launched all their work")
     assert "host" not in _summary_of(explain(plan, Simulator(models.beside_dense(10.0))))
+
+
+def test_devices_are_readable_in_120_columns_with_all_framework_parts():
+    task = Task(toy_tables(12), Topology(4, 1 << 33), 4096)
+    choice = CostModels.load("cpu").in_torchrec()
+    found = explain(whole(task, *[i % 4 for i in range(12)]), Simulator(choice))
+    text = _shown(found, width=120)
+    devices = text[text.index("\nDevices") : text.index("\nParts of framework")].splitlines()
+    headers = next(line for line in devices if line.startswith("device"))
+    assert headers.split() == ["device", "total", "ms", *_COLUMNS, "columns", "memory", "of"]  # in one line
+    details = text[text.index("\nParts of framework") : text.index("\nWhat ")]
+    (frameworks,) = (section for section in sections(found) if section.title == "Parts of framework")
+    (table,) = (section.table for section in sections(found) if section.title == "Devices")
+    parts = frameworks.table.drop(columns="device").astype(float)
+    assert parts.shape == (4, 3)
+    assert parts.sum(axis=1).tolist() == pytest.approx(table["framework"].astype(float).tolist(), abs=0.02)
+    assert frameworks.table["device"].tolist() == table["device"].tolist()
+    assert all(name in details for name in ("input", "kernels", "outputs"))
+
+
+_COLUMNS = ("compute", "forward", "backward", "input", "framework")
 
 
 def _mixed(memory_bytes=1 << 30):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from neuroshard import InfeasibleError, Simulator, UserError
@@ -18,8 +19,9 @@ from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.learner import Session
 from neuroshard.stages.search.rl.policy import greedy, play
-from neuroshard.stages.search.runs.train_policy import TrainPolicy
+from neuroshard.stages.search.runs.train_policy import TrainPolicy, TrainResult
 from neuroshard.testing import linear_models, random_models, toy_task
+from tests.kit.commands import shown
 from tests.kit.searches import best_ms, ms_of
 from tests.search.rl.toys import NETWORK, autoshard, dreamshard, task
 
@@ -119,6 +121,16 @@ def test_a_run_leaves_its_policy_and_overwrites_none(tmp_path, models):
         (tmp_path / "run" / "run.json").unlink(missing_ok=True)
     with pytest.raises(UserError, match=r"num_valid=8 must be in 1\.\.7"):
         _run(tmp_path, num_valid=8).run()
+
+
+@pytest.mark.parametrize(("best", "fit"), [(3.0, True), (4.0, False), (5.0, False)])
+def test_a_training_ends_with_the_policys_fitness_for_use(best, fit):
+    result = TrainResult(
+        Path("run"), "toy", pd.DataFrame({"valid_ms": [9.0, best]}), {"random": 8.0, "dim_greedy": 4.0}
+    )
+    assert result.verdict.fit is fit
+    assert ("dim_greedy 4.00 ms" in result.verdict.reason) is not fit
+    assert shown(result).rstrip().splitlines()[-1] == str(result.verdict)
 
 
 def test_damaged_files_are_one_line(tmp_path, models):

@@ -1,0 +1,31 @@
+"""The last sentence of a command that makes something to build on: fit for use or not, and what to do."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from neuroshard.plumbing.progress import print_lines
+
+
+@dataclass(frozen=True)
+class UseVerdict:
+    """Whether a result is fit for use.
+
+    Attributes:
+        fit: whether the result can be used for the next step.
+        reason: why, as a clause without a full stop.
+        advice: what to do, as a clause without a full stop; empty if there is nothing to do.
+    """
+
+    fit: bool
+    reason: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        """Render the verdict as one sentence for people."""
+        opening = "Fit for use" if self.fit else "Not fit for use"
+        return ": ".join(filter(None, (opening, self.reason, self.advice))) + "."
+
+    def show(self, console: Console) -> None:
+        """Print the verdict as a line of its own."""
+        print_lines(console, [str(self)])

@@ -1,0 +1,34 @@
+"""Batches with another number of samples for each feature: the sharding types that TorchRec 1.8 fails with then."""
+
+from collections.abc import Iterator, Sequence
+
+from torchrec.distributed.types import ShardingPlan, ShardingType
+
+from neuroshard.torchrec.kernels import COPIED
+from neuroshard.torchrec.modules import listed
+from neuroshard.torchrec.parameters import Parameter
+
+_GRID = ShardingType.GRID_SHARD.value
+
+
+def variable_batch_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, device: str) -> Iterator[str]:
+    """Yield a line for each sharding type of a whole model's plan that fails with variable batch sizes per feature.
+
+    No setting shows that a job will have such batches. `batch_sizes` in constraints are a hint; without any, there are
+    no lines.
+    """
+    if not any(parameter.said.batch_sizes for parameter in parameters):
+        return
+    for sharding_type in (_GRID, *(COPIED if device == "cpu" else ())):
+        names = [
+            its.qualified_name
+            for its in parameters
+            if its.is_in(sharding_plan) and its.sharding_in(sharding_plan).sharding_type == sharding_type
+        ]
+        if names:
+            where = " on CPUs" if sharding_type != _GRID else ""
+            yield (
+                f"constraints set batch_sizes, and {len(names)} table(s) are {sharding_type} ({listed(names)}): "
+                f"TorchRec 1.8 fails with such tables{where} if the features of a batch have different numbers of "
+                f"samples; if yours do, leave {sharding_type} out of the sharding_types of these tables"
+            )

@@ -1,0 +1,112 @@
+"""The names of tables in constraints, rules and statistics: plain, or behind the path of their module."""
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+from torchrec.distributed.planner import ParameterConstraints
+
+from neuroshard import Constraints, PinnedShard, TableRule, UserError
+from tests.kit.torchrec_models import bags, places, planner
+
+MODEL = nn.ModuleDict({"one": bags("user", "item"), "other": bags("user", "ad")})
+ROWS = ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[3.0])
+
+
+def _planner(**settings):
+    return planner(models="roofline:h100", device="cuda", **settings)
+
+
+PATHS = ("one.user", "one.item", "other.user", "other.ad")  # of the tables, in the order of the model
+
+
+def _only_row_wise(ours):
+    """The tables that may be row-wise only, by path."""
+    task = ours.search(MODEL).task
+    pairs = zip(PATHS, task.tables, strict=True)
+    return {path for path, table in pairs if task.constraints.limits(table, 2).sharding_types == {"row_wise"}}
+
+
+@pytest.mark.parametrize(
+    ("constraints", "found"),
+    [
+        ({"item": ROWS}, {"one.item"}),
+        ({"one.item": ROWS}, {"one.item"}),
+        ({"other.user": ROWS}, {"other.user"}),
+        ({"user": ROWS}, {"one.user", "other.user"}),  # as in TorchRec
+        ({"user": ROWS, "one.user": ParameterConstraints(sharding_types=["table_wise"])}, {"other.user"}),
+    ],
+)
+def test_constraints_name_tables_either_way(constraints, found, caplog):
+    ours = _planner(constraints=constraints)
+    assert _only_row_wise(ours) == found
+    assert "no collection of the model has" not in caplog.text
+    tables = zip(PATHS, ours.last_plan.task.tables, strict=True)
+    assert {path for path, table in tables if table.pooling_factor == 3} == found
+
+
+def test_delegated_tables_take_constraints_by_path():
+    """TorchRec's planner knows plain names alone."""
+    ours = planner(device="cuda", constraints={"one.item": ROWS})  # these models know no rows
+    assert places(ours.plan(MODEL), "one")["item"][0] == "row_wise"
+    assert [table.name for table in ours.last_plan.task.tables] == ["one.user", "other.user", "ad"]
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("item", {"one.item"}),
+        ("one.item", {"one.item"}),
+        ("other.user", {"other.user"}),
+        ("one.*", {"one.user", "one.item"}),
+        ("us*", {"one.user", "other.user"}),
+        ("*", {"one.user", "one.item", "other.user", "other.ad"}),
+    ],
+)
+def test_rules_name_tables_either_way(written, found):
+    rules = Constraints((TableRule(written, sharding_types=("row_wise",)),))
+    assert _only_row_wise(_planner(rules=rules)) == found
+
+
+def test_every_kind_of_rule_takes_either_name():
+    pinned = (PinnedShard("one.item", 16, (1,)),)
+    rules = Constraints(pinned=pinned, together=(("other.ad", "other.user"),), apart=(("item", "other.ad"),))
+    plan = _planner(rules=rules).plan(MODEL)
+    assert places(plan, "one")["item"] == ("table_wise", [1])
+    assert places(plan, "other") == {"user": ("table_wise", [0]), "ad": ("table_wise", [0])}
+
+
+def test_statistics_name_tables_either_way(caplog):
+    task = _planner().search(MODEL).task
+    known = [replace(table, pooling_factor=7.0) for table in task.tables]
+    by_path = [replace(table, name=name) for table, name in zip(known, PATHS, strict=True)]
+    for tables in (known, by_path):
+        found = _planner(tables=tables).search(MODEL).task
+        assert [table.pooling_factor for table in found.tables] == [7.0] * 4
+        assert [table.name for table in found.tables] == [table.name for table in task.tables]
+    assert "is not planned here" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["rules", "pinned", "together", "tables"])
+def test_an_ambiguous_name_is_an_error_with_the_candidates(kind):
+    ours = _planner()
+    table = replace(ours.search(MODEL).task.tables[0], name="user")
+    settings = {
+        "rules": {"rules": Constraints((TableRule("user", max_shards=1),))},
+        "pinned": {"rules": Constraints(pinned=(PinnedShard("user", 16, (1,)),))},
+        "together": {"rules": Constraints(together=(("user", "item"),))},
+        "tables": {"tables": [table]},
+    }
+    with pytest.raises(UserError, match=r"'user'.* one\.user or other\.user"):
+        _planner(**settings[kind]).plan(MODEL)
+
+
+def test_statistics_of_a_table_by_both_names_are_refused():
+    table = next(one for one in _planner().search(MODEL).task.tables if one.name == "item")
+    with pytest.raises(UserError, match=r"'item' and 'one\.item'"):
+        _planner(tables=[table, replace(table, name="one.item")]).plan(MODEL)
+
+
+def test_rules_of_no_table_are_an_error_still():
+    with pytest.raises(UserError, match=r"one\.ad"):
+        _planner(rules=Constraints((TableRule("one.ad", max_shards=1),))).plan(MODEL)

@@ -1,0 +1,39 @@
+"""What plans are warned of where batches may have another number of samples for each feature."""
+
+import pytest
+from torchrec.distributed.planner import ParameterConstraints
+
+from tests.kit.torchrec_models import bags, places, planner
+
+
+def _warned(caplog, sharding_type, device, batch_sizes, devices=4, on_host=2):
+    constraints = {
+        "a": ParameterConstraints(sharding_types=[sharding_type]),
+        "b": ParameterConstraints(batch_sizes=batch_sizes, sharding_types=["table_wise"]),
+    }
+    settings = {"models": "roofline:h100", "device": device, "constraints": constraints, "data_parallel": True}
+    plan = planner(devices, cap=1 << 26, on_host=on_host, **settings).plan(bags("a", "b", rows=1000, dim=256))
+    assert places(plan)["a"][0] == sharding_type
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("neuroshard")]
+    return [line for line in told if "batch_sizes" in line]
+
+
+@pytest.mark.parametrize(
+    ("sharding_type", "device", "fails"),
+    [
+        ("data_parallel", "cpu", True),
+        ("data_parallel", "cuda", False),
+        ("grid_shard", "cuda", True),
+        ("row_wise", "cpu", False),
+        ("row_wise", "cuda", False),
+        ("table_wise", "cpu", False),
+    ],
+)
+@pytest.mark.parametrize("batch_sizes", [None, [8]])
+def test_types_that_fail_are_named_if_constraints_hint_at_such_batches(
+    sharding_type, device, fails, batch_sizes, caplog
+):
+    """Tables fail whichever features have the other numbers of samples: a batch is one tensor."""
+    lines = _warned(caplog, sharding_type, device, batch_sizes)
+    assert len(lines) == (1 if fails and batch_sizes else 0)
+    assert all(sharding_type in line and "(a)" in line for line in lines)
