@@ -75,9 +75,9 @@ class NeuroShardPlanner(ShardingPlanner):
         batch_size: samples of one device per step; None is TorchRec's default, 512.
         models: cost models, or their name or path; None takes "cpu" for CPUs, "h100" for GPUs.
         constraints: TorchRec's ParameterConstraints by the name of the table, or by `path.name` for the table of one
-            module: sharding types, min_partition, pooling factors, and settings that are passed on to the kernels. A table may be row-wise if its sharding types name
-            row_wise, or if it has none. The search makes such a table row-wise if it accepts the predicted gain, or if
-            nothing else fits.
+            module: sharding types, min_partition, pooling factors, and settings that are passed on to the kernels. A
+            table may be row-wise if its sharding types name row_wise, or if it has none. The search makes such a table
+            row-wise if it accepts the predicted gain, or if nothing else fits.
         data_parallel: True lets the search make tables data-parallel. The optimizer of TorchRec's fused kernels does
             not train such tables: build their optimizer with `data_parallel_optimizer`. False leaves the type to tables
             whose constraints or `rules` name it, and to tables that TorchRec can't train otherwise: tables whose number

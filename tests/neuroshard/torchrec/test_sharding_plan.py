@@ -20,7 +20,7 @@ from neuroshard.targets.target import export_plan
 from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.words.placement import ON_DEVICE
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import COPIES, laid_out, tables
 from tests.kit.torchrec_models import META, bag, bags, sequences
 
 TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
