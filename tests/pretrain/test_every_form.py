@@ -147,7 +147,7 @@ def test_fewer_sharding_types_are_fitted_if_they_are_named(data):
     assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("data_parallel", "all_reduce"))}
     assert CostModels.load(data.parent / "row_wise").forms == {Form.COLUMN_WISE, Form.ROW_WISE}
     with pytest.raises(UserError, match="these cost models know costs of column_wise, row_wise only"):
-        Simulator(CostModels.load(data.parent / "rows")).cost(_mixed(None).task, _mixed(None))
+        Simulator(CostModels.load(data.parent / "row_wise")).cost(_mixed(None).task, _mixed(None))
     with pytest.raises(UserError, match=r"unknown kernel call 'row'.*did you mean 'row_wise'"):
         _pretrain(data, "wrong", calls=("row",), **BRIEF_SETS)
 
@@ -186,7 +186,7 @@ def test_models_of_the_papers_kind_serve_every_sharding_type_at_one_batch_size(t
     with pytest.raises(UserError, match=r"measured at batch sizes 1024, 2048; choose features=physical"):
         _pretrain(tmp_path / "data", "wrong", **networks)  # data_parallel was measured with several numbers of devices
     _pretrain(tmp_path / "data", "row_wise", calls=("row_wise",), **networks)
-    models = CostModels.load(tmp_path / "rows")
+    models = CostModels.load(tmp_path / "row_wise")
     assert models.forms == {Form.COLUMN_WISE, Form.ROW_WISE}
     assert models.num_devices == 4
 
@@ -247,7 +247,7 @@ def test_parts_have_names():
     sequences = ["compute.sequence_column_wise", "compute.sequence_row_wise"]
     on_device = ["compute", "compute.row_wise", "compute.data_parallel", *sequences]
     kinds = ["column_wise", "row_wise", "sequence_column_wise", "sequence_row_wise"]
-    in_host = [f"compute.{tier}_{kind}" for tier in ("cached", "host") for kind in kinds]
+    in_host = [f"compute.{tier}_{kind}" for tier in ("uvm_caching", "uvm") for kind in kinds]
     assert [compute_part(call) for call in CALLS] == [*on_device, *in_host]
 
 

@@ -48,17 +48,17 @@ def _drawn(tiers, count, seed=0, tables=None):
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_figures_are_found_again(noise):
-    samples = [sample for sample, _ in _drawn(("cached",), 300)]
+    samples = [sample for sample, _ in _drawn(("uvm_caching",), 300)]
     found = fit_host_tiers(_measured(samples, noise))
     assert found.link_ms_per_gb == pytest.approx(25.0, rel=0.01 + 2 * noise)
     assert found.cache_lookup_ns == pytest.approx(2.0, rel=0.01 + 4 * noise)
     assert found.call_ms == pytest.approx(0.15, rel=0.01 + 4 * noise)
-    loads = loads_of([sample for sample, _ in _drawn(("cached",), 50, seed=1)])
+    loads = loads_of([sample for sample, _ in _drawn(("uvm_caching",), 50, seed=1)])
     assert found.predict(loads) == pytest.approx(TRUTH.predict(loads), rel=0.01 + noise)
 
 
 def test_without_a_cache_there_is_no_care_to_be_fitted():
-    samples = [sample for sample, _ in _drawn(("host",), 200)]
+    samples = [sample for sample, _ in _drawn(("uvm",), 200)]
     found = fit_host_tiers(_measured(samples, 0.0))
     assert found.cache_lookup_ns == 0
     assert found.link_ms_per_gb == pytest.approx(25.0, rel=0.01)
@@ -68,7 +68,7 @@ def test_without_a_cache_there_is_no_care_to_be_fitted():
 def test_a_run_fits_them_to_what_was_measured(tmp_path):
     """Beside networks of columns; with metrics, and refused where a tier that is named wasn't measured."""
     directory = _write(tmp_path / "data")
-    drawn = _drawn(("cached", "cached", "host"), 240, tables=TABLES)
+    drawn = _drawn(("uvm_caching", "uvm_caching", "uvm"), 240, tables=TABLES)
     its = [
         replace(one, split=split)
         for one, (_, split) in zip(_measured([s for s, _ in drawn], 0.03, first=200), drawn, strict=True)
@@ -81,7 +81,7 @@ def test_a_run_fits_them_to_what_was_measured(tmp_path):
     assert models.compute.of_call(behind).link_ms_per_gb == pytest.approx(25.0, rel=0.2)
     for part in ("compute.uvm_caching_column_wise", "compute.uvm_column_wise"):
         assert result.metrics[part].test.mape < 0.1
-    with pytest.raises(UserError, match="no compute samples of sequence tables in tier host for the train split"):
+    with pytest.raises(UserError, match="no compute samples of sequence tables in tier uvm for the train split"):
         Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **BRIEF_SETS, calls=("uvm_sequence_column_wise",)).run()
 
 
