@@ -148,7 +148,7 @@ def test_fewer_sharding_types_are_fitted_if_they_are_named(data):
     assert CostModels.load(data.parent / "row_wise").forms == {Form.COLUMN_WISE, Form.ROW_WISE}
     with pytest.raises(UserError, match="these cost models know costs of column_wise, row_wise only"):
         Simulator(CostModels.load(data.parent / "row_wise")).cost(_mixed(None).task, _mixed(None))
-    with pytest.raises(UserError, match=r"unknown kernel call 'row'.*did you mean 'row_wise'"):
+    with pytest.raises(UserError, match=r"unknown kernel call 'row'"):
         _pretrain(data, "wrong", calls=("row",), **BRIEF_SETS)
 
 
