@@ -1,9 +1,12 @@
 """The examples run as their first lines say."""
 
+import ast
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,17 @@ def test_torchrec_dlrm_cuda_plans_every_table_for_eight_gpus():
             taken[shard.placement.rank()] += 4 * shard.shard_sizes[0] * shard.shard_sizes[1]
         assert covered.eq(rows).all(), number
     assert 0 < min(taken) <= max(taken) < 80 << 30
+
+
+def test_the_example_of_the_readme_has_arguments_that_exist():
+    """Each keyword of each call in the Python block is a parameter of what it calls."""
+    tree = ast.parse(re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1])
+    names = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.name: getattr(import_module(node.module), alias.name) for alias in node.names}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", None) in names]
+    assert {call.func.id for call in calls} >= {"NeuroShardPlanner", "data_parallel_optimizer", "dense_parameters"}
+    for call in calls:
+        known = inspect.signature(names[call.func.id]).parameters
+        assert {keyword.arg for keyword in call.keywords} <= set(known), call.func.id
