@@ -15,7 +15,7 @@ from neuroshard.cost.cost import PARTS
 from neuroshard.models.trust import LEVEL, Accuracy, Margin, ModelTest
 from neuroshard.plumbing.arrays import FloatArray, IntArray, sums_of
 from neuroshard.plumbing.progress import print_lines
-from neuroshard.plumbing.verdict import UseVerdict
+from neuroshard.plumbing.fitness import UseVerdict
 from neuroshard.records.noise import FIT_NOISE, pass_repeatability
 from neuroshard.records.samples import Measurement
 

@@ -161,17 +161,19 @@ class NeuroShard(Searcher):
 
         The search spreads rows over all devices first, whatever the rules; then it moves tables to hosts.
         """
-        found = self._in_parts(with_rows_on_all(asked), simulator)
+        searched = with_rows_on_all(asked)
+        found = self._in_parts(searched, simulator)
         plan, hosts = settled(found.plan), len(asked.topology.domains)
         rows = (index for index, layout in enumerate(plan.layouts) if layout.blocks)
         forced = [index for index in rows if not rows_on_all(asked.limits[index].sharding_types, hosts)]
         moved = rows_on_hosts(plan, simulator, forced)
         if not forced:
-            other = replace(found, plan=replace(moved or plan, task=found.plan.task))
-            return found if other.plan == found.plan else self._accepted(found, other, simulator)
-        others = [] if moved is None else [replace(found, plan=replace(moved, task=asked), fewer=None)]
+            kept = found if searched is asked else _of_task(found, asked)
+            other = replace(kept, plan=replace(moved or plan, task=kept.plan.task))
+            return kept if other.plan == kept.plan else self._accepted(kept, other, simulator)
+        others = [] if moved is None else [_of_task(replace(found, plan=moved), asked)]
         try:
-            others.append(self._in_parts(without_rows_on_hosts(asked), simulator))
+            others.append(_of_task(self._in_parts(without_rows_on_hosts(asked), simulator), asked))
         except (InfeasibleError, UserError):
             if not others:
                 raise
@@ -358,6 +360,11 @@ class NeuroShard(Searcher):
             return replace(columns, rejected=least)
         more = len(other.plan.placements) > len(columns.plan.placements)
         return replace(other, fewer=columns.plan if more else other.fewer)
+
+
+def _of_task(found: Found, task: Task) -> Found:
+    """Return what was found with the plan for `task`, which has other rules; fewer shards are not tried then."""
+    return replace(found, plan=replace(found.plan, task=task), fewer=None)
 
 
 def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
