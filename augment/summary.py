@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.fitness import UseVerdict
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.records.noise import FIT_NOISE, pass_drift, pass_noise, pass_repeatability
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement
 from neuroshard.records.speed import slowness_between

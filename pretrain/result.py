@@ -14,8 +14,8 @@ from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 from neuroshard.cost.cost import PARTS
 from neuroshard.models.trust import LEVEL, Accuracy, Margin, ModelTest
 from neuroshard.plumbing.arrays import FloatArray, IntArray, sums_of
-from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.fitness import UseVerdict
+from neuroshard.plumbing.progress import print_lines
 from neuroshard.records.noise import FIT_NOISE, pass_repeatability
 from neuroshard.records.samples import Measurement
 

@@ -76,7 +76,8 @@ class ModelSettings:
     Attributes:
         framework: torchrec | none: framework whose overhead in a step counts; null counts TorchRec's, if the models
             know it, for target=torchrec and for plans that are measured in training steps, and none else.
-        dense_ms: ms of the dense network per step on a GPU, with framework=torchrec; null: unknown.
+        dense_ms: ms of the dense network per step on a GPU, with framework=torchrec; null: unknown, and the search
+            takes a plan that suits all times from 0 to 15 ms.
         exchange_dtype: data type of embeddings and gradients in exchanges, such as fp16, or fp16/bf16 for forward and
             backward; null for fp32.
         optimizer: rowwise_adagrad | adam | sgd: optimizer whose states the kernels of analytic models (roofline:...)

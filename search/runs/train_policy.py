@@ -16,11 +16,11 @@ from neuroshard.plans.picture import curves_png
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import write_atomically
+from neuroshard.plumbing.fitness import UseVerdict
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import progress_bar
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.plumbing.fitness import UseVerdict
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.rl.agent import Agent, Tensors, save_agent

@@ -12,7 +12,8 @@ from tests.kit.tasks import hot_table
 
 BATCH = 65536
 WIDE, HOT = hot_table("wide", 1000, 1024, 60), hot_table("hot", 10_000_000, 128, 20)
-TABLES = (WIDE, HOT, hot_table("wider", 1000, 2048, 60), *(hot_table(f"small{number}", 2000, 16, 1) for number in range(4)))
+SMALL = tuple(hot_table(f"small{number}", 2000, 16, 1) for number in range(4))
+TABLES = (WIDE, HOT, hot_table("wider", 1000, 2048, 60), *SMALL)
 
 
 def _task(rules=(), host=2, devices=4):
