@@ -94,8 +94,8 @@ class CostModels(ModelSet):
             given = told({"dense_ms": float(dense_ms)})
             raise UserError(
                 f"{given}: the models {self.label!r} do not count the time in which a host launches a step, which "
-                "dense work hides, or count a dense network already; take models of GPUs that know the framework "
-                f"overhead, such as h100 with framework=torchrec, {given}"
+                "dense work hides, or count a dense network already; add framework=torchrec, which models of GPUs know "
+                "(such as h100 and roofline:h200), or leave dense_ms out"
             )
         more = tuple(replace(part, dense_ms=dense_ms) if isinstance(part, HostWait) else part for part in self.more)
         return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
