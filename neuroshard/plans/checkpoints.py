@@ -49,7 +49,7 @@ def checkpoint_remark(before: Plan, after: Plan) -> str | None:
     return (
         f"checkpoints: {len(dense) + len(split):,} table(s) change their sharding type or number of column shards, and "
         f"optimizer state that was saved under the previous plan loads {', and '.join(conditions)}; keep_types=true "
-        "keeps both"
+        "keeps both, unless constraints forbid it"
     )
 
 

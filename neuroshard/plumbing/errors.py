@@ -5,10 +5,11 @@ Every other exception is a defect, unless a UserError is its cause (`raise ... f
 
 import warnings
 from collections.abc import Collection, Iterable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from traceback import walk_tb
 
 _SHOWN_NAMES = 20
+_SIMILAR = 0.6  # from 0 to 1, of difflib
 _PROJECT = __name__.partition(".")[0]
 
 
@@ -66,12 +67,32 @@ def raised_by(error: BaseException, *packages: str) -> bool:
 
 
 def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str] = ()) -> UserError:
-    """Make the error for a name that is not in `valid`, with the nearest name that is; or a list with those `first`."""
+    """Make the error for a name that is not in `valid`, with the nearest name that is; or a list with those `first`.
+
+    Names with dots, such as `searcher.grid`, are compared without the groups that they share, which would make any
+    two settings of a searcher alike. In the list the names of the same groups come before others.
+    """
     names = [*first, *sorted(set(valid).difference(first))]
-    near = get_close_matches(name, names, n=1, cutoff=0.6)
+    near = [one for one in get_close_matches(name, names, n=_SHOWN_NAMES, cutoff=_SIMILAR) if _similar(name, one)]
+    names.sort(key=lambda one: -_shared_groups(name, one))
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
     hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names[:_SHOWN_NAMES])}{more}"
     return UserError(f"unknown {what} {name!r}; {hint}")
+
+
+def _similar(name: str, other: str) -> bool:
+    """Return True if two names are similar apart from the groups that they share, and `other` is not such a group."""
+    if name.startswith(f"{other}."):
+        return False
+    groups = _shared_groups(name, other)
+    own, its = (".".join(one.split(".")[groups:]) for one in (name, other))
+    return SequenceMatcher(None, its, own).ratio() >= _SIMILAR  # in the order of `get_close_matches`
+
+
+def _shared_groups(name: str, other: str) -> int:
+    """Count the groups that two names with dots share: 1 for `searcher.grid` and `searcher.tolerance`."""
+    pairs = list(zip(name.split(".")[:-1], other.split(".")[:-1], strict=False))
+    return next((number for number, (own, its) in enumerate(pairs) if own != its), len(pairs))
 
 
 def check_name(what: str, name: str, valid: Collection[str]) -> None:

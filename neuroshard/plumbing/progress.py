@@ -41,7 +41,7 @@ class _Rate(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.2g}/s")
+        return Text("" if speed is None else _shown_rate(speed))
 
 
 @contextmanager
@@ -87,13 +87,18 @@ def _tell(progress: Progress, ended: Event, wait: Wait) -> None:
         print_lines(progress.console, [_line(task) for task in progress.tasks if not task.finished])
 
 
+def _shown_rate(per_second: float) -> str:
+    """Return steps per second with two significant digits, and from 100 on without exponent, such as 1,230/s."""
+    return f"{per_second:.2g}/s" if per_second < 99.5 else f"{per_second:,.0f}/s"  # 99.5 would be 1e+02
+
+
 def _line(task: Task) -> str:
     """Say how far a task is: count, time spent, rate and time left."""
     done = f"{task.completed:.0f}" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}"
     spent = _clock(task.elapsed or 0.0)
     said = [f"{task.description}: {done}", f"in {spent}" if task.finished else f"{spent} so far"]
     speed = task.finished_speed or task.speed
-    said += [] if speed is None else [f"{speed:.2g}/s"]
+    said += [] if speed is None else [_shown_rate(speed)]
     said += [] if task.finished or task.time_remaining is None else [f"about {_clock(task.time_remaining)} left"]
     return ", ".join(said)
 

@@ -181,7 +181,9 @@ def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
     kernels = [f"compute_kernels={said.compute_kernels}"] if said.compute_kernels else []
     unknown = ", unknown to this search or these models" if parameter.calls else ""
     if served.calls.intersection(parameter.calls):
-        unknown = f", which can't have its rows on each of {served.num_devices} device(s)"
+        unknown = f", which can't have its rows on each of {served.num_devices} devices"
+        if served.num_devices == 1:
+            unknown = "; on one device NeuroShard's tables are table-wise only"
     return f"{', '.join(types + kernels)}{unknown}"
 
 

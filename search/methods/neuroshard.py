@@ -151,10 +151,18 @@ class NeuroShard(Searcher):
         return rows_on_one_host(self.sharding_types)
 
     def _restricted(self, task: Task) -> Task:
-        """Add a rule if the sharding types allow only some cases of their `forms`; else return the task itself."""
+        """Add a rule if the sharding types allow only some cases of their `forms`; else return the task itself.
+
+        Raises:
+            UserError: the rule contradicts the task's own rules.
+        """
         if COLUMN_WISE in self.sharding_types and (ROW_WISE in self.sharding_types or not self._tries_hosts):
             return task
-        return task.with_rules([TableRule("*", sharding_types=self.sharding_types)])
+        try:
+            return task.with_rules([TableRule("*", sharding_types=self.sharding_types)])
+        except UserError as error:
+            types = ",".join(self.sharding_types)
+            raise UserError(f"{error}; searcher.sharding_types=[{types}] counts as a rule for every table") from error
 
     def _on_hosts(self, asked: Task, simulator: Simulator) -> Found:
         """Find a plan with row-wise tables on one host each where that pays, or where they must not be on all devices.

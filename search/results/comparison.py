@@ -71,6 +71,14 @@ class Evaluated:
         return self.plan is not None and self.error is None
 
     @property
+    def differs_in_scope(self) -> bool:
+        """Return True if the predicted cost is known to count other things than the measured one."""
+        scope = None if self.prediction is None else self.prediction.scope
+        if scope is None or self.measured is None:
+            return False
+        return set(scope.split(", ")) != set(self.measured.scope.split(", "))  # the order is each cost's own
+
+    @property
     def measured_ms(self) -> float:
         """The plan's measured cost, ms; NaN where it wasn't measured."""
         return _NAN if self.measured is None else self.measured.total_ms
@@ -198,7 +206,8 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
     """Yield how far predictions held: measured costs inside their intervals, how many should be, and the bias.
 
     Before that what is said of predicted costs that nobody measured on such hardware, and of the models' hardware.
-    Predictions for a GPU say nothing of costs that were measured on a CPU (`here`), and the other way round.
+    Predictions for a GPU say nothing of costs that were measured on a CPU (`here`), and the other way round. Predicted
+    costs that count other things than the measured ones, such as framework overhead, are left out with a remark.
     """
     for caveat, its in grouped(entries, lambda entry: entry.caveat).items():
         if caveat is not None:
@@ -206,7 +215,14 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
     yield from provenance_lines(entries, here)
     targets = {name: PredictedFor.of(name) for name in {*map(_models_of, entries)}}
     unlike = {name for name, target in targets.items() if target is not None and target.other_kind(here)}
-    like = [entry for entry in entries if _models_of(entry) not in unlike]
+    of_kind = [entry for entry in entries if _models_of(entry) not in unlike]
+    if unlike_scope := [entry for entry in of_kind if entry.differs_in_scope]:
+        scopes = " or ".join(dict.fromkeys(e.measured.scope for e in unlike_scope if e.measured is not None))
+        yield (
+            f"predicted costs of {_methods(unlike_scope)} are not compared with measured costs, which count {scopes}; "
+            "to compare them, evaluate the plan files with model=NAME and without framework="
+        )
+    like = [entry for entry in of_kind if not entry.differs_in_scope]
     figures = np.array([(e.predicted_ms, e.measured_ms, e.margin_ms) for e in like], dtype=np.float64)
     known = figures.reshape(-1, 3)[~np.isnan(figures.reshape(-1, 3)).any(axis=1)]
     if not len(known):

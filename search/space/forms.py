@@ -105,11 +105,22 @@ def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call], sea
         each = (
             (its, _hindrance(task, index, its, calls, bound) if its.form in searched else _LEFT_OUT) for its in forms
         )
-        why = "; ".join(f"{layout}: {its or 'a table that it is kept together with must not'}" for layout, its in each)
+        types = task.limits[index].sharding_types
+        why = "; ".join(
+            f"{_names(its, types)}: {hindrance or 'a table that it is kept together with must not'}"
+            for its, hindrance in each
+        )
+        names = " or ".join(_names(layout, types) for layout in forms)
         raise UserError(
-            f"constraints: table {task.tables[index].name!r} may be {' or '.join(map(str, forms))} only, and can't be "
+            f"constraints: table {task.tables[index].name!r} may be {names} only, and can't be "
             f"({why}); allow it other sharding types, or change that"
         )
+
+
+def _names(layout: Layout, types: Collection[str]) -> str:
+    """Return the name of a layout, or the names of the sharding types of it among `types` if `types` lacks some."""
+    named = [name for name in layout.type_names if name in types]
+    return str(layout) if len(named) == len(layout.type_names) else " or ".join(named)
 
 
 def leaders(task: Task) -> IntArray:

@@ -76,6 +76,20 @@ def test_a_file_gets_a_line_whenever_one_is_due_and_one_at_the_end():
     assert lines() == expected
 
 
+@pytest.mark.parametrize(
+    ("seconds", "rate"), [(100, "3/s"), (10, "30/s"), (3.01, "100/s"), (3, "100/s"), (1, "300/s"), (0.1, "3,000/s")]
+)
+def test_rates_are_shown_without_exponents(seconds, rate):
+    shown, now = StringIO(), 0.0
+    with progress_bar(Console(file=shown, force_terminal=False, width=120), lambda ended: True) as progress:
+        progress.get_time = lambda: now
+        bar = progress.add_task("work", total=301)
+        progress.advance(bar, 1)
+        now = seconds
+        progress.advance(bar, 300)
+    assert shown.getvalue().split()[-1] == rate
+
+
 def test_work_that_fails_ends_without_a_line():
     shown, ticks = StringIO(), Ticks()
     with pytest.raises(ValueError, match="no"), progress_bar(Console(file=shown, force_terminal=False), ticks) as bar:

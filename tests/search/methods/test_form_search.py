@@ -420,6 +420,26 @@ def test_the_setting_that_leaves_out_the_only_sharding_type_of_a_table_is_named(
         search(task, simulator, searcher, sharding_types=forms)
 
 
+@pytest.mark.parametrize(
+    ("asked", "named"), [("table_row_wise", "table_row_wise"), ("grid_shard", "table_row_wise or grid_shard")]
+)
+def test_a_table_that_can_not_have_its_sharding_type_is_named_with_that_type(asked, named):
+    rules = Constraints((TableRule("t0", sharding_types=(asked,)),))
+    task = replace(
+        plain_task([32, 64], devices=4, constraints=rules), topology=Topology(4, "80GiB", devices_per_host=2)
+    )
+    with pytest.raises(UserError, match=rf"'t0' may be {named} only, and can't be \({named}: .*table_row_wise\)"):
+        search(task, H100, "neuroshard")
+
+
+@pytest.mark.parametrize("types", [("table_wise",), ("column_wise", "table_row_wise")])
+def test_searched_sharding_types_that_contradict_a_rule_are_named(types):
+    rules = Constraints((TableRule("t0", sharding_types=("data_parallel",)),))
+    task = plain_task([32, 64], devices=4, constraints=rules)
+    with pytest.raises(UserError, match=rf"'t0'.*searcher.sharding_types=\[{','.join(types)}\]"):
+        search(task, H100, "neuroshard", sharding_types=types)
+
+
 def test_of_rejected_plans_the_cheapest_is_reported():
     """Other column-wise plans save less than 1%, and row-wise plans 6%."""
     shapes = (("t0", 14_521, 16, 5.0, 3), ("t1", 24, 4, 60.0, 1))

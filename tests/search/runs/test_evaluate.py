@@ -271,6 +271,21 @@ def test_coverage_is_said_as_what_it_is():
     assert list(trust_lines([_trusted(10.0, 20.0, None)], EPYC)) == []
 
 
+def _of_scope(scope, predicted):
+    entry = _trusted(predicted, 10.0, 1.0, "cpu")
+    return replace(entry, plan=replace(entry.plan, prediction=replace(entry.prediction, scope=scope)))
+
+
+@pytest.mark.parametrize("scope", ["kernels and exchanges, framework overhead", "input dist, kernels and exchanges"])
+def test_predicted_costs_that_count_more_than_measured_ones_are_not_compared(scope):
+    alike = [_of_scope("kernels and exchanges", 10.5)] * 2
+    lines = list(trust_lines([*alike, *[_of_scope(scope, 20.0)] * 8], EPYC))
+    assert any(line.startswith("2 of 2 measured costs are inside") for line in lines)
+    assert not any(BUSY in line for line in lines)
+    assert sum("not compared" in line for line in lines) == 1
+    assert not any("not compared" in line for line in trust_lines(alike, EPYC))
+
+
 BUSY = "machine is busy"
 IN_STEPS = ModelChoice("h100", framework="torchrec")
 OTHER_CPU = replace(EPYC, device="Intel Xeon", revision="6/143/8")
