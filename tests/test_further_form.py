@@ -14,6 +14,7 @@ from tests.kit.processes import PATIENCE_S
 ROOT = Path(__file__).resolve().parents[1]
 KIT = ROOT / "tests" / "kit" / "further_form"
 FORM = "host_data_parallel"
+SHOWN = FORM.replace("_", "-")
 
 
 def _edited(path, old, new):
@@ -76,24 +77,24 @@ def test_plans_keep_it_on_disk_and_when_they_are_improved(found):
 
 
 def test_people_read_of_it(found):
-    assert f"{found['forms'][FORM]} in {FORM}" in found["lines"]
+    assert f"{found['forms'][FORM]} {SHOWN}" in found["lines"]
     assert "(host copy)" in found["lines"]
     assert FORM in found["page"]
-    assert any(change.endswith(f", in {FORM}") for change in found["changes"])
+    assert any(change.endswith(f", {SHOWN}") for change in found["changes"])
     assert found["picture"]
 
 
 def test_systems_that_do_not_have_it_refuse_it_and_get_plans_without(found):
     refusing = {name for name, why in found["refused"].items() if why is not None}
     assert refusing == {"torchrec", "sok", "hugectr"}
-    assert all(f"lies in {FORM}" in found["refused"][name] for name in refusing)
-    assert f"lies in {FORM}, and TorchRec has no such form" in found["not trained"]
+    assert all(f"is {FORM}" in found["refused"][name] for name in refusing)
+    assert f"is {FORM}, and TorchRec has no such sharding type" in found["not trained"]
     assert {name for name, forms in found["planned"].items() if FORM in forms} == {"json"}
     assert set(found["torchrec"]) <= {"column_wise", "row_wise", "data_parallel"}
 
 
 def test_it_saves_memory_where_columns_find_no_plan(found):
-    assert found["short"] == {FORM: 1, "columns": 4}
+    assert found["short"] == {FORM: 1, "column_wise": 4}
 
 
 def test_it_is_drawn_to_be_measured_but_in_torchrec_which_does_not_have_it(found):
@@ -119,7 +120,7 @@ def test_its_measured_cost_is_as_predicted_and_below_that_of_the_best_plan_witho
 
 
 def test_it_is_explained(found):
-    assert f"16 in {FORM}" in found["explained"]
+    assert f"16 {SHOWN}" in found["explained"]
 
 
 def test_real_kernels_look_up_what_plans_say(found):

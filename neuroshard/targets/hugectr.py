@@ -13,7 +13,7 @@ from neuroshard.layouts.sharding_types import types_of
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Target
-from neuroshard.words.form import FORMS, Form
+from neuroshard.words.form import Form
 from neuroshard.words.placement import Tier
 
 _FORMAT = "neuroshard-hugectr-1"
@@ -90,7 +90,7 @@ TARGET = Target(
     "hugectr",
     "HugeCTR",
     _write,
-    sharding_types=frozenset(types_of(*FORMS)),
+    sharding_types=frozenset(types_of(Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL)),
     sequence_types=frozenset(types_of(Form.ROW_WISE)),
     equal_widths=True,
     tiers=frozenset({Tier.DEVICE}),
