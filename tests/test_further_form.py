@@ -79,7 +79,7 @@ def test_plans_keep_it_on_disk_and_when_they_are_improved(found):
 def test_people_read_of_it(found):
     assert f"{found['forms'][FORM]} {SHOWN}" in found["lines"]
     assert "(host copy)" in found["lines"]
-    assert FORM in found["page"]
+    assert SHOWN in found["page"]
     assert any(change.endswith(f", {SHOWN}") for change in found["changes"])
     assert found["picture"]
 
