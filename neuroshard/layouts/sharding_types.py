@@ -9,6 +9,11 @@ from neuroshard.words.form import FORMS, Form
 TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE = "table_wise", "column_wise", "table_column_wise"
 ROW_WISE, TABLE_ROW_WISE, GRID_SHARD = "row_wise", "table_row_wise", "grid_shard"
 
+_CASES = {  # sharding types, and those that they include
+    COLUMN_WISE: (TABLE_WISE, TABLE_COLUMN_WISE),
+    TABLE_COLUMN_WISE: (TABLE_WISE,),
+    GRID_SHARD: (TABLE_ROW_WISE,),
+}
 _FORM_OF: dict[str, Form] = {name: form for form, layout in LAYOUTS.items() for name in layout.type_names}
 SHARDING_TYPES = tuple(_FORM_OF)  # every name, those of one layout next to each other
 
@@ -36,14 +41,18 @@ def types_of(*forms: Form) -> tuple[str, ...]:
     return tuple(name for name in SHARDING_TYPES if _FORM_OF[name] in forms)
 
 
-def keeps_columns(types: Collection[str], num_hosts: int) -> bool:
-    """Return True if tables of these sharding types, which may leave rows together, must not be split by columns.
+def with_cases(types: Collection[str]) -> frozenset[str]:
+    """Add the sharding types that are cases of others: whoever allows column_wise allows whole tables, too."""
+    return frozenset(types).union(*(cases for name, cases in _CASES.items() if name in types))
+
+
+def may_split(types: Collection[str], num_hosts: int) -> bool:
+    """Return True if tables of these sharding types may be split by columns.
 
     `table_column_wise` keeps the shards on one host. Plans have no rule for that, so if there are several hosts a
     table that may be `table_column_wise`, but not `column_wise`, is left whole, which is a case of it.
     """
-    splits = {COLUMN_WISE, TABLE_COLUMN_WISE} if num_hosts == 1 else {COLUMN_WISE}
-    return TABLE_WISE in types and splits.isdisjoint(types)
+    return COLUMN_WISE in types or (num_hosts == 1 and TABLE_COLUMN_WISE in types)
 
 
 def rows_on_all(types: Collection[str], num_hosts: int) -> bool:

@@ -10,16 +10,13 @@ from typing import Any, ClassVar
 
 from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.layouts.sharding_types import (
-    COLUMN_WISE,
-    GRID_SHARD,
     SHARDING_TYPES,
-    TABLE_COLUMN_WISE,
-    TABLE_ROW_WISE,
     TABLE_WISE,
     forms_of,
-    keeps_columns,
+    may_split,
     sharding_types_named,
     types_of,
+    with_cases,
 )
 from neuroshard.layouts.widths import equal_parts, fewest_parts
 from neuroshard.plumbing.errors import UserError
@@ -39,11 +36,6 @@ from neuroshard.words.form import CUT_FORMS, FORMS, Forms
 from neuroshard.words.placement import DEFAULT_CACHED, TIERS, Tier, TierAssignment
 
 _RARE = ("tiers", "cache_load_factor", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
-_CASES = {  # sharding types, and those that they include
-    COLUMN_WISE: (TABLE_WISE, TABLE_COLUMN_WISE),
-    TABLE_COLUMN_WISE: (TABLE_WISE,),
-    GRID_SHARD: (TABLE_ROW_WISE,),
-}
 _WILD = frozenset("*?[")  # what makes a pattern more than a name
 
 
@@ -253,7 +245,8 @@ class Constraints:
             min_shards = equal_parts(table.dim, min_shards) if equal and table.pooled else min_shards
         most = 1 if together else min((rule.max_shards for rule in rules if rule.max_shards), default=MAX_DEVICES)
         types = _sharding_types(rules)
-        min_dim = table.dim if keeps_columns(types, num_hosts) else _min_dim(table, rules, equal, min_shards)
+        is_whole = TABLE_WISE in types and not may_split(types, num_hosts)
+        min_dim = table.dim if is_whole else _min_dim(table, rules, equal, min_shards)
         tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in rules))
         known = FORMS if table.pooled and Tier.DEVICE in tiers else CUT_FORMS
         forms = frozenset(forms_of(types)).intersection(known)
@@ -339,18 +332,7 @@ def _equal_widths(table: Table, rules: Sequence[TableRule]) -> bool:
 def _sharding_types(rules: Sequence[TableRule]) -> frozenset[str]:
     """Return the sharding types that all rules allow."""
     named = (rule.sharding_types for rule in rules if rule.sharding_types is not None)
-    return frozenset(SHARDING_TYPES).intersection(*map(_with_cases, named))
-
-
-def _with_cases(types: Collection[str]) -> set[str]:
-    """Add the sharding types that are cases of others: a rule that allows column_wise allows them too."""
-    return {*types, *(case for name, cases in _CASES.items() if name in types for case in cases)}
-
-
-def _keeps_columns(types: Collection[str], num_hosts: int) -> bool:
-    """Return True if no sharding type among these splits a table by columns."""
-    cases = _with_cases(types)
-    return TABLE_WISE not in cases or keeps_columns(cases, num_hosts)
+    return frozenset(SHARDING_TYPES).intersection(*map(with_cases, named))
 
 
 def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> None:
@@ -368,7 +350,7 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
                 f"min_dim (TorchRec: min_partition) to {table.dim // parts // DIM_MULTIPLE * DIM_MULTIPLE}, or make "
                 "the table narrower"
             )
-        if rule.sharding_types is not None and _keeps_columns(rule.sharding_types, num_hosts):
+        if rule.sharding_types is not None and not may_split(rule.sharding_types, num_hosts):
             raise UserError(
                 f"{what} {MAX_SHARD_DIM} at most; a rule for {rule.tables!r} allows "
                 f"{' and '.join(rule.sharding_types)} only, which keep all columns together: allow column_wise, or "
