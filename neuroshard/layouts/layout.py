@@ -75,10 +75,6 @@ class Layout(ABC):
         """The names of its sharding types in settings: TorchRec's words, or its own name if TorchRec has none."""
         return self.words or (self.form.value,)
 
-    def kind(self, placements: Sequence[Placement], topology: Topology) -> str:
-        """Return the sharding type of a table with these placements, for people, such as "row-wise"."""
-        return self.sharding_type(placements, topology).replace("_", "-")
-
     @abstractmethod
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
         """Return True if a table with these shards is of this family; `check` sees that they make up the table.

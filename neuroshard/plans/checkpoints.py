@@ -67,7 +67,7 @@ def with_types_of(before: Plan, task: Task) -> Task:
             continue
         layout, placements = before.layouts[number], before.by_table[number]
         types = limits.sharding_types & layout.allowed_by(placements, before.task.topology)
-        if not types or not layout.takes(table.dim) or not _may_be(layout, limits, task):
+        if not types or not layout.takes(table.dim) or not _has_devices(layout, limits, task):
             continue
         count = len({placed.device for placed in placements})
         most = min(limits.max_shards, task.topology.num_devices, table.dim // limits.min_dim)
@@ -77,10 +77,8 @@ def with_types_of(before: Plan, task: Task) -> Task:
     return task.with_rules(rules)
 
 
-def _may_be(layout: Layout, limits: TableLimits, task: Task) -> bool:
-    """Return True if the limits of a table allow a layout on the devices of a task."""
-    if layout.form not in limits.forms:
-        return False
+def _has_devices(layout: Layout, limits: TableLimits, task: Task) -> bool:
+    """Return True if the limits of a table allow a layout on as many devices as it needs of a task."""
     counts = (task.topology.num_devices, task.topology.domain_size)
     everywhere = not layout.everywhere or len(limits.devices) == task.topology.num_devices
     return layout.free or (everywhere and any(limits.may_count(layout, count) for count in counts))

@@ -145,7 +145,6 @@ class TableLimits:
         min_blocks, max_blocks: number of devices that rows of the table are spread over.
         min_dim: minimum number of columns on each device.
         sharding_types: sharding types that the table may have.
-        forms: families of these sharding types.
         tiers: tiers that the table may be in: only the device if no family may be in host memory.
         cache_load_factor: share of the table's rows that a cache has room for; None for any share.
         equal_widths: True if a rule wants shards of one width.
@@ -158,10 +157,14 @@ class TableLimits:
     max_blocks: int
     min_dim: int
     sharding_types: frozenset[str]
-    forms: Forms
     tiers: frozenset[Tier] = frozenset(Tier)
     cache_load_factor: float | None = None
     equal_widths: bool = False
+
+    @cached_property
+    def forms(self) -> Forms:
+        """The families of the sharding types."""
+        return frozenset(forms_of(self.sharding_types))
 
     @property
     def free(self) -> bool:
@@ -258,7 +261,6 @@ class Constraints:
             max_blocks=most,
             min_dim=min_dim,
             sharding_types=types.intersection(types_of(*forms)),
-            forms=forms,
             tiers=tiers if forms.intersection(CUT_FORMS) else tiers.intersection({Tier.DEVICE}),
             cache_load_factor=_cached_share(table, rules),
             equal_widths=equal,
