@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from neuroshard.layouts import Layout
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.schema import readable_list
 from neuroshard.tasks.constraints import TableLimits, TableRule
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.tasks.task import Task
@@ -94,5 +95,4 @@ def _sharded(plan: Plan) -> dict[str, _Sharded]:
 
 
 def _listed(pairs: Mapping[str, tuple[_Sharded, _Sharded]]) -> str:
-    texts = [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items()]
-    return ", ".join([*texts[:_SHOWN], *([f"{len(texts) - _SHOWN:,} more"] if len(texts) > _SHOWN else [])])
+    return readable_list([f"{name}: {old} -> {new}" for name, (old, new) in pairs.items()], _SHOWN)

@@ -285,6 +285,12 @@ def readable_number(value: float) -> str:
     return f"{value:.3g}" if value < _FOUR_DIGITS and value != int(value) else f"{value:,.0f}"
 
 
+def readable_list(texts: Sequence[str], shown: int) -> str:
+    """Write the first few of some texts, and how many more there are: "a, b, 3 more"."""
+    more = len(texts) - shown
+    return ", ".join([*texts[:shown], *([f"{more:,} more"] if more > 0 else [])])
+
+
 def readable_bytes(size_bytes: float) -> str:
     """Format a size for people, in the largest unit of which there is one at least."""
     unit, name = _unit_of(size_bytes)

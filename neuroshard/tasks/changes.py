@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from neuroshard.plumbing.schema import readable_list
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 
@@ -51,12 +52,12 @@ class TaskChanges:
         """Yield a few words for each kind of change."""
         for names, what in ((self.added, "added"), (self.removed, "removed")):
             if names:
-                yield f"{len(names):,} table{_s(names)} {what} ({_listed(names)})"
+                yield f"{len(names):,} table{_s(names)} {what} ({readable_list(names, _SHOWN)})"
         shapes = [text for pair in self.changed for text in _of_shape(*pair)]
         if shapes:
-            yield _listed(shapes)
+            yield readable_list(shapes, _SHOWN)
         if statistics := [text for pair in self.changed for text in _of_statistics(*pair)]:
-            yield f"other statistics of {len(statistics):,} table{_s(statistics)} ({_listed(statistics)})"
+            yield f"other statistics of {len(statistics):,} table{_s(statistics)} ({readable_list(statistics, _SHOWN)})"
         if self.of_devices:
             yield f"{self.devices[0]:,} -> {self.devices[1]:,} devices"
 
@@ -81,11 +82,6 @@ def _of_statistics(before: Table, after: Table) -> Iterator[str]:
         return
     old, new = (f"{table.pooling_factor:.4g}" for table in (before, after))
     yield f"{before.name}: pooling factor {old} -> {new}" if old != new else before.name
-
-
-def _listed(texts: Sequence[str]) -> str:
-    more = len(texts) - _SHOWN
-    return ", ".join([*texts[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])])
 
 
 def _s(texts: Sequence[str]) -> str:

@@ -68,16 +68,19 @@ class Acceptance:
 
         Return its index in `costs`, and the index of the plan that is predicted to cost least if that costs less.
         """
-        judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
-        available = [0, *self.accepted(costs, task, simulator)]
+        judged = _judged(costs, simulator)
+        available = [0, *self._accepted(judged, task, simulator, has_own_margins(costs[0]))]
         chosen = available[likeliest([judged[number] for number in available])]
         least = cheapest(costs)
         return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
 
     def accepted(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list[int]:
         """List the plans of a task whose gain over the first plan is accepted, by their indices in `costs`."""
-        judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
-        first, compute, own = judged[0], simulator.models.compute, has_own_margins(costs[0])
+        return self._accepted(_judged(costs, simulator), task, simulator, has_own_margins(costs[0]))
+
+    def _accepted(self, judged: Sequence[Cost], task: Task, simulator: Simulator, own: bool) -> list[int]:
+        """List the accepted plans by their costs with margins, which are the models' `own` or assumed ones."""
+        first, compute = judged[0], simulator.models.compute
         known = [
             number for number, cost in enumerate(judged) if cost.outside_training_range <= first.outside_training_range
         ]
@@ -91,6 +94,11 @@ class Acceptance:
         fraction = max(self.single_model_margin_fraction if single else self.margin_fraction, least_fraction)
         saved_ms = max(0.0, float((before.compute - after.compute).mean())) if single else 0.0
         return before.expected_ms - after.expected_ms - saved_ms > fraction * (before.margin_ms + after.margin_ms)
+
+
+def _judged(costs: Sequence[Cost], simulator: Simulator) -> list[Cost]:
+    """Return costs with the models' own margins, or with assumed margins if the models know none."""
+    return [with_assumed_margins(cost, simulator.models) for cost in costs]
 
 
 def cheapest(costs: Sequence[Cost]) -> int:
