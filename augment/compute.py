@@ -196,7 +196,7 @@ class ComputeAugmentation:
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
-        """Return the tables that can have a layout, with a row for each of so many blocks."""
+        """Return the tables that can have a layout, with a row for each block."""
         small = (its for its in group if not layout.dense or self._narrowest(its).size_bytes <= self.max_copy_bytes)
         return tuple(table for table in small if ROWS.fits(table.rows, blocks))
 

@@ -122,7 +122,7 @@ class Summary:
         return UseVerdict(True, f"in two passes 9 in 10 samples differ by less than {FIT_NOISE:.0%}")
 
     def show(self, console: Console) -> None:
-        """Print a row for each series, the commonest errors, what the columns mean, and the verdict."""
+        """Print a row for each series, the most common errors, the meaning of the columns, and the verdict."""
         grid = Grid(title=f"Measurements in {self.directory}")
         for column in ("kind", "measured", "failed", "wall s", "in kernels", "noise p50", "noise p90", "drift"):
             grid.add_column(column, justify="left" if column == "kind" else "right")

@@ -83,7 +83,7 @@ class Layout(ABC):
         """
 
     def fits(self, rows: int, count: int) -> bool:
-        """Return True if a table with so many rows is large enough for `count` devices."""
+        """Return True if a table with `rows` rows is large enough for `count` devices."""
         return True
 
     def takes(self, dim: int) -> bool:

@@ -41,7 +41,7 @@ class Rows(Layout):
         return any(shard.rows < table.rows for shard in shards)
 
     def fits(self, rows: int, count: int) -> bool:
-        """Return True if there are enough rows for so many blocks, none of them empty."""
+        """Return True if there are enough rows for `count` blocks, none of them empty."""
         return block_rows(rows, count) * (count - 1) < rows
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:

@@ -117,7 +117,7 @@ class ModelSet:
         return replace(models, margins=margins_with(known, name, margin))
 
     def wrapped(self, **models: Any) -> Self:
-        """Return the models with some of them wrapped, by name: margins and provenance still hold."""
+        """Return the models with some of them wrapped, by name: margins and provenance stay valid."""
         kept = frozenset(PARTS) if self.origin is None else self.origin.kept
         return replace(self, origin=Origin({}, {}, kept), **models)
 

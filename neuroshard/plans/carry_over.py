@@ -183,7 +183,7 @@ def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Pla
 
 
 def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placement]) -> list[Placement] | None:
-    """Place as many columns of a table on each device as before, or all of it where one device has all."""
+    """Place the same number of columns on each device as before, or the whole table if one device had all of it."""
     dims = Counter[int]()
     for placed in placements:
         dims[placed.device] += placed.shard.dim

@@ -79,7 +79,7 @@ def with_types_of(before: Plan, task: Task) -> Task:
 
 
 def _has_devices(layout: Layout, limits: TableLimits, task: Task) -> bool:
-    """Return True if the limits of a table allow a layout on as many devices as it needs of a task."""
+    """Return True if the limits of a table allow the number of devices that a layout needs in a task."""
     counts = (task.topology.num_devices, task.topology.domain_size)
     everywhere = not layout.everywhere or len(limits.devices) == task.topology.num_devices
     return layout.free or (everywhere and any(limits.may_count(layout, count) for count in counts))

@@ -1,4 +1,4 @@
-"""The last sentence of a command that makes something to build on: fit for use or not, and what to do."""
+"""The last sentence of collect, pretrain and train-policy: is the result fit for use, and if not, what to do."""
 
 from dataclasses import dataclass
 

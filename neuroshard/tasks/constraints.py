@@ -172,7 +172,7 @@ class TableLimits:
         return any(LAYOUTS[form].free for form in self.forms)
 
     def may_count(self, layout: Layout, devices: int) -> bool:
-        """Return True if the table may have a layout on so many devices."""
+        """Return True if the table may have a layout on this number of devices."""
         least, most = self._counts(layout)
         return least <= layout.num_shards(devices) <= most
 

@@ -134,7 +134,7 @@ class Groups:
         return knows and models.num_devices in (None, self.num_groups)
 
     def _sync_ms(self, models: CostModels, size_bytes: float, batch_size: int) -> float:
-        """Predict the ms of an all-reduce of so many bytes of each group."""
+        """Predict the ms of an all-reduce with these bytes from each group."""
         given = np.zeros((1, self.num_groups, len(Collective)))
         given[..., Collective.ALL_REDUCE] = size_bytes
         fast = self._copies_among(self._joined)

@@ -375,7 +375,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return best
 
     def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
-        """Name the inputs that differ from those of the kept plan; constraints that such devices can't keep differ."""
+        """Name the inputs that differ from the kept plan; constraints that such devices can't keep differ, too."""
         try:
             asked = self._asked_for(model)
         except UserError:  # which is raised again if this model is planned

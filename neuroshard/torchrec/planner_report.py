@@ -98,7 +98,7 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
 
 
 def _ways_out(lost: Sequence[Parameter]) -> str:
-    """Say what makes fused kernels train tables that have dense ones."""
+    """Return the advice on how fused kernels can train tables that have dense kernels."""
     odd = [f"{its.qualified_name} to {padded(its.config.embedding_dim)} columns" for its in lost if its.unlike_kernels]
     ways = [] if len(odd) == len(lost) else ["leave out data_parallel=True, and data_parallel in sharding_types"]
     if any(DENSE in (its.said.compute_kernels or ()) for its in lost):

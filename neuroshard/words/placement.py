@@ -1,4 +1,4 @@
-"""Where shards of tables are: the tiers of memory that hold them, and the devices that they are placed on."""
+"""The places of shards: tiers of memory, and devices."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Word(StrEnum):
 
     @classmethod
     def _idea(cls) -> str:
-        """Return what the words are names of, for errors."""
+        """Return the noun for errors, such as "tier"."""
         return cls.__name__.lower()
 
 
