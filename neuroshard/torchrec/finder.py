@@ -28,6 +28,7 @@ from neuroshard.words.placement import TIERS, Tier
 _log = logging.getLogger(__name__)
 # A kept plan is adapted if no other inputs differ.
 _CHANGED = {"tables", "modules", DEVICES, "constraints", "other parameters"}
+_COSTED_DEVICES = ("cpu", "cuda")  # other types have other kernels
 _STAY = 1.0  # `min_gain` with which tables stay if they can
 _WORTH_SAYING = 0.01  # of a step: nobody moves tables for less
 
@@ -74,11 +75,16 @@ class Finder:
     keep_types: bool = False
 
     def served(self, topology: TorchRecTopology) -> Served:
-        """Return what this search can place on such devices; tables in host memory are table-wise or column-wise."""
+        """Return what this search can place on such devices; tables in host memory are table-wise or column-wise.
+
+        On devices other than CPUs and CUDA GPUs it can place nothing.
+        """
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if topology.compute_device == "cpu" else TIERS
         known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
         calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
-        return Served(frozenset(calls), self._no_sequences, int(topology.world_size), topology.compute_device)
+        device = topology.compute_device
+        unknown = None if device in _COSTED_DEVICES else f"on {device}, for which there are no cost models"
+        return Served(frozenset(calls), unknown, self._no_sequences, int(topology.world_size), device)
 
     @property
     def _no_sequences(self) -> str | None:

@@ -33,8 +33,10 @@ from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.pods import check_by_pod
 from neuroshard.torchrec.prefetching import flagged
+from neuroshard.torchrec.releases import CONTEXT_ERRORS, OTHER_CONTEXT
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
+from neuroshard.torchrec.stashing import without_stashed
 
 _log = logging.getLogger(__name__)
 _ON_ALL = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
@@ -74,7 +76,7 @@ class Model:
         _check_devices(division.planned + division.delegated, asked.topology.compute_device)
         tables = division.tables
         asked = asked.named_in(tables, division.parameters)
-        left = asked.left(module, sharders)
+        left = without_stashed(asked.left(module, sharders), division.parameters)
         division.warn()
         for path in sorted(asked.fixed.plan):
             given, its = asked.fixed.plan[path], {one.name for one in division.parameters if one.path == path}
@@ -97,7 +99,8 @@ class Model:
             InfeasibleError: the reservation leaves no memory.
         """
         asked = asked.named_in(self.tables, self.division.parameters)
-        return replace(self, asked=asked, left=asked.left(self.module, self.sharders))
+        left = without_stashed(asked.left(self.module, self.sharders), self.division.parameters)
+        return replace(self, asked=asked, left=left)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
         """Plan what isn't planned here; return its plan, and the devices with the memory that it leaves.
@@ -246,10 +249,8 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         enumerator = EmbeddingEnumerator(asked.topology, asked.batch_size, dict(asked.constraints))
         space = enumerator.enumerate(model.module, list(model.sharders))
         stored = loader.plan_context_hash()
-        if stored is not None:
-            context = asked.topology, asked.batch_size, enumerator, asked.reservation, dict(asked.constraints)
-            if stored != hash_planner_context_inputs_str(*context):
-                raise UserError("it was made for another job by its context hash, or under another PYTHONHASHSEED")
+        if stored is not None and stored != _context_hash(asked, enumerator):
+            raise UserError(f"by its context hash it was made for {OTHER_CONTEXT}")
         options = loader.load()
         if not options:
             raise UserError("there is none")
@@ -260,6 +261,19 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         if isinstance(error, AssertionError) and not raised_by(error, "torchrec"):
             raise
         raise UserError(str(error).strip().splitlines()[0]) from error
+
+
+def _context_hash(asked: Asked, enumerator: EmbeddingEnumerator) -> str:
+    """Compute TorchRec's hash of all that a plan depends on; `enumerator` has enumerated the sharding options.
+
+    Raises:
+        UserError: TorchRec cannot compute the hash, for example because statistics of a cache have no fingerprint.
+    """
+    context = asked.topology, asked.batch_size, enumerator, asked.reservation, dict(asked.constraints)
+    try:
+        return str(hash_planner_context_inputs_str(*context))
+    except CONTEXT_ERRORS as error:
+        raise UserError(f"its context hash can't be checked: {error.__cause__ or error}") from error
 
 
 def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:

@@ -25,12 +25,14 @@ class Served:
 
     Attributes:
         calls: kernel calls that tables may have.
+        no_tables: why no table is planned here; None if tables are planned here.
         no_sequences: why no sequence table is planned here; None if sequence tables are planned here.
         num_devices: number of devices, all of which hold row-wise and data-parallel tables; None for any number.
         device: type of the devices, as TorchRec names it.
     """
 
     calls: frozenset[Call]
+    no_tables: str | None = None
     no_sequences: str | None = None
     num_devices: int | None = None
     device: str = ANY_DEVICE
@@ -152,6 +154,8 @@ def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | No
     config = parameter.config
     if config is None:
         return type(parameter.module).__name__
+    if served.no_tables:
+        return served.no_tables
     if not {WHOLE, SPLIT}.issubset(parameter.sharder.sharding_types(ANY_DEVICE)):
         return f"its {type(parameter.sharder).__name__} lacks {WHOLE} or {SPLIT}"
     if served.no_sequences and not parameter.pooled:

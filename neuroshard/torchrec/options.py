@@ -13,6 +13,7 @@ from torchrec.distributed.types import ModuleSharder, ParameterSharding, Shardin
 from neuroshard.torchrec.kernels import KEY_VALUE, shards_of
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.prefetching import pipeline_type
+from neuroshard.torchrec.releases import stashing
 
 PASSED_ON = (
     "cache_params",
@@ -54,6 +55,7 @@ def sharding_options(
                 is_pooled=pooled[known_as],
                 feature_names=parameter.said.feature_names,
                 **{name: getattr(sharding, name) for name in PASSED_ON},
+                **stashing(parameter.is_stashed),
             )
         )
     return options

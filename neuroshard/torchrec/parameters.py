@@ -32,6 +32,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec.kernels import COPIED, DENSE, IN_ROWS, KERNELS, SPLIT, WHOLE, kernel_of, shards_of
+from neuroshard.torchrec.releases import TORCHREC
 from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Tier
 
@@ -98,6 +99,11 @@ class Parameter:
     def is_virtual(self) -> bool:
         """Whether it is a table of more rows than there is memory for, which are kept in buckets as they come up."""
         return bool(getattr(self.config, "use_virtual_table", False))
+
+    @property
+    def is_stashed(self) -> bool:
+        """Whether TorchRec moves its weights to host memory while the dense network runs."""
+        return bool(getattr(self.config, "stash_weights", False))
 
     @property
     def output_bytes(self) -> int:
@@ -263,7 +269,7 @@ class Parameter:
             what = f"{self.config.num_embeddings} row(s) over {num_devices} devices, some of which would have none,"
         do = f"give it {padded(self.config.embedding_dim)} columns" if self.unlike_kernels else "allow others"
         return UserError(
-            f"table {self.qualified_name!r} can be {' or '.join(types)} only, and TorchRec 1.8 fails with {what} on "
+            f"table {self.qualified_name!r} can be {' or '.join(types)} only, and {TORCHREC} fails with {what} on "
             f"CPUs; {do}"
         )
 

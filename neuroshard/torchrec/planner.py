@@ -15,7 +15,13 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm import get_local_size, get_topology_domain_multiple
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import ParameterConstraints, PlanLoader, Stats, StorageReservation
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    PlanLoader,
+    ShardingOption,
+    Stats,
+    StorageReservation,
+)
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan, ShardingPlanner
@@ -48,6 +54,7 @@ from neuroshard.torchrec.planner_report import (
     late_remark,
     loading_remark,
     mixed_remarks,
+    options_of,
     precision_remark,
     unsound_remarks,
     withheld_remark,
@@ -73,7 +80,8 @@ class NeuroShardPlanner(ShardingPlanner):
     Args:
         topology: TorchRec's topology; None makes the topology of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
-        models: cost models, or their name or path; None takes "cpu" for CPUs, "h100" for GPUs.
+        models: cost models, or their name or path; None takes "cpu" for CPUs, "h100" for CUDA GPUs. For devices of
+            other types there are none: all tables are left to TorchRec's planner.
         constraints: TorchRec's ParameterConstraints by the name of the table, or by `path.name` for the table of one
             module: sharding types, min_partition, pooling factors, and settings that are passed on to the kernels. A
             table may be row-wise if its sharding types name row_wise, or if it has none. The search makes such a table
@@ -209,12 +217,7 @@ class NeuroShardPlanner(ShardingPlanner):
             verify = verifier_of(verify, choice, topology.compute_device, candidate_plans, passes, hides_input)
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify, keep_types)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
-        if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):
-            _log.warning("these models don't know what synchronising the groups takes: costs leave it out")
-        if topology.compute_device == "cpu" and any(one.num_groups > 1 for one in ways):
-            _log.warning(
-                "TorchRec's DMPCollection takes GPUs only: a plan of one of several groups of CPUs can't be run"
-            )
+        _warn_of_groups(ways, simulator.models, topology.compute_device)
         if ignored := ignored_pods_remark(topology):
             _log.warning(ignored)
         reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
@@ -239,6 +242,7 @@ class NeuroShardPlanner(ShardingPlanner):
         self._keep = None if keep is None else Path(keep)
         self._reports = Reports([stats] if isinstance(stats, Stats) else [*(stats or ())], list(callbacks or ()), debug)
         self._data_parallel: str | None = None  # the warning of the last plan
+        self._selected: Callable[[], list[ShardingOption]] = list
         self.last_plan: Plan | None = None
         self.last_cost: Cost | None = None
         self.last_groups: Groups | None = None
@@ -269,7 +273,7 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(NO_TABLE)
         found = self._best(models, self._found)
         assert found.plan is not None
-        self._remember(found, found.plan)
+        self._remember(found, found.whole, found.plan)
         self._warn_of_whole(found.model, found.whole)
         return found.plan
 
@@ -327,10 +331,22 @@ class NeuroShardPlanner(ShardingPlanner):
         """
         return self._collective(partial(self._replanned, module, sharders, previous, max_moved_bytes, settings), pg)
 
+    def get_selected_options(self) -> list[ShardingOption]:
+        """Return the plan that this process found last as TorchRec's sharding options, as its planner does.
+
+        Shards have TorchRec's estimates of memory, and predicted costs in ms. The list is empty before the first plan,
+        and on ranks that received the plan from rank 0.
+        """
+        return self._selected()
+
+    def get_search_space(self) -> None:
+        """Return None, by which TorchRec means that a planner enumerates no sharding options beforehand."""
+
     def _collective(self, find: Callable[[dist.ProcessGroup], _Answer], pg: dist.ProcessGroup | None) -> _Answer:
         group = pg or dist.GroupMember.WORLD
         if group is None:
             raise UserError("no process group; call torch.distributed.init_process_group() first, or use plan()")
+        self._selected = list
         answered = _of_first(group, partial(self._answer, find, group))
         answer, self.last_plan, self.last_cost, self.last_groups, self._data_parallel = answered
         if group.rank() > 0 and self._data_parallel:  # each rank builds its own optimizers
@@ -463,7 +479,7 @@ class NeuroShardPlanner(ShardingPlanner):
         elif remark := late_remark(took_s, model.asked.timeout_s):
             _log.warning(remark)
         whole, plan = reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
-        self._remember(found, plan)
+        self._remember(found, whole, plan)
         self._warn_of_whole(model, whole)
         parameters, ranks = model.division.parameters, int(model.left.world_size)
         for remark in (
@@ -511,8 +527,9 @@ class NeuroShardPlanner(ShardingPlanner):
         counted = Simulator(groups.counted(simulator.models, task), simulator.count_input)
         return replace(self._finder, simulator=counted)
 
-    def _remember(self, found: "_Way", plan: Plan | None) -> None:
-        """Remember the plan and its cost, which is logged."""
+    def _remember(self, found: "_Way", whole: ShardingPlan, plan: Plan | None) -> None:
+        """Remember the plan of the whole model, ours in it, and its cost, which is logged."""
+        self._selected = partial(options_of, found.finder.simulator, found.model, whole, plan)
         self.last_plan, self.last_cost, self.last_groups = None, None, found.model.asked.groups
         if plan is None:
             return
@@ -596,6 +613,15 @@ def _simulator(models: CostModels, hides_input: bool) -> Simulator:
     return Simulator(models, count_input=not hides_input and models.input is not None)
 
 
+def _warn_of_groups(ways: Sequence[Groups], models: CostModels, compute_device: str) -> None:
+    """Warn if costs leave out the synchronisation of several groups, or if TorchRec cannot run them."""
+    several = [one for one in ways if one.num_groups > 1]
+    if not all(one.counts(models) for one in several):
+        _log.warning("these models don't know what synchronising the groups takes: costs leave it out")
+    if several and compute_device == "cpu":
+        _log.warning("TorchRec's DMPCollection takes GPUs only: a plan of one of several groups of CPUs can't be run")
+
+
 def _topology_of_group() -> TorchRecTopology:
     if not dist.is_initialized():
         raise UserError("no process group to take the topology from; give topology=..., or init_process_group() first")
@@ -631,9 +657,8 @@ def _loaded_models(
 
 
 def _default_models(compute_device: str, dense_ms: float | None) -> str:
-    if compute_device not in _DEFAULT_MODELS:
-        raise UserError(f"no cost models for compute device {compute_device!r}; give models=...")
-    name = _DEFAULT_MODELS[compute_device]
+    """Return the models for a type of devices; for one that only TorchRec plans for, models that nothing asks."""
+    name = _DEFAULT_MODELS.get(compute_device, "cpu")
     if compute_device == "cuda":
         _log.warning(
             "costs are those of one H100, whose exchanges are a datasheet's (models='%s'); give models=... that were "

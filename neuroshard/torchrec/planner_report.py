@@ -34,6 +34,7 @@ from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import estimate, sharding_options, storage_estimator
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.prefetching import flagged
+from neuroshard.torchrec.releases import TORCHREC
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
 from neuroshard.words.collective import ELEMENT_BYTES
 
@@ -119,7 +120,7 @@ def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan)
     if not cut:
         return None
     return (
-        f"load_state_dict of TorchRec 1.8 fails with sharded weights of {len(cut)} table(s) in shards of unequal width "
+        f"load_state_dict of {TORCHREC} fails with sharded weights of {len(cut)} table(s) in shards of unequal width "
         f"({listed(cut)}); rules=Constraints(rules=(TableRule('*', equal_widths=True),)) has none"
     )
 
@@ -147,13 +148,13 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
         if beside:
             yield (
                 f"mean-pooled tables of {path or 'the model'!r} are row-wise, and others of it are not, or share their "
-                f"features ({listed(beside)}): TorchRec 1.8 divides some outputs wrongly then; let all tables of the "
+                f"features ({listed(beside)}): {TORCHREC} divides some outputs wrongly then; let all tables of the "
                 "collection be row-wise, without such features, or none"
             )
     processed = [parameter.qualified_name for parameter in in_rows if parameter.processed]
     if processed and any(parameter.config is not None and not parameter.processed for parameter, _ in lying):
         yield (
-            f"tables of processed features are row-wise ({listed(processed)}): TorchRec 1.8 writes their weights into "
+            f"tables of processed features are row-wise ({listed(processed)}): {TORCHREC} writes their weights into "
             "the batch, so that outputs of other collections that read it are wrong; give those a batch of their own"
         )
 
@@ -182,7 +183,7 @@ def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, 
         if len(set(sizes)) > 1:
             yield (
                 f"outputs of {path or 'the model'!r} have {min(sizes)} bytes an element on some ranks, {max(sizes)} on "
-                "others, which TorchRec 1.8 can't exchange; leave output_dtype out, or narrow exchanges: QCommsConfig"
+                f"others, which {TORCHREC} can't exchange; leave output_dtype out, or narrow exchanges: QCommsConfig"
             )
 
 
@@ -200,7 +201,7 @@ def withheld_remark(parameters: Iterable[Parameter]) -> str:
         return ""
     return (
         f"; or let {listed(withheld)} be row-wise by naming sharding_types=['row_wise'], but they are mean-pooled or "
-        "have processed features, and TorchRec 1.8 then computes outputs of other tables wrongly"
+        f"have processed features, and {TORCHREC} then computes outputs of other tables wrongly"
     )
 
 
@@ -224,7 +225,7 @@ class Reports:
         """
         if not self.stats and not self.callbacks:
             return sharding_plan, plan
-        asked, options = model.asked, _options(simulator, model, sharding_plan, plan)
+        asked, options = model.asked, options_of(simulator, model, sharding_plan, plan)
         for callback in self.callbacks:
             options = callback(options)
         if self.callbacks:
@@ -251,7 +252,7 @@ class Reports:
         return sharding_plan, plan
 
 
-def _options(
+def options_of(
     simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None
 ) -> list[ShardingOption]:
     """List the plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's.

@@ -1,7 +1,7 @@
 """Pods: hosts that fast links join. TorchRec shards `table_row_wise` and `grid_shard` tables over the ranks of one pod.
 
-A plan and the job that runs it must agree on the number of these ranks. If they differ, TorchRec 1.8 trains with part
-of the rows, without an error.
+A plan and the job that runs it must agree on the number of these ranks. If they differ, TorchRec trains with part of
+the rows, without an error.
 """
 
 import os

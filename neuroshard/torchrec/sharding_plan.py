@@ -24,10 +24,10 @@ from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import SHARDING_TYPES, cache_params, home_of, kernel_of, shards_of
 from neuroshard.torchrec.prefetching import check_cache, flagged
+from neuroshard.torchrec.releases import COMPUTE_DEVICES
 from neuroshard.torchrec.sequences import check_sequences
 from neuroshard.words.placement import Placement, Shard
 
-_COMPUTE_DEVICES = ("cpu", "cuda", "mtia")  # that TorchRec has topologies of
 _BY_HOST = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
@@ -49,7 +49,7 @@ def to_sharding_plan(
             column-wise.
         modules: path of the collection inside the model, such as "sparse_arch.ebc"; or, if there are several
             collections, the path for each table's name.
-        compute_device: "cuda", "cpu" or "mtia".
+        compute_device: "cuda", "cpu" or another type of devices that TorchRec has topologies of.
         local_world_size: number of devices on a host; None takes the number from the plan's topology.
         cache: parameters of the caches of uvm_caching tables: the algorithm, whether caches prefetch, and so on; the
             load factors are the plan's. None is an LRU cache with FBGEMM's settings. If the task's memory counts the
@@ -60,7 +60,7 @@ def to_sharding_plan(
             plan has row-wise tables for hosts of another size, TorchRec does not support the sharding of a sequence
             table, or no collection of TorchRec can have a table of some name, such as a name with a dot.
     """
-    check_name("compute_device", compute_device, _COMPUTE_DEVICES)
+    check_name("compute_device", compute_device, COMPUTE_DEVICES)
     pipeline = plan.task.memory.pipeline
     if cache is not None:
         check_cache("cache=", cache, pipeline)

@@ -1,4 +1,4 @@
-"""Batches with another number of samples for each feature: the sharding types that TorchRec 1.8 fails with then."""
+"""Batches with another number of samples for each feature: the sharding types that TorchRec fails with then."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,6 +7,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from neuroshard.torchrec.kernels import COPIED
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.releases import TORCHREC
 
 _GRID = ShardingType.GRID_SHARD.value
 
@@ -29,6 +30,6 @@ def variable_batch_remarks(parameters: Sequence[Parameter], sharding_plan: Shard
             where = " on CPUs" if sharding_type != _GRID else ""
             yield (
                 f"constraints set batch_sizes, and {len(names)} table(s) are {sharding_type} ({listed(names)}): "
-                f"TorchRec 1.8 fails with such tables{where} if the features of a batch have different numbers of "
+                f"{TORCHREC} fails with such tables{where} if the features of a batch have different numbers of "
                 f"samples; if yours do, leave {sharding_type} out of the sharding_types of these tables"
             )

@@ -160,8 +160,8 @@ def _train(rank, world_size, num_groups, apart):
     job = training.grouped(model, plan, sharders, ours.last_groups)
     average = job._default_ctx.replica_pg
 
-    def averaged(tensors):
-        for tensor in tensors:  # gloo has no means
+    def averaged(*given):
+        for tensor in given[-1]:  # TorchRec 1.9 gives the process group first; gloo has no means
             dist.all_reduce(tensor, group=average)
             tensor.div_(num_groups)
 

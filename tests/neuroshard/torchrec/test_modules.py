@@ -38,6 +38,7 @@ from neuroshard import Constraints, InfeasibleError, TableRule, UserError
 from neuroshard.testing import toy_task
 from neuroshard.torchrec.delegated import without_copies_remarks
 from neuroshard.torchrec.modules import EVERYTHING, divide, find_tables
+from neuroshard.torchrec.releases import TORCHREC
 from neuroshard.words.form import Form
 from tests.kit.searches import H100
 from tests.kit.torchrec_models import CPU, META, bag, bags, places, planned, planner, sequence, sequences, topology
@@ -568,7 +569,7 @@ def test_tables_that_share_features_with_mean_pooled_rows(features, warned, capl
     model = EmbeddingBagCollection([mean, total], device=META)
     rows = {"mean": ROWS_TOO, "sum": ROWS_TOO}
     planner(2, "cuda", models="roofline:h100", constraints=rows).plan(model)
-    assert ("TorchRec 1.8 divides some outputs wrongly" in caplog.text) == warned
+    assert (f"{TORCHREC} divides some outputs wrongly" in caplog.text) == warned
 
 
 def test_a_mean_pooled_table_that_fits_in_no_columns_says_that_rows_may_be_named():
@@ -596,7 +597,7 @@ def test_fused_collections_are_data_parallel_only_if_that_is_named():
 )
 def test_data_parallel_tables_that_fail_on_cpus_are_refused_however_they_are_requested(module, limits, do):
     said = _said("t", **limits)
-    fails = r"TorchRec 1\.8 fails with data-parallel sequence tables, and .* of fused collections, on CPUs; "
+    fails = rf"{TORCHREC} fails with data-parallel sequence tables, and .* of fused collections, on CPUs; "
     with pytest.raises(UserError, match=f"{fails}{do}"):
         planner(constraints=said).plan(module)
     planner(2, "cuda", constraints=said).plan(module)
@@ -644,6 +645,6 @@ def test_outputs_that_ranks_cannot_exchange_are_remarked_on(narrow, columns, sai
     plan = planner(2, "cuda", models="roofline:h100", constraints=limits).plan(_bags("a", "b"))
     assert len({rank for name in columns for rank in places(plan)[name][1]}) == len(columns)
     remark = (
-        "outputs of 'the model' have 2 bytes an element on some ranks, 4 on others, which TorchRec 1.8 can't exchange"
+        f"outputs of 'the model' have 2 bytes an element on some ranks, 4 on others, which {TORCHREC} can't exchange"
     )
     assert (remark in caplog.text) is said

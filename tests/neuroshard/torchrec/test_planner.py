@@ -155,8 +155,6 @@ def test_mistakes_are_one_line():
         NeuroShardPlanner()
     with pytest.raises(UserError, match="no process group"):
         planner().collective_plan(SMALL)
-    with pytest.raises(UserError, match="no cost models for compute device 'mtia'"):
-        NeuroShardPlanner(topology(device="mtia"))
 
 
 def test_any_searcher_may_be_handed_over():

@@ -1,0 +1,28 @@
+"""What differs between the supported releases of TorchRec, 1.8 and 1.9: a line for each difference."""
+
+from importlib.metadata import version
+
+from torchrec.distributed.planner import types as planner_types
+
+_RELEASE = tuple(int(number) for number in version("torchrec").split(".")[:2])
+_IS_1_9 = _RELEASE >= (1, 9)
+
+TORCHREC = f"TorchRec {_RELEASE[0]}.{_RELEASE[1]}"
+"""The installed release, for messages that say what it does."""
+
+HAS_DRY_RUN = _IS_1_9
+"""Whether TorchRec has a dry run."""
+
+COMPUTE_DEVICES = ("cpu", "cuda", "mtia", "tpu") if _IS_1_9 else ("cpu", "cuda", "mtia")
+"""The types of devices that topologies have."""
+
+CONTEXT_ERRORS: tuple[type[Exception], ...] = (planner_types.PlannerContextFingerprintError,) if _IS_1_9 else ()
+"""What TorchRec raises if it cannot compute the context hash of a plan."""
+
+OTHER_CONTEXT = "another job" if _IS_1_9 else "another job, or under another PYTHONHASHSEED"
+"""What a plan with another context hash was made for."""
+
+
+def stashing(is_stashed: bool) -> dict[str, bool]:
+    """Return the argument of a sharding option that says whether TorchRec stashes the weights of a table."""
+    return {"stash_weights": is_stashed} if _IS_1_9 else {}
