@@ -46,6 +46,11 @@ def pipeline_type(pipeline: str | None) -> PipelineType:
     return PipelineType.NONE if pipeline is None else _PIPELINE_TYPES[pipeline]
 
 
+def pipeline_named(named: PipelineType) -> str | None:
+    """Return the pipeline by TorchRec's name; None if TorchRec names none of those that memory knows."""
+    return next((pipeline for pipeline, its in _PIPELINE_TYPES.items() if its is named), None)
+
+
 def check_prefetching(constraints: Mapping[str, ParameterConstraints], pipeline: str | None) -> None:
     """Raise UserError if the cache parameters of constraints, by name of the table, contradict the job's pipeline."""
     for name, constraint in constraints.items():
