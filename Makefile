@@ -13,7 +13,7 @@ timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) 
 export PYTHONDONTWRITEBYTECODE =
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
-.PHONY: help install demo test quick test-all test-both golden lint types format docs results bench release-check clean
+.PHONY: help install demo test quick test-all test-both golden messages lint types format docs results bench release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -58,6 +58,11 @@ test-both: test-all  ## every test, with both sets of releases of torch, FBGEMM 
 golden: $(INSTALLED)  ## compare plans, bundles and measurements with tests/golden/golden.json; UPDATE=1 writes it
 	$(if $(UPDATE),rm -f tests/golden/golden.json)
 	NEUROSHARD_GOLDEN_UPDATE=$(UPDATE) $(BIN)/pytest -m slow tests/golden
+
+messages: $(INSTALLED)  ## write tests/golden/messages.json, the text of every error and warning; review the difference
+	rm -rf build/messages && mkdir -p build/messages
+	-NEUROSHARD_MESSAGES_UPDATE=$(CURDIR)/build/messages $(PYTEST) -m ""
+	$(BIN)/python -m tests.golden.gather_messages build/messages
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

@@ -1,12 +1,16 @@
-"""The one exception a user's mistake raises, and the one category of warnings: their text is the whole message.
+"""The one exception a user's mistake raises, and the one category of warnings; both carry messages in parts.
 
 Every other exception is a defect, unless a UserError is its cause (`raise ... from`): `user_error_in` decides.
 """
 
 import warnings
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, replace
 from difflib import SequenceMatcher, get_close_matches
 from traceback import walk_tb
+from typing import Any, Self, TypeVar
+
+from neuroshard.plumbing.messages import Message
 
 _SHOWN_NAMES = 20
 _SIMILAR = 0.6  # from 0 to 1, of difflib
@@ -14,26 +18,61 @@ _PROJECT = __name__.partition(".")[0]
 
 
 class UserError(ValueError):
-    """A user's mistake in one clear line, whatever values it names: the value, its limit and what to do about it."""
+    """A user's mistake: its parts say what is wrong and where, the limit, and what to do; `str(error)` is one line.
 
-    def __init__(self, message: object = "") -> None:
-        super().__init__(" ".join(str(message).split()))
+    The arguments are those of `Message`.
+    """
+
+    def __init__(self, code: str, what: object, *, where: str = "", limit: str = "", remedy: str = "") -> None:
+        self.message = Message(code, str(what), where, limit, remedy)
+        super().__init__(str(self.message))
+
+    @property
+    def code(self) -> str:
+        """The short name of the message."""
+        return self.message.code
+
+    def at(self, where: str) -> Self:
+        """Return the same error at a place; if it names a place already, that place lies inside."""
+        inner = self.message.where
+        return self.changed(where=f"{where}: {inner}" if inner else where)
+
+    def changed(self, **parts: str) -> Self:
+        """Return the same error with other parts."""
+        return _restored(type(self), replace(self.message, **parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.message)
+
+
+_Error = TypeVar("_Error", bound=UserError)
+
+
+def _restored(kind: type[_Error], message: Message) -> _Error:
+    """Make an error of a message."""
+    parts = asdict(message)
+    return kind(parts.pop("code"), parts.pop("what"), **parts)
 
 
 class NeuroShardWarning(UserWarning):
-    """A reason to doubt a result, such as a search that was cut short, or tables counted in too few samples.
+    """Reasons to doubt a result, such as a search that was cut short, or tables counted in too few samples.
 
-    Python's `warnings` filter it by this category: `warnings.simplefilter("ignore", ns.NeuroShardWarning)`.
+    `messages` has one message for each. Python's `warnings` filter them by this category:
+    `warnings.simplefilter("ignore", ns.NeuroShardWarning)`.
     """
 
+    def __init__(self, *messages: Message) -> None:
+        self.messages = messages
+        super().__init__("; ".join(map(str, messages)))
 
-def warn_of(answered: str, lines: Sequence[str]) -> None:
+
+def warn_of(answered: str, messages: Sequence[Message]) -> None:
     """Warn in one line of the reasons to doubt the result of a function, named in full; without reasons do nothing.
 
     The warning names no place in the caller's source, so that Python prints a single line.
     """
-    if lines:
-        warnings.warn_explicit("; ".join(lines), NeuroShardWarning, answered, 0)
+    if messages:
+        warnings.warn_explicit(NeuroShardWarning(*messages), NeuroShardWarning, answered, 0)
 
 
 class InfeasibleError(UserError):
@@ -76,8 +115,12 @@ def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str
     near = [one for one in get_close_matches(name, names, n=_SHOWN_NAMES, cutoff=_SIMILAR) if _similar(name, one)]
     names.sort(key=lambda one: -_shared_groups(name, one))
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
-    hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names[:_SHOWN_NAMES])}{more}"
-    return UserError(f"unknown {what} {name!r}; {hint}")
+    known = (
+        {"remedy": f"Did you mean {near[0]!r}?"}
+        if near
+        else {"limit": f"valid: {', '.join(names[:_SHOWN_NAMES])}{more}"}
+    )
+    return UserError("unknown-name", f"unknown {what} {name!r}", **known)
 
 
 def _similar(name: str, other: str) -> bool:

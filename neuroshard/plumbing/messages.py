@@ -1,0 +1,38 @@
+"""What people are told, in parts: errors and warnings are rendered here, and nowhere else."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Message:
+    """One error or warning; `str(message)` renders it in one line: "where: what; limit. Remedy".
+
+    Attributes:
+        code: short name of the message, in small letters with hyphens, by which programs and tests know it.
+        what: what is wrong, as a clause: the value, and the field, setting or table that has it.
+        where: the place of the value, such as a file with its line; empty if `what` names the place.
+        limit: why that is wrong, as a clause: the limit, or what was expected; empty if `what` says it.
+        remedy: what to do, as one or two sentences in the imperative without the last full stop: the setting or
+            command; empty if nothing can be done.
+    """
+
+    code: str
+    what: str
+    where: str = ""
+    limit: str = ""
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # whatever values it names, a message is one line
+            object.__setattr__(self, field.name, " ".join(getattr(self, field.name).split()))
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        limit = f"; {self.limit}" if self.limit else ""
+        remedy = f". {self.remedy}" if self.remedy else ""
+        return f"{place}{self.what}{limit}{remedy}"
+
+
+def number_of(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun, such as "1 table" or "3 tables"."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

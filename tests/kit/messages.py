@@ -1,0 +1,110 @@
+"""Errors and warnings in tests: tests compare codes and places, and messages.json alone holds wording.
+
+tests/golden/messages.json has for each code a test that causes the message, and the message with the values of that
+test; when this test runs, the texts are compared. `make messages` writes the file anew: review the difference.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from neuroshard.app import cli
+from neuroshard.plumbing.errors import NeuroShardWarning, UserError, user_error_in
+from neuroshard.plumbing.messages import Message
+from tests.kit.commands import run_command
+
+FILE = Path(__file__).parents[1] / "golden" / "messages.json"
+UPDATE = os.environ.get("NEUROSHARD_MESSAGES_UPDATE")  # a directory in which every process writes what it has seen
+_DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and what the file has in their place
+    (re.compile(r"/tmp/pytest-of-[^/]+/pytest-[0-9]+/(popen-gw[0-9]+/)?[^/ ':,]+"), "TMP"),
+    (re.compile(r"TorchRec 1\.[0-9]+"), "TorchRec 1.x"),
+)
+
+
+@contextmanager
+def refused(code: str, *, where: str | None = None, names: Sequence[object] = (), kind: type = UserError) -> Iterator:
+    """Expect a UserError with this code; yields pytest's record of it.
+
+    Args:
+        code: of the message.
+        where: the place that the message must name, if the test knows it.
+        names: values, tables and settings that the message must contain.
+        kind: the class of the error.
+    """
+    with pytest.raises(kind) as raised:
+        yield raised
+    check(raised.value.message, code, where=where, names=names)
+
+
+@contextmanager
+def warned(*codes: str) -> Iterator[None]:
+    """Expect exactly one warning of the project, with messages of these codes."""
+    with pytest.warns(NeuroShardWarning) as caught:
+        yield
+    messages = [one for warning in caught if isinstance(warning.message, NeuroShardWarning)
+                for one in warning.message.messages]  # fmt: skip
+    assert [one.code for one in messages] == list(codes)
+    for message in messages:
+        check(message, message.code)
+
+
+def logged(caplog: Any) -> list[Message]:
+    """Return the messages that were logged, at any level; each is compared with the file."""
+    messages = [record.msg for record in caplog.records if isinstance(record.msg, Message)]
+    for message in messages:
+        check(message, message.code)
+    return messages
+
+
+def logged_codes(caplog: Any) -> list[str]:
+    """Return the codes of the messages that were logged."""
+    return [message.code for message in logged(caplog)]
+
+
+def refused_command(
+    capsys: Any, code: str, *arguments: object, where: str | None = None, names: Sequence[object] = ()
+) -> Message:
+    """Run a command that must end with exit code 2 and a message with this code, its only line on standard error."""
+    errors: list[BaseException] = []
+    with patch.object(cli, "one_line", lambda error: errors.append(error) or _ONE_LINE(error)):
+        exit_code, _, err = run_command(capsys, *arguments)
+    assert (exit_code, err.count("\n")) == (2, 1), err
+    error = user_error_in(errors[-1])
+    assert error is not None
+    check(error.message, code, where=where, names=names)
+    return error.message
+
+
+_ONE_LINE = cli.one_line
+
+
+def check(message: Message, code: str, *, where: str | None = None, names: Sequence[object] = ()) -> None:
+    """Compare a message with a code, a place and values, and its text with the file if the file has this test's."""
+    assert message.code == code, f"{message.code}: {message}"
+    assert where is None or message.where == where, message
+    missing = [name for name in names if str(name) not in str(message)]
+    assert not missing, f"{missing} missing in: {message}"
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+    text = str(message)
+    for pattern, same in _DIFFERENT_ELSEWHERE:
+        text = pattern.sub(same, text)
+    if UPDATE:
+        with (Path(UPDATE) / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"code": code, "test": test, "text": text}) + "\n")
+        return
+    known = _known().get(code, {})
+    if known.get("test") == test:
+        assert text in known["messages"]
+
+
+@cache
+def _known() -> dict[str, dict[str, Any]]:
+    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}

@@ -1,0 +1,20 @@
+"""Every message has a code of its own, and its text stands in tests/golden/messages.json."""
+
+import json
+import re
+from collections import Counter
+
+from tests.golden.gather_messages import FILE, calls, code_of
+
+CODES = {place: code for place, call in calls() if (code := code_of(call)) is not None}
+
+
+def test_every_message_has_a_code_of_its_own():
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", code) for code in CODES.values())
+    count = Counter(CODES.values())
+    assert {code: [place for place, its in CODES.items() if its == code] for code in count if count[code] > 1} == {}
+
+
+def test_the_file_of_messages_is_complete():
+    """If this fails, run `make messages` and review the difference."""
+    assert set(json.loads(FILE.read_text(encoding="utf-8"))) == set(CODES.values())
