@@ -1,4 +1,4 @@
-"""What people write behind a command, put the way Hydra reads it: paths without a key, files in place of a choice."""
+"""The arguments of a command, translated for Hydra: paths without a key, and files in place of a choice."""
 
 import os
 import re
@@ -32,13 +32,13 @@ _READERS = {
 
 @dataclass(frozen=True)
 class Override:
-    """What a setting, or a group, is set to.
+    """A setting, or a group, with the value that it is set to.
 
     Attributes:
-        key: of the setting, with dots; or the group's name.
+        key: name of the setting, with dots, or name of the group.
         text: key and value as Hydra takes them.
-        values: the only one; or one for each job of a sweep, `MOST_JOBS` and one more at most.
-        swept: whether it lists several.
+        values: the single value; or a value for each job of a sweep, at most `MOST_JOBS` + 1.
+        swept: True if the text lists several values.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Override:
 
     @property
     def is_hydras(self) -> bool:
-        """Whether it is one of Hydra's own settings."""
+        """True if this is one of Hydra's own settings."""
         return self.key.startswith("hydra")
 
 
@@ -58,23 +58,27 @@ def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list
     for flag in flags:
         if flag not in (*_SWEEP_FLAGS, *HELP_FLAGS):
             meant = flag.lstrip("-").split("=")[0]
-            hint = f"; settings are written without dashes: {meant}=..." if flag.startswith("--") else ""
-            raise UserError(f"unknown flag {flag!r}; neuroshard {command} takes -m (a sweep) and --help{hint}")
+            raise UserError(
+                "flag-unknown",
+                f"unknown flag {flag!r}",
+                limit=f"the flags of neuroshard {command} are -m (a sweep) and --help",
+                remedy=f"Write settings without dashes: {meant}=..." if flag.startswith("--") else "Remove the flag",
+            )
     return flags, [text for text in arguments if not text.startswith("-")]
 
 
 def as_overrides(command: str, texts: Sequence[str]) -> list[Override]:
-    """Read what arguments that are no flags give. Paths without a key are the first setting that the command needs.
+    """Read arguments that are not flags. Paths without a key are the first setting that the command needs.
 
     Raises:
-        UserError: one is not key=value, or does what a command line may not.
+        UserError: an argument is not key=value, or sets what cannot be set.
     """
     needed = missing(Composed.of(command, {}).settings)
     paths = [text for text in texts if needed and _is_path(text)]
     named = [text for text in texts if text not in paths]
     for text in named:
         if "=" not in text and not text.startswith("~"):
-            raise UserError(f"{text!r} is malformed; write key=value{_meant(text, texts)}")
+            raise _without_key(text, _meant(text, texts))
     written = [written for text in named for written in with_reader(text)]
     if paths:
         written.append(_positional(command, needed[0], paths, written))
@@ -87,39 +91,58 @@ def _is_no_experiment(override: Override) -> bool:
     if override.key != EXPERIMENT or None not in override.values:
         return False
     if override.swept:
-        raise UserError(f"{override.text}: a sweep can't list null; run that job by itself, without {EXPERIMENT}=")
+        raise UserError(
+            "sweep-experiment-null",
+            f"{override.text} lists null",
+            limit="a sweep cannot list null",
+            remedy=f"Run the job without an experiment by itself, without {EXPERIMENT}=",
+        )
     return True
 
 
 def _positional(command: str, key: str, paths: list[str], written: list[str]) -> str:
     """Build the setting that paths without a key are."""
     if any(text.startswith(f"{key}=") for text in written):
-        raise UserError(f"{paths[0]!r} is taken for {key}=..., which is given too; write one of the two")
+        raise UserError(
+            "path-given-twice",
+            f"{paths[0]!r} and {key}=... are both given",
+            limit=f"a path without a key is the value of {key}",
+            remedy="Write one of the two",
+        )
     if key not in _SINGLE:
         return f"{key}=[{','.join(map(quoted, paths))}]"
     if len(paths) > 1:
         raise UserError(
-            f"neuroshard {command} takes one {key}, not {len(paths)} ({', '.join(paths)}); the rest is key=value"
+            "paths-count",
+            f"neuroshard {command} has {len(paths)} paths ({', '.join(paths)})",
+            limit=f"the command takes one {key}",
+            remedy="Give one path, and everything else as key=value",
         )
     return f"{key}={quoted(paths[0])}"
 
 
 def _meant(text: str, texts: Sequence[str]) -> str:
-    """Guess what somebody meant by a text without a key: a file, or the end of a value with a blank."""
+    """Return a remedy for a text without a key: a file, or the end of a value with a blank; empty if unknown."""
     if groups := [group for group, readers in _READERS.items() if Path(text).suffix.lower() in readers]:
-        return f"; did you mean {groups[0]}={text}?"
+        return f"Did you mean {groups[0]}={text}?"
     before = texts[texts.index(text) - 1] if text in texts[1:] else ""
     if "=" not in before:
         return ""
     from neuroshard.plumbing.schema import is_size  # slow to import: not for completion
 
     if is_size(before.partition("=")[2] + text):
-        return f"; sizes are written without a blank: {before}{text}"
-    return f"; a value with a blank needs quotes: '{before} {text}'"
+        return f"Write the size without a blank: {before}{text}"
+    return f"Put a value with a blank in quotes: '{before} {text}'"
+
+
+def _without_key(text: str, remedy: str = "") -> UserError:
+    """Make the error for an argument that is not a setting."""
+    expected = "key=value is expected"
+    return UserError("argument-malformed", f"{text!r} is malformed", limit=expected, remedy=remedy or "Write key=value")
 
 
 def _is_path(text: str) -> bool:
-    """Tell whether a text is a path without a key: paths may hold "=" too."""
+    """Return True if a text is a path without a key. (Paths may contain "=", too.)"""
     return "=" not in text or (os.path.lexists(text) and not os.path.lexists(text.split("=", 1)[1]))
 
 
@@ -127,7 +150,7 @@ def with_reader(text: str) -> list[str]:
     """Turn `tables=FILE.csv` into tables=user_file and its path, or paths of a sweep; leave anything else as it was.
 
     Raises:
-        UserError: it lists files that different choices read.
+        UserError: the text lists files of types that different choices read.
     """
     group, _, value = text.partition("=")
     readers = _READERS.get(group, {})
@@ -137,17 +160,25 @@ def with_reader(text: str) -> list[str]:
         return [text]
     if len(read_by) > 1:
         raise UserError(
-            f"{text} lists what isn't read alike; sweep {group}.path={','.join(files)} for files of one kind"
+            "files-of-several-types",
+            f"{text} lists files of several types",
+            limit="a sweep takes files of one type",
+            remedy=f"Sweep the files of each type separately: {group}.path={','.join(files)}",
         )
     return [f"{group}={read_by.pop()}", f"{group}.path={','.join(map(quoted, files))}"]
 
 
-def file_remark(group: str, value: str) -> str | None:
-    """Say which files a group's choices read, where it is set to some other file; None where there is no such file."""
+def file_error(group: str, value: str) -> UserError | None:
+    """Make the error for a group that is set to a file that no choice reads; None if there is no such file."""
     readers = _READERS.get(group, {})
     if not readers or not Path(value).exists():
         return None
-    return f"{group}={value} is not one of its choices, nor a file that ends in {' or '.join(readers)}"
+    return UserError(
+        "file-type-unknown",
+        f"{group}={value} is a file of an unknown type",
+        limit=f"the known file types are {', '.join(readers)}",
+        remedy=f"Give a file of such a type, or a choice of {group} by name",
+    )
 
 
 def quoted(text: str) -> str:
@@ -166,13 +197,33 @@ def _override(text: str) -> Override:
     parsed = _parse(text)
     key = parsed.key_or_group
     if parsed.is_add() or parsed.is_force_add() or parsed.is_delete():
-        raise UserError(f"{text!r} adds or deletes a setting; write key=value")
+        raise UserError(
+            "setting-added-or-deleted",
+            f"{text!r} adds or deletes a setting",
+            limit="settings can only be changed",
+            remedy="Write key=value",
+        )
     if key.startswith("hydra") and key not in ("hydra/launcher", "hydra/sweeper") and not key.startswith(_SWEEPERS):
-        raise UserError(f"{key} can't be set; of Hydra's own settings, launcher and sweeper can")
+        raise UserError(
+            "hydra-setting",
+            f"{key} cannot be set",
+            limit="hydra/launcher, hydra/sweeper and their settings are the only settings of Hydra that can be set",
+            remedy=f"Remove {key}",
+        )
     if key == "run" or key.startswith("run."):
-        raise UserError(f"{key} can't be set; it joins the settings that can")
+        raise UserError(
+            "run-setting",
+            f"{key} cannot be set",
+            limit="the value is made of other settings",
+            remedy="Set those; `neuroshard COMMAND --help` lists them",
+        )
     if key == _SWEPT or key.startswith(f"{_SWEPT}."):
-        raise UserError(f"{key} can't be set; list the values of a setting itself: key=value,value")
+        raise UserError(
+            "sweep-params-setting",
+            f"{key} cannot be set",
+            limit="a sweep lists the values of each setting",
+            remedy="Write the values behind the setting: key=value,value",
+        )
     from neuroshard.plumbing.registry import check_setting
 
     override = Override(key, str(parsed.input_line), _values_of(parsed), parsed.is_sweep_override())
@@ -188,7 +239,9 @@ def _values_of(parsed: "Parsed") -> tuple[Any, ...]:
     try:
         values = parsed.sweep_iterator()
     except HydraException as error:
-        raise UserError(f"{parsed.input_line!r} is no list of values: {error}") from None
+        remedy = "Write values separated by commas: key=value,value"
+        what = f"{parsed.input_line!r} is not a list of values"
+        raise UserError("sweep-values-malformed", what, limit=str(error), remedy=remedy) from None
     return tuple(replace(parsed, _value=value).value() for value in islice(values, MOST_JOBS + 1))
 
 
@@ -199,12 +252,13 @@ def _parse(text: str) -> "Parsed":
     from neuroshard.plumbing.schema import shown
 
     parser, match = OverridesParser.create(), _KEY.fullmatch(text)
-    # What is no value in Hydra's grammar may be a path, which Hydra wants in quotes.
+    # A text that is not a value in Hydra's grammar may be a path, which Hydra wants in quotes.
     for written in (text, f"{match[1]}={quoted(match[2])}") if match else (text,):
         try:
             return parser.parse_overrides([written])[0]
         except RecursionError:
-            raise UserError(f"{shown(text)} can't be read: its value is nested too deeply") from None
+            what, remedy = "the value is nested too deeply to be read", "Write a value with fewer levels"
+            raise UserError("argument-nested-deeply", what, where=shown(text), remedy=remedy) from None
         except OverrideParseException:
             continue
-    raise UserError(f"{text!r} is malformed; write key=value")
+    raise _without_key(text)

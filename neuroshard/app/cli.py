@@ -27,6 +27,7 @@ from neuroshard.app.failures import (
 from neuroshard.app.overrides import check_overrides, check_settings
 from neuroshard.app.settings import command_help
 from neuroshard.plumbing.errors import UserError, raised_by, unknown_name
+from neuroshard.plumbing.messages import Message, number_of
 
 if TYPE_CHECKING:
     from neuroshard.plumbing.progress import Result
@@ -111,17 +112,29 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
         try:
             hydra.main(version_base="1.3", config_name=command)(_run)()
         except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(error) from error
+            raise _refused(error) from error
         except (ValueError, TypeError, AttributeError) as error:
-            if not raised_by(error, *_HYDRA):  # which refuses some of its own settings by exceptions of Python's
+            if not raised_by(error, *_HYDRA):  # Hydra refuses some of its own settings by exceptions of Python's
                 raise
-            raise UserError(error) from error
+            raise _refused(error) from error
         jobs = jobs_in(folder)
     if table := compared(jobs):
         plain_console().print(table)
     if failed := [job for job in jobs if job.failure is not None]:
-        complain(f"the sweep is through; {len(failed)} of its jobs failed, each with a line of its own")
+        complain(
+            Message(
+                "sweep-jobs-failed",
+                f"{len(failed)} of {number_of(len(jobs), 'job')} of the sweep failed",
+                remedy="Correct the errors above, then run the failed jobs again",
+            )
+        )
         raise Ended(EXIT_BUG if any(job.failure == DEFECT for job in failed) else EXIT_USER_ERROR)
+
+
+def _refused(error: Exception) -> UserError:
+    """Make the UserError of an error by which Hydra or OmegaConf refuses the settings."""
+    remedy = "Correct the setting that the message names"
+    return UserError("hydra-refused", "Hydra cannot use the settings", limit=str(error).rstrip("."), remedy=remedy)
 
 
 def _run(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""The commands that there are, and what `neuroshard --help` says of them."""
+"""The commands, and the text of `neuroshard --help`."""
 
 from neuroshard.plumbing.configs import headline
 
@@ -7,7 +7,7 @@ COMMANDS = (
     *("explain", "export", "report", "compile", "train-policy"),
 )
 LISTINGS = {  # which have no settings
-    "models": ("[NAME]", "list the installed cost models; with a name, print its card"),
+    "models": ("[NAME]", "list the installed cost models; with NAME, print the card of that model"),
     "completion": ("", 'print a bash completion script: eval "$(neuroshard completion)"'),
 }
 ALL = (*COMMANDS, *LISTINGS)

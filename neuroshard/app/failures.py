@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 from neuroshard.plumbing.errors import InfeasibleError, user_error_in
+from neuroshard.plumbing.messages import Message
 
 EXIT_USER_ERROR = 2
 EXIT_BUG = 70
@@ -26,10 +27,13 @@ def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if _is_of_the_system(error):
         # a full disk, or a directory that can't be written, is the user's to mend too
-        return f"{text}; what was finished is kept, start it again when this is mended"
+        remedy = "Correct this, then run the command again: finished work is kept"
+        return str(Message("system-refused", text, remedy=remedy))
     if isinstance(error, MemoryError):
-        return "out of memory; what was finished is kept. Give fewer or smaller tables, or a larger machine"
-    return f"{type(error).__name__}: {text[:200]}. This is a defect of neuroshard; {_kept(error)}"
+        remedy = "Give fewer or smaller tables, or use a larger machine; finished work is kept"
+        return str(Message("memory-exhausted", "this machine is out of memory", remedy=remedy))
+    what = f"{type(error).__name__}: {text[:200]}"
+    return str(Message("neuroshard-defect", what, limit="this is a defect of neuroshard", remedy=_kept(error)))
 
 
 def exit_code(error: BaseException) -> int:
@@ -63,8 +67,8 @@ def _reader_has_gone() -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in outputs.poll(0))
 
 
-def complain(text: str) -> None:
-    """Print one line on standard error, whatever it can show."""
+def complain(text: object) -> None:
+    """Print a line, or a message, on standard error."""
     print(f"neuroshard: error: {text}", file=sys.stderr, flush=True)
 
 
@@ -74,11 +78,12 @@ def _is_of_the_system(error: BaseException) -> bool:
 
 
 def _kept(error: BaseException) -> str:
+    """Write the traceback of a defect to a file; return what to do, with the path of the file."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="neuroshard-", suffix=".log", encoding="utf-8", errors="backslashreplace", delete=False
         ) as file:
             file.write("".join(traceback.format_exception(error)))
     except OSError:
-        return "its traceback could not be written"
-    return f"please report it with the traceback in {Path(file.name)}"
+        return "Report the defect; the traceback could not be written"
+    return f"Report the defect with the traceback in {Path(file.name)}"

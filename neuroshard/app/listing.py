@@ -20,29 +20,34 @@ from neuroshard.words.form import CALLS
 
 
 def show_models(arguments: list[str], console: Console) -> None:
-    """Print a line for every installed model, or the whole card of the one that is named.
+    """Print a line for every installed model; with a name, print the whole card of that model.
 
     Raises:
-        UserError: there is more than one name, or it is no bundle's.
+        UserError: there is more than one name, or the name is unknown.
     """
     if len(arguments) > 1:
-        raise UserError(f"neuroshard models takes one name at most, not {len(arguments)}")
+        raise UserError(
+            "models-names-count",
+            f"neuroshard models has {len(arguments)} names",
+            limit="the maximum is 1",
+            remedy="Give one name: `neuroshard models NAME`",
+        )
     if arguments:
         console.print_json(data=_card(arguments[0]))
         return
     console.print(_shipped_bundles())
     console.print(_datasheets())
-    console.print("use: model=NAME, or CostModels.load(NAME); `neuroshard models NAME` prints a card")
-    console.print("settings that go with model=NAME, and are arguments of CostModels.load, too:")
-    console.print("  framework=torchrec   count the framework overhead of TorchRec: costs of whole training steps")
-    console.print("  dense_ms=8           the same on GPUs, with a dense network that takes 8 ms of a step")
+    console.print("use: model=NAME, or CostModels.load(NAME); `neuroshard models NAME` prints the card of a model")
+    console.print("settings to add to model=NAME, also arguments of CostModels.load:")
+    console.print("  framework=torchrec   include the framework overhead of TorchRec: costs of whole training steps")
+    console.print("  dense_ms=8           with framework=torchrec, on GPUs: the dense network takes 8 ms of a step")
     console.print("  exchange_dtype=fp16  exchange embeddings and gradients as fp16 (fp16/bf16: forward/backward)")
-    console.print(f"  optimizer=adam       of {ROOFLINE}NAME: kernels that read and write the states of Adam")
+    console.print(f"  optimizer=adam       with {ROOFLINE}NAME: kernels read and write the states of Adam")
 
 
 def _card(name: str) -> dict[str, Any]:
     """Return the facts about a model: the figures of a datasheet, or the provenance of other models."""
-    models = CostModels.load(name)  # which says what is wrong with the name
+    models = CostModels.load(name)  # raises UserError if the name is unknown
     if models.sheet is not None:
         errors = {check.group: str(check) for check in checks(models)}
         return {"figures": described("roofline", models.sheet), "beside published points": errors}

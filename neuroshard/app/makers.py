@@ -1,4 +1,4 @@
-"""What a command can't run with, told before: values of a sweep, and inputs, with the command that makes them."""
+"""Checks before a command runs: inputs, with the command that makes a missing input, and the values of a sweep."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -40,11 +40,16 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
     for job in _jobs(command, overrides, sweeping):
         for key, one in _named(command, job):
             if (maker := _lacking(one)) is not None:
-                raise UserError(f"{key}={one} is not there yet; it is made by: {maker}")
+                remedy = f"Run `{maker}` first"
+                raise UserError("input-not-made", f"{key}={one} does not exist yet", remedy=remedy)
             if one.startswith(_IN_REPOSITORY) and not Path(one).exists():
                 before, data = _data_instead(_texts(Composed.of(command, job).settings.get(key)))
-                do = f"run {before}, then add {data}" if before else f"add {data}"
-                raise UserError(f"{key}={one} is part of NeuroShard's repository, and not in this directory; {do}")
+                raise UserError(
+                    "input-in-repository",
+                    f"{key}={one} does not exist in this directory",
+                    limit="the measurements are part of NeuroShard's repository",
+                    remedy=f"Run `{before}`, then add {data}" if before else f"Add {data}",
+                )
 
 
 def check_built(command: str, overrides: Sequence[Override]) -> None:
@@ -56,7 +61,8 @@ def check_built(command: str, overrides: Sequence[Override]) -> None:
             instantiate_config(config_of(command, job).run)
         except UserError as error:
             settings = ",".join(f"{key}={value}" for key, value in job.items())
-            raise UserError(f"{error}; no job of the sweep has begun, one of them being {settings}") from None
+            limit = "; ".join(filter(None, (error.message.limit, "no job of the sweep has started")))
+            raise error.at(f"sweep job {settings}").changed(limit=limit) from None
 
 
 def _jobs(command: str, overrides: Sequence[Override], sweeping: bool) -> list[Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from neuroshard.app.arguments import MOST_JOBS, Override, asked_by, file_remark
+from neuroshard.app.arguments import MOST_JOBS, Override, asked_by, file_error
 from neuroshard.app.settings import joins, needed, said_of
 from neuroshard.bundles import ROOFLINE
 from neuroshard.plumbing.configs import (
@@ -22,6 +22,7 @@ from neuroshard.plumbing.configs import (
     nodes_of,
 )
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
+from neuroshard.plumbing.messages import number_of
 
 _QUOTES = "'\""
 
@@ -30,9 +31,15 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
     """Raise UserError if an override names a setting or choice that doesn't exist, or something is still missing."""
     own = [override for override in overrides if not override.is_hydras]
     if not sweeping and (listing := [override.text for override in own if override.swept]):
-        raise UserError(f"{listing[0]!r} lists several values: write -m to run a job for each, or quote a single one")
+        raise UserError(
+            "sweep-without-flag",
+            f"{listing[0]!r} lists several values",
+            limit="only a sweep takes several values",
+            remedy="Add -m to run a job for each value, or quote the value if it is a single one",
+        )
     if prod(len(override.values) for override in overrides) > MOST_JOBS:
-        raise UserError(f"this sweep has more than {MOST_JOBS:,} jobs; sweep fewer values")
+        limit = f"the maximum is {number_of(MOST_JOBS, 'job')}"
+        raise UserError("sweep-large", "the sweep has too many jobs", limit=limit, remedy="Sweep fewer values")
     check_settings(command, own)
     asked = asked_by(own)
     for override in own:
@@ -61,7 +68,12 @@ def check_settings(command: str, overrides: Sequence[Override]) -> None:
             raise unknown_name(f"setting of neuroshard {command}", key, _setting_names(composed.settings))
         _check_one(override, held[key], "null" in said_of(composed, key))
         if joins(held[key], composed.settings):
-            raise UserError(f"{key} can't be set; it hands on the settings of that name")
+            raise UserError(
+                "setting-joins",
+                f"{key} cannot be set",
+                limit=f"the value is {held[key]}",
+                remedy=f"Set {str(held[key])[2:-1]}, or a setting in that group",
+            )
 
 
 def _check_choices(command: str, overrides: Sequence[Override]) -> None:
@@ -70,14 +82,14 @@ def _check_choices(command: str, overrides: Sequence[Override]) -> None:
     for override in overrides:
         group = override.key
         if group == "roofline":
-            raise UserError(f"{override.text!r} is no setting; write model=roofline:{override.values[0]}")
+            remedy = f"Set model={ROOFLINE}{override.values[0]}"
+            raise UserError("roofline-as-setting", f"{override.text!r} is not a setting", remedy=remedy)
         if is_group(group) and group not in groups:
             names = [*groups, *_setting_names(Composed.of(command, {}).settings)]
             raise unknown_name(f"setting of neuroshard {command}", group, names)
         for value in map(str, override.values) if is_group(group) else ():
             if value not in choices(group) and (group, value) != (EXPERIMENT, "None"):
-                remark = file_remark(group, value)
-                raise UserError(remark) if remark else unknown_name(group, value, choices(group))
+                raise file_error(group, value) or unknown_name(group, value, choices(group))
 
 
 def _check_applies(command: str, asked: Mapping[str, Any], group: str, name: str) -> None:
@@ -85,7 +97,12 @@ def _check_applies(command: str, asked: Mapping[str, Any], group: str, name: str
     held = dict(nodes_of(Composed.of(command, choices_in(asked) | {group: name}).settings))
     for key in asked:
         if not is_group(key) and key not in held:
-            raise UserError(f"{key} is not a setting of {group}={name}; sweep the two apart")
+            raise UserError(
+                "sweep-setting-of-other",
+                f"{group}={name} has no setting {key}",
+                limit=f"the sweep sets {key} for every {group}",
+                remedy=f"Run {group}={name} as a sweep of its own, without {key}",
+            )
 
 
 def _check_used(command: str, overrides: Sequence[Override], whole: Composed) -> None:
@@ -95,16 +112,19 @@ def _check_used(command: str, overrides: Sequence[Override], whole: Composed) ->
     used = set[str]().union(*(_used(job.settings) for job in jobs))
     for override in overrides:
         if (key := override.key.split(".")[0]) not in used and key != EXPERIMENT:
-            raise UserError(f"{override.text} does nothing{_where_used(command, key, whole.chosen)}")
+            limit, remedy = _where_used(command, key, whole.chosen)
+            remedy = f"Remove {override.text}{remedy}"
+            raise UserError("setting-unused", f"{override.text} has no effect", limit=limit, remedy=remedy)
 
 
-def _where_used(command: str, key: str, chosen: Mapping[str, str]) -> str:
-    """Say with which choices a setting that is idle with those that are made would count."""
+def _where_used(command: str, key: str, chosen: Mapping[str, str]) -> tuple[str, str]:
+    """Return with which choices a setting without effect has an effect: the limit and a remedy of an error."""
     for group, name in chosen.items():
         others = [one for one in choices(group) if key in _used(Composed.of(command, {group: one}).settings)]
         if others and name not in others and len(others) < len(choices(group)):
-            return f" with {group}={name}; it counts with {group}={' or '.join(others)}"
-    return " here"
+            limit = f"{key} has an effect with {group}={' or '.join(others)}, not with {group}={name}"
+            return limit, f", or set {group}={others[0]}"
+    return "nothing in this command uses the setting", ""
 
 
 def _used(settings: Mapping[str, Any]) -> set[str]:
@@ -119,8 +139,13 @@ def _check_one(override: Override, held: Any, may_be_null: bool) -> None:
     ]
     if isinstance(held, dict) and wrong:
         inner = [f"{override.key}.{name}=..." for name, _ in leaves_of(held) if not name.endswith(BUILDING)]
-        sheet = f"; a datasheet is model={ROOFLINE}{wrong[0]}" if wrong[0] in choices("roofline") else ""
-        raise UserError(f"{override.text} is no setting but a group of them: write {', '.join(inner)}{sheet}")
+        sheet = f", or model={ROOFLINE}{wrong[0]} for a datasheet" if wrong[0] in choices("roofline") else ""
+        raise UserError(
+            "setting-is-group",
+            f"{override.text} has a single value",
+            limit=f"{override.key} is a group of settings",
+            remedy=f"Set {', '.join(inner)}{sheet}",
+        )
 
 
 def _check_apart(overrides: Sequence[Override], whole: Mapping[str, Any]) -> None:
@@ -138,8 +163,10 @@ def _check_apart(overrides: Sequence[Override], whole: Mapping[str, Any]) -> Non
         if key not in varying and key != "out":
             name = "method" if key == "searcher" else key
             raise UserError(
-                f"jobs of this sweep that differ in {key} would write to the same out={out}; name them apart: "
-                f"out='{str(out).strip(_QUOTES)}-${{{name}}}'"
+                "sweep-out-shared",
+                f"jobs of this sweep that differ in {key} would write to the same out={out}",
+                limit="each job needs an out of its own",
+                remedy=f"Name {key} in out: out='{str(out).strip(_QUOTES)}-${{{name}}}'",
             )
 
 

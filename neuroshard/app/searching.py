@@ -36,7 +36,12 @@ def search(
         InfeasibleError: the method finds no plan that fits in memory.
     """
     if not isinstance(simulator, Simulator):
-        raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
+        raise UserError(
+            "search-without-simulator",
+            f"simulator is {shown(simulator)}",
+            limit="a Simulator is expected",
+            remedy="Give ns.Simulator(ns.CostModels.load(NAME))",
+        )
     its = target_named(target)
     simulator = Simulator(its.costed(simulator.models), simulator.count_input)
     method = searcher_of(searcher, **settings)

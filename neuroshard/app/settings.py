@@ -18,9 +18,10 @@ _SWITCH = ("true", "false")
 _KEY_WIDTH = 44
 _LEAST_WIDTH = 80
 _NOTES = (
-    "??? has to be given. Sizes are bytes, or text such as 32GiB. The settings of another choice: "
-    "write the choice before --help.",
-    "-m runs a job for each combination of settings that list several values: searcher=random,neuroshard.",
+    "??? marks a setting that must be given. Sizes are numbers of bytes, or text such as 32GiB. To see the settings of "
+    "another choice, write the choice before --help.",
+    "-m runs a job for each combination of the values of settings that list several, such as "
+    "searcher=random,neuroshard.",
 )
 
 
@@ -67,9 +68,11 @@ def said_of(composed: Composed, key: str) -> str:
 
 
 def needed(composed: Composed, key: str) -> UserError:
-    """Build the error for a setting without a value, with what it is."""
+    """Make the error for a setting without a value, with the help line of the setting."""
     what = next((setting.what for setting in settings_of(composed) if setting.key == key), "")
-    return UserError(f"neuroshard {composed.command} needs {key}=...{': ' if what else ''}{what}")
+    remedy = f"Add {key}=... to the command"
+    unset = f"neuroshard {composed.command} needs {key}=..."
+    return UserError("setting-missing", unset, limit=f"{key} means: {what}" if what else "", remedy=remedy)
 
 
 def joins(value: Any, config: Mapping[str, Any]) -> bool:

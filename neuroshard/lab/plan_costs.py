@@ -217,11 +217,11 @@ def _measure_exchanges(
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
-    """Say why a device's weights don't fit in this host's memory, where CPU kernels want them; None if they do."""
+    """Return why the weights of a device do not fit in this host's memory, if kernels run on CPUs; None if they fit."""
     if hardware.device.kind != "cpu":
         return None
     needed = int(plan.device_loads.totals(plan.device_loads.loads.size_bytes).max())
     there = hardware.fingerprint.memory_bytes
     if needed < there:
         return None
-    return f"a device needs {readable_bytes(needed)}, this machine has {readable_bytes(there)}"
+    return f"the tables of a device need {readable_bytes(needed)}; this machine has {readable_bytes(there)}"

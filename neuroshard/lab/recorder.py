@@ -63,7 +63,7 @@ class Meters:
 
 
 @contextmanager
-def meters_of(hardware: Hardware, warn: Callable[[str], None]) -> Iterator[Meters]:
+def meters_of(hardware: Hardware, warn: Warn) -> Iterator[Meters]:
     """Yield the hardware's meters; their processes end with the context."""
     with ExitStack() as open_for:
         yield Meters(hardware, warn, open_for)

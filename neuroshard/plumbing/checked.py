@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import AS_SIZE, reason, shown, to_bytes
+from neuroshard.plumbing.schema import AS_SIZE, refusal, shown, to_bytes
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _MARK = "__checked__"
@@ -52,7 +52,8 @@ def _checked_class(cls: type[Any]) -> type[Any]:
         try:
             vars(self).update(_checked_fields(self))
         except UserError as error:
-            raise UserError(f"{_described(self)}: {error}") from None
+            named = _named(self)
+            raise (error.at(named) if named else error) from None
         if ours is not None:
             ours(self)
 
@@ -76,11 +77,14 @@ def _as_struct(target: Hashable) -> type[msgspec.Struct]:
     return msgspec.defstruct("Fields", _plain_hints(target))
 
 
-def _described(value: object) -> str:
-    """Say what a value is, and its name if it has one."""
+def _named(value: object) -> str:
+    """Return the class and the name of a value, such as "table 'x'"; empty if it has no name.
+
+    The class of a value without a name would tell a reader nothing: the settings are named.
+    """
     what = re.sub(r"(?<!^)(?=[A-Z])", " ", type(value).__name__).lower()
     name = getattr(value, "name", None)
-    return f"{what} {shown(name)}" if isinstance(name, str) else what
+    return f"{what} {shown(name)}" if isinstance(name, str) else ""
 
 
 def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +112,14 @@ def _checked_value(value: object, hint: Any, name: str) -> Any:
         try:
             return msgspec.convert(_without_numpy(value), hint)
         except msgspec.ValidationError as error:
-            raise UserError(reason(str(error), value, name)) from None
+            refused = refusal(str(error), value, name)
+            raise (refused.changed(**_allowed(hint, name)) if get_origin(hint) is Literal else refused) from None
+
+
+def _allowed(hint: Any, name: str) -> dict[str, str]:
+    """Return the parts of a message that list the values that a `Literal` allows."""
+    values = ", ".join(map(str, get_args(hint)))
+    return {"limit": f"the allowed values are {values}", "remedy": f"Set {name} to one of these values"}
 
 
 @cache

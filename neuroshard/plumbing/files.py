@@ -16,6 +16,7 @@ from typing import Any
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import decode
 
 MAX_FILE_BYTES = 1 << 30  # of any file that is read whole
@@ -65,20 +66,30 @@ def regular_file(path: Path, what: str) -> Path:
     """Check that `path` is a regular file, and return it; `what` names it ("plan", "manifest", ...).
 
     Raises:
-        UserError: there is no such file, or it is no regular one (a pipe would wait for ever, a device never end), or
-            larger than 1 GiB.
+        UserError: the file is missing, is not regular (reading a pipe or a device might never end), or is larger than
+            1 GiB.
     """
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise UserError(f"no {what} at {path}") from None
+        remedy = "Correct the path, or make the file first"
+        raise UserError("file-missing", f"there is no {what} at {path}", remedy=remedy) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{what} {path} can't be read: {error}") from None
+        raise _unreadable(path, what, error) from None
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{what} {path} can't be read: it is not a regular file")
+        remedy = "Give the path of a regular file, not of a directory, pipe or device"
+        raise UserError("file-irregular", f"{what} {path} is not a regular file", remedy=remedy)
     if status.st_size > MAX_FILE_BYTES:
-        raise UserError(f"{what} {path} can't be read: it takes {status.st_size} bytes, at most 1 GiB is read")
+        size, limit = number_of(status.st_size, "byte"), "the maximum is 1 GiB"
+        remedy = "Give a smaller file"
+        raise UserError("file-large", f"{what} {path} has {size}", limit=limit, remedy=remedy)
     return path
+
+
+def _unreadable(path: Path, what: str, error: Exception) -> UserError:
+    """Make the error for a file that the system does not let us read."""
+    remedy = "Make the file readable, or give another path"
+    return UserError("file-unreadable", f"{what} {path} cannot be read", limit=str(error), remedy=remedy)
 
 
 def read_bytes(path: Path, what: str) -> bytes:
@@ -86,7 +97,7 @@ def read_bytes(path: Path, what: str) -> bytes:
     try:
         return regular_file(path, what).read_bytes()
     except OSError as error:
-        raise UserError(f"{what} {path} can't be read: {error}") from None
+        raise _unreadable(path, what, error) from None
 
 
 def read_json(path: Path, what: str) -> Any:
@@ -136,13 +147,15 @@ def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
     """Raise UserError unless the first of some places that is there is a directory that can be written to."""
     nearest = next(place for place in places if os.path.lexists(place))
     if not nearest.is_dir():
-        raise UserError(f"out={out}: {nearest} is not a directory; give another out={kind}")
+        remedy = f"Set out to another place: out={kind}"
+        raise UserError("out-under-file", f"{nearest} is not a directory", where=f"out={out}", remedy=remedy)
     try:
         with TemporaryFile(dir=nearest):  # which tells: root may write to /proc, and can't
             pass
     except OSError as error:
-        why = "has no space left" if error.errno == errno.ENOSPC else "can't be written to"
-        raise UserError(f"out={out}: {nearest} {why}; give another out={kind}") from None
+        what = f"{nearest} {'has no space left' if error.errno == errno.ENOSPC else 'cannot be written to'}"
+        remedy = f"Set out to another place: out={kind}"
+        raise UserError("out-unwritable", what, where=f"out={out}", remedy=remedy) from None
 
 
 def by_place(paths: Iterable[Path]) -> list[list[Path]]:
@@ -157,7 +170,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     A run that leaves no file there, such as a refused one, leaves no new directory either.
 
     Raises:
-        UserError: another run is at work there, or `.lock` is not a plain file.
+        UserError: another run is writing to the directory, or `.lock` is not a plain file.
     """
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
@@ -179,17 +192,18 @@ def _locked(lock: Path, directory: Path) -> int:
         try:
             file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            reason = "it is a symbolic link" if lock.is_symlink() else error.strerror
-            raise UserError(f"{lock} can't be locked: {reason}; delete it, or give another out=DIRECTORY") from None
+            reason = "the file is a symbolic link" if lock.is_symlink() else str(error.strerror)
+            remedy = f"Delete {lock}, or set out to another place: out=DIRECTORY"
+            raise UserError("out-lock-refused", f"{lock} cannot be locked", limit=reason, remedy=remedy) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), lock.lstat()):
                 return file
         except BlockingIOError:
             os.close(file)
-            raise UserError(
-                f"another run is at work in {directory}; wait for it, or give another out=DIRECTORY"
-            ) from None
+            what = f"another run is writing to {directory}"
+            remedy = "Wait for the other run to end, or set out to another place: out=DIRECTORY"
+            raise UserError("out-in-use", what, remedy=remedy) from None
         except FileNotFoundError:
             pass
         os.close(file)  # its owner has just ended and deleted it

@@ -21,8 +21,9 @@ class Journal(Generic[Value]):
         folder: of the files; it is made with the first of them.
         name: of what one holds.
         holds: the dataclass of the values.
-        wrong: says what is wrong with a value of a number, for whoever goes on with it; None where nothing is.
-        after_deletion: what happens after a damaged file is deleted, for the error message.
+        wrong: says what is wrong with a value of a number, as the predicate of an error about the file; None where
+            nothing is.
+        after_deletion: what a run does after a damaged file is deleted, as a clause of the error message.
         version: of the files' format.
     """
 
@@ -30,7 +31,7 @@ class Journal(Generic[Value]):
     name: str
     holds: type[Value]
     wrong: Callable[[int, Value], str | None] = lambda _number, _value: None
-    after_deletion: str = "it is measured again"
+    after_deletion: str = "the values in the file are measured again"
     version: int = 1
 
     def keep(self, number: int, value: Value) -> None:
@@ -47,9 +48,10 @@ class Journal(Generic[Value]):
         try:
             value = parse(of_format(read_json(path, self.name), self._format, where), self.holds, where)
             if wrong := self.wrong(number, value):
-                raise UserError(f"{where} {wrong}")
+                raise UserError("journal-value-wrong", f"{where} {wrong}")
         except UserError as error:
-            raise UserError(f"{error}; delete it, and {self.after_deletion}") from None
+            remedy = f"Delete {path} and run the command again; then {self.after_deletion}"
+            raise error.changed(remedy=remedy) from None
         return value
 
     def read(self) -> tuple[Value, ...]:

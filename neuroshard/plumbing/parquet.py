@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import MAX_FILE_BYTES, read_bytes, write_atomically
+from neuroshard.plumbing.messages import number_of
 
 Row = dict[str, object]
 _Read = TypeVar("_Read")
@@ -52,12 +53,19 @@ def _read(path: Path, what: str, taken: Callable[[pa.Table], _Read]) -> _Read:
         names = file.schema_arrow.names
         size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
         if size > MAX_FILE_BYTES or file.metadata.num_rows > _MAX_ROWS:
-            raise UserError(f"{what} {path} is larger than anything that is read: {file.metadata.num_rows} rows")
+            there = f"{number_of(file.metadata.num_rows, 'row')} that unpack to {number_of(size, 'byte')}"
+            limit = f"the maximum is {number_of(_MAX_ROWS, 'row')} and {number_of(MAX_FILE_BYTES, 'byte')}"
+            remedy = "Give a smaller file"
+            raise UserError("parquet-large", f"{what} {path} has {there}", limit=limit, remedy=remedy)
         if twice := {name for name in names if names.count(name) > 1}:
-            raise UserError(f"{what} {path} has two columns named {min(twice)!r}")
+            remedy = "Rename or delete one of the columns"
+            raise UserError(
+                "parquet-column-twice", f"{what} {path} has two columns named {min(twice)!r}", remedy=remedy
+            )
         return taken(file.read())
     except UserError:
         raise
     except (OSError, ValueError, KeyError, IndexError, OverflowError, MemoryError, pa.ArrowException) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
-        raise UserError(f"{what} {path} is corrupt: {reason}") from None
+        remedy = "Restore the file, or write the file again"
+        raise UserError("parquet-damaged", f"{what} {path} is damaged", limit=reason, remedy=remedy) from None

@@ -9,7 +9,8 @@ import yaml
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_bytes, read_json
-from neuroshard.plumbing.schema import check_depth, shown
+from neuroshard.plumbing.messages import number_of
+from neuroshard.plumbing.schema import MAX_DEPTH, check_depth, nested_too_deeply, shown
 
 _MAX_BYTES = 4 << 20  # the parser reads a megabyte in some seconds
 _PLAIN = tuple(f"tag:yaml.org,2002:{tag}" for tag in ("null", "bool", "int", "float", "str", "seq", "map"))
@@ -28,15 +29,20 @@ def read_yaml(path: Path, what: str) -> Any:
         return read_json(path, what)
     text = read_bytes(path, what)
     if len(text) > _MAX_BYTES:
-        raise UserError(f"{what} {path} takes {len(text)} bytes, YAML at most {_MAX_BYTES}; write it as JSON (.json)")
+        size, limit = number_of(len(text), "byte"), f"the maximum for YAML is {number_of(_MAX_BYTES, 'byte')}"
+        remedy = "Write the file as JSON (.json)"
+        raise UserError("yaml-large", f"{what} {path} has {size}", limit=limit, remedy=remedy)
     try:
         content = yaml.load(text, Loader=_Loader)  # a safe loader, made stricter
         check_depth(content)
-        msgspec.json.encode(content)  # refuses text that is no Unicode, and numbers beyond 64 bits
+        msgspec.json.encode(content)  # refuses text that is not Unicode, and numbers beyond 64 bits
+    except UserError as error:
+        raise error.at(f"{what} {path}") from None
     except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:
-        raise UserError(f"{what} {path} is not readable YAML: {error}") from None
+        unreadable, remedy = f"{what} {path} is not valid YAML", "Correct the file"
+        raise UserError("yaml-unreadable", unreadable, limit=str(error), remedy=remedy) from None
     except RecursionError:
-        raise UserError(f"{what} {path} is not readable YAML: nested too deeply") from None
+        raise nested_too_deeply(MAX_DEPTH).at(f"{what} {path}") from None
     return content
 
 
@@ -51,19 +57,24 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise UserError(f"line {self.peek_event().start_mark.line + 1}: aliases (*name) are not read; write it out")
+            where = f"line {self.peek_event().start_mark.line + 1}"
+            what, limit = "there is an alias (*name)", "aliases are not read"
+            remedy = "Write the value out in place of the alias"
+            raise UserError("yaml-alias", what, where=where, limit=limit, remedy=remedy)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Read a mapping; refuse names that aren't text or stand there twice."""
+        """Read a mapping; refuse names that are not text, and names that occur twice."""
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             where = f"line {key_node.start_mark.line + 1}"
             if not isinstance(key, str):
-                raise UserError(f"{where}: the name of a field, {shown(key)}, must be text")
+                what, remedy = f"the name of a field is {shown(key)}, which is not text", "Put the name in quotes"
+                raise UserError("yaml-name-not-text", what, where=where, remedy=remedy)
             if key in seen:
-                raise UserError(f"{where}: field {key!r} stands there twice")
+                what, remedy = f"field {key!r} occurs twice in one mapping", "Delete all but one of them"
+                raise UserError("yaml-field-twice", what, where=where, remedy=remedy)
             seen.add(key)
         fields: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return fields

@@ -121,12 +121,12 @@ class _Console(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def printer(progress: Progress) -> Callable[[str], None]:
-    """Make a function that prints lines above the bar."""
-    return lambda text: print_lines(progress.console, [text])
+def printer(progress: Progress) -> Callable[[object], None]:
+    """Make a function that prints lines, or messages, above the bar."""
+    return lambda line: print_lines(progress.console, [line])
 
 
-def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print lines as they are: names may hold what rich takes for markup."""
+def print_lines(console: Console, lines: Iterable[object]) -> None:
+    """Print lines, or messages, as they are: names may hold what rich takes for markup."""
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(str(line), markup=False, highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.plumbing.configs import EXPERIMENT, Composed, choices, files_of, filled, missing, own
 from neuroshard.plumbing.errors import UserError, check_name, raised_by, unknown_name, user_error_in
-from neuroshard.plumbing.schema import shown
+from neuroshard.plumbing.schema import nested_too_deeply, shown
 from neuroshard.plumbing.signatures import signature_of
 
 _BUILDING = re.compile(r"(?<!\w)_(?:target|args|partial|recursive|convert)_(?!\w)")  # Hydra's words for what is built
@@ -33,24 +33,27 @@ def described(group: str, name: str) -> dict[str, Any]:
 
 
 def check_setting(name: str, value: object) -> None:
-    """Raise UserError if a setting would say what is built: its value must be plain, however deep one looks.
+    """Raise UserError if a setting would say which class is built: every value inside a setting must be plain.
 
     `${...}` in texts may name settings, also Hydra's (`${hydra:...}`); resolvers could make anything of a text.
     """
     inner = list(_within(name, value, _MAX_DEPTH))
     for key in (name, *(key for node in inner if isinstance(node, Mapping) for key in node)):
         if _BUILDING.search(str(key)):
-            where = "" if key == name else f" in {name}"
-            raise UserError(f"{shown(key)}{where} can't be set; settings are values, what is built of them is fixed")
+            where = "" if key == name else name
+            limit, remedy = "a setting cannot say which class is built", f"Remove {shown(key)}"
+            raise UserError("setting-builds", f"{shown(key)} cannot be set", where=where, limit=limit, remedy=remedy)
     for text in inner:
         if isinstance(text, str) and "${" in _NAMED.sub("", _ESCAPED.sub("", text)):
-            raise UserError(f"{name}={shown(text)} asks for a resolver; ${{...}} may name settings only")
+            limit = "${...} may name settings only"
+            remedy = "Name a setting, such as ${batch_size}, or write the value"
+            raise UserError("setting-resolver", f"{name}={shown(text)} uses a resolver", limit=limit, remedy=remedy)
 
 
 def _within(name: str, value: object, depth: int) -> Iterator[object]:
     """Yield a value and all values inside it."""
     if not depth:
-        raise UserError(f"{name} can't be read: its value is nested too deeply")
+        raise nested_too_deeply(_MAX_DEPTH).at(name)
     plain = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
     yield plain
     if isinstance(plain, (Mapping, list, tuple)):
@@ -73,11 +76,15 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
             raise (
                 unknown_name(f"setting of {group} {name}", setting, valid)
                 if valid
-                else UserError(f"{group} {name!r} has no settings, so not {setting!r}")
+                else UserError("setting-of-none", f"{group} {name!r} has no settings", remedy=f"Remove {setting}")
             )
         if isinstance(config[setting], dict) and _plain(value) and not isinstance(value, dict) and value is not None:
+            inner = ", ".join(key for key in config[setting] if not _BUILDING.fullmatch(key))
             raise UserError(
-                f"{setting}={shown(value)} is not a setting but a group of settings: give a mapping of them"
+                "setting-group-as-value",
+                f"{setting} is {shown(value)}",
+                limit=f"{setting} is a group of settings ({inner})",
+                remedy=f"Set {setting} to a mapping of these settings",
             )
     objects = {key: value for key, value in settings.items() if not _plain(value)}
     plain = {key: value for key, value in settings.items() if key not in objects}
@@ -129,7 +136,8 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
 
     held: Any = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else {}
     if without := missing(held):
-        raise UserError(f"{without[0]} is needed, and has no value")
+        remedy = f"Set {without[0]}"
+        raise UserError("config-value-missing", f"{without[0]} has no value", limit="a value is needed", remedy=remedy)
     _check_taken(_resolved(config))
     return _unwrapped(partial(instantiate, config, _convert_="all", **objects))
 
@@ -190,8 +198,10 @@ def _unwrapped(make: Callable[[], Any]) -> Any:
 
 
 def _of_config(error: OmegaConfBaseException) -> UserError:
-    """Make the UserError of an error about a config: OmegaConf's first line, after the setting that it is about."""
+    """Make the UserError of an error about a config: OmegaConf's first line, with the setting that it is about."""
     text = next(iter(str(error).splitlines()), type(error).__name__)
     named = _FULL_KEY.search(str(error))
     key = "" if named is None else named[1].removeprefix("run.")
-    return UserError(f"{key}: {text}" if key and key not in text else text)
+    what = f"{key} cannot be read" if key else "a setting cannot be read"
+    remedy = f"Correct the value of {key}" if key else "Correct the value"
+    return UserError("setting-unreadable", what, limit=text, remedy=remedy)

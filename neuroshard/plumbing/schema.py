@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.messages import number_of
 
 MAX_TABLES = 100_000
 MAX_TASKS = 100_000
@@ -60,13 +61,18 @@ Seconds = Annotated[float, Meta(gt=0, le=1e8)]  # of waiting, three years at mos
 
 _T = TypeVar("_T")
 _BOM = b"\xef\xbb\xbf"
-_MAX_DEPTH = 50
+MAX_DEPTH = 50  # of lists and fields in each other
 _LONGEST_VALUE = 60  # letters of a value in an error
 _LONGEST_INT = 160  # bits of a number that is written out
-_BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
+_BOUNDS = {  # of msgspec: the limit, and a value within it
+    ">=": ("the minimum{} is {}", "{} or more"),
+    "<=": ("the maximum{} is {}", "{} or less"),
+    ">": ("the value{} is above {}", "more than {}"),
+    "<": ("the value{} is below {}", "less than {}"),
+}
 _WORDS = {
     "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
-    "object": "named fields", "null": "nothing",
+    "object": "a mapping of fields", "null": "null",
 }  # fmt: skip
 MAX_BYTES = 1 << 60  # of anything that is counted in bytes: sums of a few stay exact in 64 bits
 AS_SIZE = "size"
@@ -87,17 +93,19 @@ def parse(content: object, hint: type[_T], where: str) -> _T:
     """Parse `content`, plain values as JSON or YAML gives them, as a value of the type `hint`.
 
     Raises:
-        UserError: a field is missing, unknown, of the wrong type or out of range; `where` is what its line begins with.
+        UserError: a field is missing, unknown, of the wrong type or out of range; `where` names the content.
     """
     try:
         refuse_unknown(content, hint)
         return msgspec.convert(content, hint)
     except msgspec.ValidationError as error:
         cause = error.__cause__
-        why = str(cause) if isinstance(cause, UserError) else reason(str(error), content)
-        raise UserError(why if why.startswith(where) else f"{where}: {why}") from None
+        if not isinstance(cause, UserError):
+            raise refusal(str(error), content).at(where) from None
+        named = (cause.message.where or cause.message.what).startswith(where)
+        raise (cause if named else cause.at(", ".join(filter(None, (where, _path_in(str(error))))))) from None
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise error.at(where) from None
 
 
 def decode(text: str | bytes, where: str) -> Any:
@@ -112,10 +120,14 @@ def decode(text: str | bytes, where: str) -> Any:
             json.loads(plain, parse_int=len, object_pairs_hook=_check_fields)  # whole numbers are as long as they like
         content = msgspec.json.decode(plain)
         check_depth(content)
-    except (msgspec.DecodeError, UnicodeError, UserError) as error:
-        raise UserError(f"{where} is not readable JSON: {error}") from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        what = "the text is not valid JSON"
+        remedy = "Correct the JSON text, or write the file again"
+        raise UserError("json-unreadable", what, where=where, limit=str(error), remedy=remedy) from None
+    except UserError as error:
+        raise error.at(where) from None
     except RecursionError:
-        raise UserError(f"{where} is not readable JSON: nested too deeply") from None
+        raise nested_too_deeply(MAX_DEPTH).at(where) from None
     return content
 
 
@@ -124,9 +136,11 @@ def _check_fields(pairs: list[tuple[str, object]]) -> None:
     seen: set[str] = set()
     for key, value in pairs:
         if key in seen:
-            raise UserError(f"field {shown(key)} stands there twice")
+            remedy = "Delete all but one of them"
+            raise UserError("json-field-twice", f"field {shown(key)} occurs twice in one object", remedy=remedy)
         if isinstance(value, float) and not isfinite(value):
-            raise UserError(f"field {shown(key)} is {value}; numbers must be finite, below 1.8e308")
+            limit, remedy = "numbers are finite, below 1.8e308", "Correct the number"
+            raise UserError("json-number-infinite", f"field {shown(key)} is {value}", limit=limit, remedy=remedy)
         seen.add(key)
 
 
@@ -146,21 +160,32 @@ def of_format(content: object, name: str, where: str) -> dict[str, Any]:
     """Return a file's fields, but for its format; raise UserError if it is no object of the format `name`."""
     its_format = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or its_format != name:
-        other = "" if its_format is None else f" but {shown(its_format)}"
         ours = isinstance(its_format, str) and its_format.rpartition("-")[0] == name.rpartition("-")[0]
-        remedy = ", of another version of neuroshard: make it again" if ours else ""
-        raise UserError(f"{where} is not of format {name!r}{other}{remedy}")
+        raise UserError(
+            "file-format-other",
+            "there is no field 'format'" if its_format is None else f"the format is {shown(its_format)}",
+            where=where,
+            limit=f"this version of NeuroShard reads format {name!r}",
+            remedy="Make the file again with this version" if ours else f"Give a file of format {name!r}",
+        )
     return {key: value for key, value in content.items() if key != "format"}
 
 
-def check_depth(content: object, left: int = _MAX_DEPTH) -> None:
+def check_depth(content: object, left: int = MAX_DEPTH) -> None:
     """Raise UserError if lists and fields are nested deeper than any file of ours."""
     if not isinstance(content, (list, dict)):
         return
     if not left:
-        raise UserError("nested too deeply")
+        raise nested_too_deeply(MAX_DEPTH)
     for inner in content.values() if isinstance(content, dict) else content:
         check_depth(inner, left - 1)
+
+
+def nested_too_deeply(levels: int) -> UserError:
+    """Make the error for a value with lists or fields in more than so many levels."""
+    limit = f"the maximum is {number_of(levels, 'level')}"
+    remedy = "Write the value with fewer levels"
+    return UserError("value-nested-deeply", "the value is nested too deeply", limit=limit, remedy=remedy)
 
 
 def refuse_unknown(content: object, hint: Any) -> None:
@@ -196,31 +221,49 @@ def _has_fields(hint: Any) -> bool:
     return is_dataclass(hint) or any(_has_fields(inner) for inner in get_args(hint))
 
 
-def reason(message: str, content: object, name: str = "") -> str:
-    """Put msgspec's complaint into our words, with the value; `name` is that of `content`."""
-    text, _, path = message.partition(" - at `")
-    path = path.rstrip("`").removeprefix("$")
-    field = (name + path).removeprefix(".")
+def refusal(message: str, content: object, name: str = "") -> UserError:
+    """Make the error for a value that msgspec refuses with a message; `name` is the name of `content`, if a setting."""
+    text = message.partition(" - at `")[0]
+    path = _path_in(message)
+    field = f"{name}{path}" if name and path[:1] in ("", "[") else ".".join(filter(None, (name, path)))
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
-        return f"{field + ': ' if field else ''}field {missing[1]!r} is missing"
-    value = "" if "[...]" in path else shown(_value_at(content, path))  # msgspec doesn't say at which name
-    return f"{'='.join(filter(None, (field, value)))} must be {_wanted(text)}"
+        remedy = f"Add the field {missing[1]!r}"
+        return UserError("field-missing", f"there is no field {missing[1]!r}", where=field, remedy=remedy)
+    at_a_name = "[...]" in path  # msgspec doesn't say at which name
+    value = _value_at(content, path)
+    what = f"{field} has a wrong value" if at_a_name else f"{field or 'the value'} is {shown(value)}"
+    limit, right = _wanted(text)
+    if name and right.startswith("a list") and not path and isinstance(value, (str, int, float)):
+        remedy = f"Write a list, such as {name}=[{value if isinstance(value, str) else shown(value)}]"
+    else:
+        remedy = f"Set {field} to {right}" if name and right else "Correct the value"
+    return UserError("value-outside-limits", what, limit=limit, remedy=remedy)
 
 
-def _wanted(text: str) -> str:
-    """Say what would have been right, from the beginning of msgspec's message."""
+def _path_in(message: str) -> str:
+    """Return the path in a message of msgspec's, such as `tables[3].rows`; empty if the message is about the whole."""
+    path = message.rpartition(" - at `")[2] if " - at `" in message else ""
+    return path.removeprefix("key` in `").rstrip("`").removeprefix("$").removeprefix(".")
+
+
+def _wanted(text: str) -> tuple[str, str]:
+    """Return the limit that the beginning of a message of msgspec's names, as a clause; and a right value, if any."""
     if match := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
-        return " or ".join(_WORDS.get(name, name) for name in match[1].split(" | "))
+        right = " or ".join(_WORDS.get(name, name) for name in match[1].split(" | "))
+        return f"{right} is expected", right
     if match := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):
-        return f"a multiple of {match[2]}"
+        return f"a multiple of {match[2]} is expected", f"a multiple of {match[2]}"
+    if match := re.fullmatch(r"Expected `([^`]*)` of length (\d+)(?:, got (\d+))?", text):
+        number, there = match[2], f", not {match[3]}" if match[3] else ""
+        return f"{_WORDS.get(match[1], match[1])} of length {number} is expected{there}", f"a value of length {number}"
     if match := re.fullmatch(r"Expected `([^`]*)` (of length )?([<>]=?) (.*)", text):
-        what = "of a length " if match[2] else ""
-        return f"{_WORDS.get(match[1], match[1])} {what}{_BOUNDS[match[3]]} {match[4]}"
-    if text.endswith("out of range"):
-        return "a number that fits 64 bits"
-    if text.startswith("Invalid enum value"):
-        return "one of the values that it may have"
-    return text[:1].lower() + text[1:]
+        limit, right = _BOUNDS[match[3]]
+        number = match[4].removesuffix(".0")
+        bound, inside = limit.format(" length" if match[2] else "", number), right.format(number)
+        return bound, f"a value of length {inside}" if match[2] else inside
+    right = "a number that fits 64 bits" if text.endswith("out of range") else ""
+    enum = "one of the allowed values is expected" if text.startswith("Invalid enum value") else ""
+    return (f"{right} is expected" if right else enum or text[:1].lower() + text[1:]), right
 
 
 class _Short(Repr):
@@ -241,9 +284,9 @@ def shown(value: object) -> str:
 
 
 def _value_at(content: object, path: str) -> object:
-    """Find what stands at a path of msgspec's, such as `.tables[3].rows`; all of `content` where that leads nowhere."""
+    """Return the value at a path of `_path_in`, such as `tables[3].rows`; all of `content` if it leads nowhere."""
     value: Any = content
-    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path):
+    for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         try:
             value = value[key] if key else value[int(index)]
         except (KeyError, IndexError, TypeError, ValueError):
@@ -252,14 +295,19 @@ def _value_at(content: object, path: str) -> object:
 
 
 def to_bytes(size: object, name: str) -> int:
-    """Convert a size as people write it to bytes; `name` is the setting's, for the error.
+    """Convert a size as people write it to bytes; `name` is the name of the setting, for the error.
 
     Raises:
-        UserError: it is no size, or beyond 2^60.
+        UserError: the value is not a size, or is larger than 2^60 bytes.
     """
     size_bytes = _named_bytes(size if isinstance(size, str) else shown(size))
     if size_bytes is None or size_bytes > MAX_BYTES:
-        raise UserError(f"{name}={shown(size)} must be a size up to 2^60 bytes, such as 34359738368, 32GiB or 16GB")
+        raise UserError(
+            "size-unreadable",
+            f"{name} is {shown(size)}",
+            limit="a size of at most 2^60 bytes is expected",
+            remedy=f"Set {name} to a size such as 34359738368, 32GiB or 16GB",
+        )
     return round(size_bytes)
 
 

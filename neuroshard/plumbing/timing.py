@@ -1,4 +1,4 @@
-"""How something is timed, and what counts as its time."""
+"""The timing of samples: in which order samples run, and which of the measured times count."""
 
 from dataclasses import dataclass
 
@@ -29,12 +29,12 @@ class TimingProtocol:
     back.
 
     Attributes:
-        warmup: number of untimed runs of each sample.
-        rounds: number of rounds over all live samples, each in random order.
-        repeats_per_round: number of timed runs in a row.
-        live: number of samples in memory at once.
-        flush_bytes: bytes to write before every run, on the measured device, so that no run finds its rows in a
-            hardware cache.
+        warmup: number of untimed runs of each sample, before the timed runs.
+        rounds: number of rounds over all samples in memory; each round runs the samples in a random order.
+        repeats_per_round: number of timed runs of each sample in a row, per round.
+        live: maximum number of samples in memory at once.
+        flush_bytes: number of bytes, or text such as 32MiB, that are written on the measured device before every run,
+            so that no run finds its rows in a hardware cache; 0: none.
     """
 
     warmup: Count = 1

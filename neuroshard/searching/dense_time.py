@@ -1,4 +1,4 @@
-"""The choice of a plan if nobody says how long the dense network computes: the least worst-case regret."""
+"""The choice of a plan if the time of the dense network is unknown: the plan with the least worst-case regret."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +9,7 @@ from neuroshard.models.parts import UNKNOWN_DENSE_MS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.messages import Message
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.task import Task
 
@@ -36,8 +37,14 @@ def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
     found = [searcher.find(task, simulator.beside_dense(dense_ms)) for dense_ms in _SEARCHED_MS]
     costs_ms = _costs_ms(task, [one.plan for one in found], simulator)
     chosen = int(np.argmin((costs_ms - costs_ms.min(axis=0)).max(axis=1)))
-    warnings = filter(None, (found[chosen].warning, _described(costs_ms, chosen)))
-    return replace(found[chosen], warning="; ".join(warnings) or None)
+    return replace(found[chosen], warning=_both(_described(costs_ms, chosen), found[chosen].warning))
+
+
+def _both(first: Message | None, second: Message | None) -> Message | None:
+    """Return one message that renders both, with the code of the first; None if there is neither."""
+    if first is None or second is None:
+        return first or second
+    return replace(first, remedy=f"{first.remedy}. {second}")
 
 
 def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatArray:
@@ -46,12 +53,12 @@ def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatA
     return np.array([[cost.total_ms for cost in judge.costs(task, plans)] for judge in judges]).T
 
 
-def _described(costs_ms: FloatArray, chosen: int) -> str | None:
-    """Say at which dense times another plan costs less than the chosen one; None if at none, or hardly less.
+def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
+    """Return at which dense times another plan costs less than the chosen plan; None if the gain is small at all times.
 
     Args:
-        costs_ms: (P, J) of each plan at each dense time.
-        chosen: the number of the plan.
+        costs_ms: (P, J) costs of each plan at each dense time, in ms.
+        chosen: the index of the chosen plan.
     """
     saved_ms = costs_ms[chosen] - costs_ms.min(axis=0)
     better = np.flatnonzero(saved_ms > _WORTH_SAYING * costs_ms[chosen])
@@ -59,10 +66,12 @@ def _described(costs_ms: FloatArray, chosen: int) -> str | None:
         return None
     short = better[_JUDGED_MS[better] < UNKNOWN_DENSE_MS]
     long = better[_JUDGED_MS[better] >= UNKNOWN_DENSE_MS]
-    where = [f"{_JUDGED_MS[short[-1]]:.0f} ms or less"] if len(short) else []
-    where += [f"{_JUDGED_MS[long[0]]:.0f} ms or more"] if len(long) else []
-    return (
-        f"dense network: its time per step is unknown. The plan suits all times from 0 to {_LONGEST_MS:.0f} ms, but "
-        f"at {', and at '.join(where)}, another plan costs up to {saved_ms.max():.2f} ms less: give the time, such as "
-        "dense_ms=8"
+    times = [f"{_JUDGED_MS[short[-1]]:.0f} ms or less"] if len(short) else []
+    times += [f"{_JUDGED_MS[long[0]]:.0f} ms or more"] if len(long) else []
+    return Message(
+        "dense-time-unknown",
+        "the time of the dense network per step is unknown",
+        limit=f"the plan suits all times from 0 to {_LONGEST_MS:.0f} ms, but if the time is {' or '.join(times)}, "
+        f"another plan costs up to {saved_ms.max():.2f} ms less",
+        remedy="Give the time in ms, such as dense_ms=8",
     )

@@ -16,6 +16,7 @@ from neuroshard.plans.hosts import assigned_to_hosts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.registry import build, config_of, instantiate_config
 from neuroshard.plumbing.schema import shown
 from neuroshard.tasks.task import Task
@@ -34,7 +35,7 @@ class Found:
 
     Attributes:
         plan: the plan.
-        warning: a line that begins with its subject and a colon, such as "re-planning: ..."; None if all is well.
+        warning: a reason to doubt the plan; None if there is none. Text becomes a message.
         rejected: another plan of the task, predicted to be cheaper, whose gain the search did not accept; None if there
             is none.
         remark: a line on the search that the plan alone doesn't show; None if there is no remark.
@@ -46,7 +47,7 @@ class Found:
     """
 
     plan: Plan
-    warning: str | None = None
+    warning: Message | None = None
     rejected: Plan | None = None
     remark: str | None = None
     fewer: Plan | None = None
@@ -54,9 +55,13 @@ class Found:
     def __post_init__(self) -> None:
         if self.plan.violations:
             raise InfeasibleError(
-                f"none of the plans found keeps all limits: of the best one {self.plan.violations[0]}; give more "
-                "memory, loosen the constraints, or try another searcher"
+                "plan-breaks-limits",
+                "none of the plans found keeps all limits",
+                limit=f"in the best plan, {self.plan.violations[0]}",
+                remedy="Give more memory, loosen the constraints, or try another searcher",
             )
+        if isinstance(self.warning, str):
+            object.__setattr__(self, "warning", Message("search-warning", self.warning))
 
     def of(self, task: Task) -> "Found":
         """Restate what was found as plans of another task of the same tables, on the same devices."""
@@ -122,7 +127,12 @@ def _as_found(searcher: Searcher, found: object) -> Found:
     if isinstance(found, Found):
         return found
     what = "a Plan" if isinstance(found, Plan) else shown(found)
-    raise UserError(f"{type(searcher).__name__}.find returned {what}, not a Found; return ns.Found(plan)")
+    raise UserError(
+        "searcher-returned-other",
+        f"{type(searcher).__name__}.find returned {what}",
+        limit="a search method returns a Found",
+        remedy="Return ns.Found(plan)",
+    )
 
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
@@ -172,10 +182,20 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
         built: Searcher = build("searcher", searcher, **settings)
         return built
     if not isinstance(searcher, Searcher):
-        raise UserError(f"searcher={shown(searcher)} must be the name of a search method, or a Searcher")
+        raise UserError(
+            "searcher-not-method",
+            f"searcher is {shown(searcher)}",
+            limit="the name of a search method, or a Searcher, is expected",
+            remedy="Set searcher to a name such as 'neuroshard', or to a Searcher",
+        )
     if settings:
         (name, value), method = next(iter(settings.items())), type(searcher).__name__
-        raise UserError(f"{name}={shown(value)} goes with a searcher's name only; give it to the {method} itself")
+        raise UserError(
+            "searcher-setting-twice",
+            f"{name}={shown(value)} is given with a {method}",
+            limit="settings are allowed only with the name of a search method",
+            remedy=f"Give the setting to the object itself: {method}({name}=...)",
+        )
     return searcher
 
 
@@ -198,15 +218,15 @@ def verifier_of(
     """Build what `neuroshard search verify=NAME` decides by; None where that is "none".
 
     Args:
-        name: of a file of `conf/verify/`.
-        model: cost models, whose exchanges are added where steps are measured without.
-        device: "cpu" or "cuda": what plans run on.
+        name: name of a file in `conf/verify/`.
+        model: cost models; their exchanges are added if the measured steps have none.
+        device: type of device on which plans run: "cpu" or "cuda".
         candidate_plans: maximum number of plans that are measured.
-        passes: over all candidate plans, 2 at least.
-        hides_input: whether training steps are in a pipeline that hides the exchange of indices.
+        passes: number of passes over all candidate plans, at least 2.
+        hides_input: True if training steps run in a pipeline that hides the input dist.
 
     Raises:
-        UserError: there is no such way, or a setting is out of range.
+        UserError: the name is unknown, or a setting is out of range.
     """
     check_name("verify", name, choices("verify"))
     asked = {"verify": name, "model": model.name, "exchange_dtype": model.exchange_dtype, "hardware": device}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard import __version__
+from neuroshard.plumbing.messages import number_of
 
 _REVISION = ("cpu family", "model", "stepping")
 _KERNELS = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu")
@@ -34,22 +35,22 @@ class Fingerprint:
     revision: str | None = None
 
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Tell whether `other`, fields as a manifest has them, may be the same type and model, as far as is known."""
+        """Return True if `other`, the fields in a manifest, may be the same type and model, as far as is known."""
         known = self.revision and other.get("revision")
         return (self.kind, self.device) == (other.get("kind"), other.get("device")) and (
             not known or self.revision == other["revision"]
         )
 
     def surely(self, other: "Fingerprint") -> bool:
-        """Tell whether `other` certainly is the same type and model."""
+        """Return True if `other` certainly is the same type and model."""
         known = self.kind == "cuda" or self.revision is not None
         return known and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
 
     def __str__(self) -> str:
         if self.kind == "cuda":
-            return f"{self.device}, {self.count} GPU(s)"
-        which = f"family/model/stepping {self.revision}" if self.revision else "which one wasn't written down"
-        return f"{self.device} ({which}), {self.count} core(s)"
+            return f"{self.device}, {number_of(self.count, 'GPU')}"
+        which = f"family/model/stepping {self.revision}" if self.revision else "family, model and stepping unknown"
+        return f"{self.device} ({which}), {number_of(self.count, 'core')}"
 
 
 def fingerprint(device_type: str) -> Fingerprint:

@@ -25,13 +25,14 @@ class ModelChoice:
     """Cost models by their name, and the settings that say what they count.
 
     Attributes:
-        name: of installed models or of a datasheet, or the path of a bundle's directory.
-        framework: "torchrec" if costs count the framework overhead of TorchRec, "none" if they do not; None if nobody
-            chose.
-        dense_ms: ms of the dense network per step on a device; None if that time is unknown.
-        exchange_dtype: of embeddings and gradients in exchanges, such as "fp16", or of each: "fp16/bf16"; None for
-            fp32.
-        optimizer: whose states the kernels of analytic models read and write; None for the usual one of the models.
+        name: name of installed models or of a datasheet (roofline:NAME), or path of the directory of a bundle.
+        framework: "torchrec" if costs include the framework overhead of TorchRec, "none" if they do not; None if there
+            is no choice.
+        dense_ms: time of the dense network per step on a device, in ms; None if that time is unknown.
+        exchange_dtype: data type of embeddings and gradients in exchanges, such as "fp16", or "fp16/bf16" for forward
+            and backward; None for fp32.
+        optimizer: optimizer whose states the kernels of analytic models read and write; None for the default of the
+            models.
 
     Raises:
         UserError: a value is unknown.
@@ -74,14 +75,14 @@ class ModelSettings:
     """The settings of a command that go with `model`: they say what its cost models count.
 
     Attributes:
-        framework: torchrec | none: framework whose overhead in a step counts; null counts TorchRec's, if the models
-            know it, for target=torchrec and for plans that are measured in training steps, and none else.
-        dense_ms: ms of the dense network per step on a GPU, with framework=torchrec; null: unknown, and the search
-            takes a plan that suits all times from 0 to 15 ms.
+        framework: torchrec | none: framework whose overhead per step is included in costs; null includes the overhead
+            of TorchRec for target=torchrec and for plans measured in training steps, if the models know the overhead.
+        dense_ms: time of the dense network per step on a GPU, in ms, such as 8, with framework=torchrec; null: the time
+            is unknown, and the search takes a plan that suits all times from 0 to 15 ms.
         exchange_dtype: data type of embeddings and gradients in exchanges, such as fp16, or fp16/bf16 for forward and
             backward; null for fp32.
-        optimizer: rowwise_adagrad | adam | sgd: optimizer whose states the kernels of analytic models (roofline:...)
-            read and write, for costs alone (memory.optimizer says whose states take memory); null for sgd.
+        optimizer: rowwise_adagrad | adam | sgd: optimizer whose states the kernels of analytic models (roofline:NAME)
+            read and write, which changes costs but not memory (set memory.optimizer for memory); null for sgd.
     """
 
     framework: str | None = None
@@ -103,7 +104,7 @@ class ModelSettings:
 
 
 def check_plain(name: str) -> None:
-    """Raise UserError if a name has settings behind it, each after a plus sign, as names once had."""
+    """Raise UserError if the name of a model is followed by settings, each after a plus sign, as in old versions."""
     base, settings = name, dict[str, Any]()
     while True:
         before, plus, last = base.rpartition("+")
@@ -112,7 +113,12 @@ def check_plain(name: str) -> None:
             break
         base, settings = before, meant | settings
     if settings:
-        raise UserError(f"unknown model {name!r}: settings are not part of a name; give {base!r}, and {told(settings)}")
+        raise UserError(
+            "model-name-with-settings",
+            f"unknown model {name!r}",
+            limit="settings are not part of the name of a model",
+            remedy=f"Give the model {base!r}, and {told(settings)}",
+        )
 
 
 def told(settings: Mapping[str, Any]) -> str:
@@ -153,6 +159,11 @@ def _check(framework: str | None, exchange_dtype: str | None, optimizer: str | N
     if exchange_dtype is not None:
         dtypes = exchange_dtype.split("/")
         if len(dtypes) > 2:
-            raise UserError(f"exchange_dtype={exchange_dtype!r} names more than two: one forward and one backward")
+            raise UserError(
+                "exchange-dtype-count",
+                f"exchange_dtype={exchange_dtype!r} names {len(dtypes)} data types",
+                limit="the maximum is 2: the first for forward, the second for backward",
+                remedy="Set exchange_dtype to one or two data types, such as fp16/bf16",
+            )
         for one in dtypes:
             check_name("exchange_dtype", one, tuple(map(str, Precision)))

@@ -61,9 +61,14 @@ class TierAssignment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tier", Tier(self.tier))
         if (self.cache_load_factor is None) is (self.tier is Tier.UVM_CACHING):
+            cached = self.tier is Tier.UVM_CACHING
             raise UserError(
-                f"tier {self.tier.value!r} with cache_load_factor={self.cache_load_factor}: give tables in tier "
-                "uvm_caching a cache_load_factor above 0 and at most 1, and other tables none"
+                "tier-cache-load-factor",
+                f"tier {self.tier.value!r} has cache_load_factor={self.cache_load_factor}",
+                limit="tier 'uvm_caching' needs a cache_load_factor, and other tiers have none",
+                remedy="Set cache_load_factor to a number above 0 and at most 1"
+                if cached
+                else "Remove cache_load_factor",
             )
 
     @property
@@ -107,9 +112,9 @@ class Shard:
 
 
 def block_rows(rows: _Rows, count: int | _Rows) -> _Rows:
-    """Count the rows of each of `count` equal blocks of a table of `rows`; the last one has what is left.
+    """Return the rows of each of `count` equal blocks of a table of `rows` rows; the last block may have fewer.
 
-    Just so it counts the blocks of a table that have so many rows each.
+    Called with the rows of a block as `count`, it returns the number of blocks.
     """
     return -(-rows // count)
 

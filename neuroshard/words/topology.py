@@ -5,6 +5,7 @@ from typing import Any
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import MAX_BYTES, Devices, Size, to_bytes
 
 
@@ -15,16 +16,17 @@ class Topology:
 
     Attributes:
         num_devices: number of devices to place shards on.
-        memory_bytes: memory of each device, or a list with one size per device. Sizes are numbers of bytes, or text
-            such as "32GiB".
-        reserved_bytes: part of each device's memory that is kept for the rest of the model, or a list with one size per
-            device.
-        devices_per_host: number of devices on each host, in order of rank; None: one host has all devices. It divides
-            num_devices.
-        host_memory_bytes: memory of each host for tables that devices have no room for; 0: none.
-        devices_per_domain: number of devices that fast links join, in order of rank, if fast links reach beyond a host,
-            as NVLink does in a GB200 NVL72: a whole number of hosts; None: the devices of a host. It divides
-            num_devices.
+        memory_bytes: memory of each device, in bytes or as text such as 32GiB, or a list with one size per device, such
+            as [32GiB,16GiB].
+        reserved_bytes: part of the memory of each device that is kept for the rest of the model, in bytes or as text
+            such as 2GiB, or a list with one size per device.
+        devices_per_host: number of devices on each host, in order of rank, a divisor of num_devices; None: one host has
+            all devices.
+        host_memory_bytes: memory of each host for tables, in bytes or as text such as 512GiB; 0: no table is placed in
+            host memory.
+        devices_per_domain: number of devices that fast links join, in order of rank, a divisor of num_devices and a
+            multiple of devices_per_host; None: fast links join the devices of a host. Set it if fast links reach beyond
+            a host, as NVLink does in a GB200 NVL72.
     """
 
     num_devices: Devices
@@ -37,29 +39,54 @@ class Topology:
     def __post_init__(self) -> None:
         if self.num_devices % self.host_size:
             raise UserError(
-                f"topology: devices_per_host={self.devices_per_host} must divide num_devices={self.num_devices}"
+                "topology-hosts-unequal",
+                f"devices_per_host={self.devices_per_host} does not divide num_devices={self.num_devices}",
+                where="topology",
+                limit="all hosts have the same number of devices",
+                remedy=f"Set devices_per_host to a divisor of {self.num_devices}",
             )
         if self.num_devices % self.domain_size or self.domain_size % self.host_size:
+            hosts = f"{number_of(self.host_size, 'device')} of a host"
             raise UserError(
-                f"topology: devices_per_domain={self.devices_per_domain} must divide num_devices={self.num_devices}, "
-                f"and be a multiple of the {self.host_size} devices of a host"
+                "topology-domains-unequal",
+                f"devices_per_domain={self.devices_per_domain} does not divide num_devices={self.num_devices}, or is "
+                f"not a multiple of the {hosts}",
+                where="topology",
+                limit="all domains have the same number of whole hosts",
+                remedy=f"Set devices_per_domain to a divisor of {self.num_devices} that is a multiple of "
+                f"{self.host_size}",
             )
         for name in ("memory_bytes", "reserved_bytes"):
             value = getattr(self, name)
             if isinstance(value, tuple):
                 if len(value) != self.num_devices:
-                    raise UserError(f"topology: {name} lists {len(value)} devices, there are {self.num_devices}")
-                object.__setattr__(self, name, tuple(to_bytes(size, f"topology: {name}") for size in value))
+                    raise UserError(
+                        "topology-sizes-count",
+                        f"{name} lists {number_of(len(value), 'size')}",
+                        where="topology",
+                        limit=f"there are {number_of(self.num_devices, 'device')}",
+                        remedy=f"Set {name} to one size for all devices, or to a list of {self.num_devices}",
+                    )
+                object.__setattr__(self, name, tuple(to_bytes(size, f"topology.{name}") for size in value))
             else:
-                object.__setattr__(self, name, to_bytes(value, f"topology: {name}"))
-        object.__setattr__(self, "host_memory_bytes", to_bytes(self.host_memory_bytes, "topology: host_memory_bytes"))
+                object.__setattr__(self, name, to_bytes(value, f"topology.{name}"))
+        object.__setattr__(self, "host_memory_bytes", to_bytes(self.host_memory_bytes, "topology.host_memory_bytes"))
         if sum(self._each("memory_bytes")) > MAX_BYTES or self.all_host_bytes > MAX_BYTES:
-            raise UserError("topology: all devices, or all hosts, together have more than 2^60 bytes of memory")
+            raise UserError(
+                "topology-memory-total",
+                "all devices, or all hosts, together have more than 2^60 bytes of memory",
+                where="topology",
+                remedy="Set memory_bytes or host_memory_bytes to smaller sizes",
+            )
         for device, free in enumerate(self.device_memory):
             if free < 1:
+                reserved, memory = (self._each(name)[device] for name in ("reserved_bytes", "memory_bytes"))
                 raise UserError(
-                    f"topology: reserved_bytes={self._each('reserved_bytes')[device]} leave device {device} nothing of "
-                    f"its memory_bytes={self._each('memory_bytes')[device]}"
+                    "topology-memory-reserved",
+                    f"reserved_bytes={reserved} leaves no memory for tables on device {device}",
+                    where="topology",
+                    limit=f"the device has memory_bytes={memory}",
+                    remedy="Set reserved_bytes to less than memory_bytes",
                 )
 
     @property
@@ -90,7 +117,7 @@ class Topology:
 
     @property
     def fast_links(self) -> int | None:
-        """Number of devices that fast links join; None where nobody said that they don't join all."""
+        """Number of devices that fast links join; None if neither setting says so, and fast links join all devices."""
         return self.devices_per_domain or self.devices_per_host
 
     @property
