@@ -137,8 +137,8 @@ def _meant(text: str, texts: Sequence[str]) -> str:
 
 def _without_key(text: str, remedy: str = "") -> UserError:
     """Make the error for an argument that is not a setting."""
-    expected = "key=value is expected"
-    return UserError("argument-malformed", f"{text!r} is malformed", limit=expected, remedy=remedy or "Write key=value")
+    limit = "settings have the form key=value"
+    return UserError("argument-malformed", f"{text!r} is malformed", limit=limit, remedy=remedy or "Write key=value")
 
 
 def _is_path(text: str) -> bool:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _dispatch(words)
     except KeyboardInterrupt:
-        print("neuroshard: interrupted; what was finished is kept", file=sys.stderr)
+        print("neuroshard: interrupted; finished work is kept", file=sys.stderr)
         sys.exit(_INTERRUPTED)
     except Ended:
         raise

@@ -26,7 +26,7 @@ setting=value changes a setting; `neuroshard COMMAND --help` lists them, with th
 
 
 def purpose_of(command: str) -> str:
-    """Say what a command does, in a line: the first one of its config."""
+    """Return what a command does, in one line: the first line of the config of the command."""
     return headline(f"{command}.yaml").partition(": ")[2]
 
 

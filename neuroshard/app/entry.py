@@ -1,4 +1,4 @@
-"""Where the `neuroshard` command begins: Ctrl-C while Python still imports is one line too."""
+"""The start of the `neuroshard` command: Ctrl-C during imports ends it with one line."""
 
 import os
 import signal
@@ -17,6 +17,6 @@ def main() -> None:
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
-    sys.stderr.write("neuroshard: interrupted before anything was begun\n")
+    sys.stderr.write("neuroshard: interrupted before any work was done\n")
     sys.stderr.flush()
     os._exit(INTERRUPTED)

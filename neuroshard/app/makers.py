@@ -88,7 +88,7 @@ def _named(command: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _lacking(text: str) -> str | None:
-    """Name the command that makes a path that isn't there; None if it is, or if no command makes it by itself."""
+    """Return the command that makes a missing path; None if the path exists or no single command makes the path."""
     path = Path(text)
     for place in (path, *path.parents):
         if (maker := _makers().get(str(place))) is not None:

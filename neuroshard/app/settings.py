@@ -31,7 +31,7 @@ class Setting:
 
     Attributes:
         key: with dots, as on the command line.
-        value: as YAML writes it; "???" where it has to be set.
+        value: default as YAML writes it; "???" if the setting must be given.
         what: a line: what it is, its unit, what else it may be. It begins with the values, `one | other`, where no
             others may be set.
     """
@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def values(self) -> list[str]:
-        """The values that it may have; none where that is no short list."""
+        """The values that the setting may have; empty if there is no short list of them."""
         if self.value in _SWITCH:
             return list(_SWITCH)
         listed = _CLOSED.match(self.what)
@@ -59,7 +59,7 @@ def settings_of(composed: Composed) -> list[Setting]:
 
 
 def said_of(composed: Composed, key: str) -> str:
-    """Say what a setting is, or a group of them: a line of `conf/`, else of the class that takes it; else nothing."""
+    """Return the help of a setting or a group, from `conf/` or from the class that takes it; empty if there is none."""
     group, _, inner = key.partition(".")
     said = comments(f"{composed.command}.yaml").get(key)
     if not said and group in composed.chosen:
@@ -76,7 +76,7 @@ def needed(composed: Composed, key: str) -> UserError:
 
 
 def joins(value: Any, config: Mapping[str, Any]) -> bool:
-    """Tell whether a value hands a group of settings on to another object: nothing to be set."""
+    """Return True if a value passes a group of settings on to another object, so that it cannot be set."""
     name = str(value)[2:-1] if str(value).startswith("${") else ""
     return isinstance(config.get(name), dict)
 
@@ -118,7 +118,7 @@ def command_help(command: str, what: str, overrides: Sequence[Override], width: 
         lines += [line for setting in inner for line in _described(setting, wide)]
     lines += [""]
     if named := experiments_of(command):
-        lines += [*_choices("experiment", "null", "settings for a purpose, together", named, wide), ""]
+        lines += [*_choices("experiment", "null", "settings for one purpose, under one name", named, wide), ""]
     lines += [line for note in _NOTES for line in _wrapped(note, wide)]
     return "\n".join(lines) + "\n"
 

@@ -44,7 +44,7 @@ class Numbers(Generic[Sample]):
     named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
     def due(self, samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
-        """Give samples numbers, and each lookups of its own; exchanges that differ in delays alone share a split."""
+        """Assign numbers and lookups to samples; exchanges that differ only in delays share a split."""
         seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
         return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
 
@@ -82,7 +82,7 @@ def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
 
 
 def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> list[ComputeSample]:
-    """Give the tables of kernel calls unique names, and write the tables to the data directory first.
+    """Return kernel calls whose tables have unique names; write the tables to the data directory first.
 
     Data-parallel tables look up only their own device's samples, so their statistics differ from the task's tables.
     """
@@ -93,7 +93,7 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Give the table the first name that no other table has among those that are there, which it joins."""
+    """Return the table with the first name that no other table in `there` has, and add the table to `there`."""
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     renamed = (replace(table, name=name) for name in names)
     return next(one for one in renamed if _whole(there.setdefault(one.name, one)) == _whole(one))

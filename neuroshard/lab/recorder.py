@@ -43,7 +43,7 @@ class Meters:
         return self._opened("compute", lambda: self.hardware.compute_meter(self.warn))
 
     def comm(self, num_devices: int) -> Meter[CommSample]:
-        """Return the meter of exchanges between so many devices."""
+        """Return the meter of exchanges between `num_devices` devices."""
         return self._opened(num_devices, lambda: self.hardware.comm_meter(num_devices, self.warn))
 
     def _opened(self, key: str | int, make: Callable[[], Meter[Any]]) -> Meter[Any]:
@@ -53,7 +53,7 @@ class Meters:
         return self._open[key]
 
     def join(self, topologies: Iterable[Topology]) -> None:
-        """Open the meters of exchanges between so many devices: torchrun's other processes wait for this one.
+        """Open the meters of exchanges for each number of devices: torchrun's other processes wait for this process.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -131,7 +131,7 @@ class Recorder(Generic[Sample]):
 
 
 def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Cut the items into batches of so many, the last of what is left."""
+    """Split the items into batches of `size` items; the last batch may have fewer."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 

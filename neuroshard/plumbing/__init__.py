@@ -1,1 +1,1 @@
-"""What knows nothing of sharding: files, settings, checks, threads, progress, clocks."""
+"""Code that does not depend on sharding: files, settings, checks, threads, progress and clocks."""

@@ -13,15 +13,15 @@ Floats = TypeVar("Floats", FloatArray, Float32Array)
 
 
 def sums_of(amounts: Floats, counts: IntArray) -> Floats:
-    """Add up amounts (N, ...) by group, (n, ...): groups of so many, (n,), one at least, follow one another."""
+    """Return sums (n, ...) of amounts (N, ...) over n consecutive groups of `counts` (n,) amounts, at least 1 each."""
     sums: Floats = np.add.reduceat(amounts, counts.cumsum() - counts, axis=0)
     return sums
 
 
 def own_places(allowed: BoolArray) -> IntArray | None:
-    """Give each of n a place of its own, (n,), of those that `allowed` (n, m) lets it have, in polynomial time.
+    """Return a different place for each of n items, (n,); None if there is no such assignment.
 
-    None proves that there is no way.
+    `allowed` (n, m) is True for the places that an item may have. The matching takes polynomial time.
     """
     from scipy.sparse import csr_array  # slow to import: only where it is used
     from scipy.sparse.csgraph import maximum_bipartite_matching

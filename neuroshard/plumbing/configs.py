@@ -1,4 +1,4 @@
-"""What the files in `conf/` say, read without Hydra in milliseconds: names, comments, and the settings of a command.
+"""The content of the files in `conf/`, read without Hydra in milliseconds: names, comments, and settings of commands.
 
 A file says what is built, `_target_`, and what differs from that class's own defaults; the other fields are filled in
 here, for Hydra too (`files_of`). Hydra composes what runs. Here the same files are put together by the few rules that
@@ -31,12 +31,12 @@ def repository() -> Path:
 
 @cache
 def choices(group: str) -> tuple[str, ...]:
-    """List the configs in a group, such as "searcher", by name; none where there is no such group."""
+    """List the configs in a group, such as "searcher", by name; empty if there is no such group."""
     return tuple(sorted(path.stem for path in (_FOLDER / group).glob("*.yaml")))
 
 
 def is_group(name: str) -> bool:
-    """Tell whether `conf/` has a group of that name."""
+    """Return True if `conf/` has a group of that name."""
     return name.isidentifier() and bool(choices(name))
 
 
@@ -95,7 +95,7 @@ def content_of(file: str) -> Mapping[str, Any]:
 
 
 def groups_of(command: str) -> dict[str, str]:
-    """Read a command's groups, with the choices that are made where nobody says anything."""
+    """Read a command's groups, with the default choice of each."""
     return {
         group: choice for entry in content_of(f"{command}.yaml").get("defaults", []) for group, choice in entry.items()
     }
@@ -231,7 +231,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested values; where they meet, the other's count."""
+    """Merge nested values; for a key in both, the value of `other` is taken."""
     both = {
         key: _merged(one[key], value)
         for key, value in other.items()

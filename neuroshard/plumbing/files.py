@@ -115,14 +115,14 @@ def digest_of(*paths: Path) -> str:
 
 
 def has_format(path: Path, name: str) -> bool:
-    """Tell whether a file begins as JSON whose "format" begins so."""
+    """Return True if a file begins as JSON whose "format" begins with `name`."""
     return re.match(rf'\s*\{{\s*"format"\s*:\s*"{re.escape(name)}'.encode(), beginning(path)) is not None
 
 
 def beginning(path: Path) -> bytes:
-    """Read a file's first bytes, to know what it is; none of one that nobody may read, or that is no plain file.
+    """Read the first bytes of a file; empty if the file is not regular or cannot be read.
 
-    A few, since it may be a checkpoint of any size.
+    Only a few bytes, because the file may be a checkpoint of any size.
     """
     try:
         if not path.is_file():
@@ -144,7 +144,7 @@ def check_file(path: Path) -> None:
 
 
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
-    """Raise UserError unless the first of some places that is there is a directory that can be written to."""
+    """Raise UserError unless the first of some places that exists is a directory that can be written to."""
     nearest = next(place for place in places if os.path.lexists(place))
     if not nearest.is_dir():
         remedy = f"Set out to another place: out={kind}"

@@ -9,10 +9,10 @@ from neuroshard.plumbing.progress import print_lines
 
 @dataclass(frozen=True)
 class UseVerdict:
-    """Whether a result is fit for use.
+    """A verdict on whether a result is fit for use.
 
     Attributes:
-        fit: whether the result can be used for the next step.
+        fit: True if the result can be used for the next step.
         reason: why, as a clause without a full stop.
         advice: what to do, as a clause without a full stop; empty if there is nothing to do.
     """

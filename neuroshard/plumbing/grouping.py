@@ -1,4 +1,4 @@
-"""Things by what they have in common."""
+"""Grouping of items by a key."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar

@@ -74,7 +74,7 @@ class Journal(Generic[Value]):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, number: int) -> Path:
-        """Name the file of a number's value."""
+        """Return the path of the file of a number's value."""
         return self.folder / f"{self.name}-{number:04d}.json"
 
     @property

@@ -1,4 +1,4 @@
-"""What people are told, in parts: errors and warnings are rendered here, and nowhere else."""
+"""Errors and warnings as messages in parts, which are rendered here and nowhere else."""
 
 from dataclasses import dataclass, fields
 

@@ -37,7 +37,8 @@ def read_yaml(path: Path, what: str) -> Any:
         check_depth(content)
         msgspec.json.encode(content)  # refuses text that is not Unicode, and numbers beyond 64 bits
     except UserError as error:
-        raise error.at(f"{what} {path}") from None
+        where = ", ".join(filter(None, (f"{what} {path}", error.message.where)))
+        raise error.changed(where=where) from None
     except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:
         unreadable, remedy = f"{what} {path} is not valid YAML", "Correct the file"
         raise UserError("yaml-unreadable", unreadable, limit=str(error), remedy=remedy) from None

@@ -29,7 +29,7 @@ Wait = Callable[[Event], bool]
 
 
 class Result(Protocol):
-    """What a command's run gives."""
+    """The result of a command."""
 
     def show(self, console: Console) -> None:
         """Print the result on a console for people to read."""
@@ -93,7 +93,7 @@ def _shown_rate(per_second: float) -> str:
 
 
 def _line(task: Task) -> str:
-    """Say how far a task is: count, time spent, rate and time left."""
+    """Return the progress of a task as text: count, time spent, rate and time left."""
     done = f"{task.completed:.0f}" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}"
     spent = _clock(task.elapsed or 0.0)
     said = [f"{task.description}: {done}", f"in {spent}" if task.finished else f"{spent} so far"]

@@ -95,7 +95,7 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
 
 
 def _plain(value: Any) -> bool:
-    """Tell whether a config can hold a value; objects, such as a plan, are handed over as they are."""
+    """Return True if a config can hold a value; objects, such as a plan, are passed on as they are."""
     return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
 
 
@@ -108,7 +108,7 @@ def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
 
 
 def store_configs(command: str) -> None:
-    """Give Hydra what it composes a command of."""
+    """Store the configs of a command for Hydra."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
@@ -143,7 +143,7 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
 
 
 def _check_taken(held: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise UserError if a class or a function of this package doesn't take a setting, or none of that type."""
+    """Raise UserError if a class or a function of this package does not take a setting, or not a value of that type."""
     target = str(held.get("_target_", ""))
     if target.startswith(f"{_PACKAGE}."):
         settings = {key: value for key, value in held.items() if not _BUILDING.fullmatch(key)}

@@ -112,7 +112,8 @@ def decode(text: str | bytes, where: str) -> Any:
     """Decode a JSON text to plain values.
 
     Raises:
-        UserError: it is not JSON in UTF-8, names a field twice, has a number that is none, or is nested too deeply.
+        UserError: the text is not JSON in UTF-8, has a field twice in one object or a number that is not finite, or is
+            nested too deeply.
     """
     try:
         plain = text.removeprefix(_BOM) if isinstance(text, bytes) else text
@@ -157,7 +158,7 @@ def padded(columns: int) -> int:
 
 
 def of_format(content: object, name: str, where: str) -> dict[str, Any]:
-    """Return a file's fields, but for its format; raise UserError if it is no object of the format `name`."""
+    """Return the fields of a file except the format; raise UserError if the content does not have the format `name`."""
     its_format = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or its_format != name:
         ours = isinstance(its_format, str) and its_format.rpartition("-")[0] == name.rpartition("-")[0]
@@ -172,7 +173,7 @@ def of_format(content: object, name: str, where: str) -> dict[str, Any]:
 
 
 def check_depth(content: object, left: int = MAX_DEPTH) -> None:
-    """Raise UserError if lists and fields are nested deeper than any file of ours."""
+    """Raise UserError if lists and fields are nested in too many levels."""
     if not isinstance(content, (list, dict)):
         return
     if not left:
@@ -182,7 +183,7 @@ def check_depth(content: object, left: int = MAX_DEPTH) -> None:
 
 
 def nested_too_deeply(levels: int) -> UserError:
-    """Make the error for a value with lists or fields in more than so many levels."""
+    """Make the error for a value whose lists or fields are nested in more than `levels` levels."""
     limit = f"the maximum is {number_of(levels, 'level')}"
     remedy = "Write the value with fewer levels"
     return UserError("value-nested-deeply", "the value is nested too deeply", limit=limit, remedy=remedy)
@@ -231,7 +232,9 @@ def refusal(message: str, content: object, name: str = "") -> UserError:
         return UserError("field-missing", f"there is no field {missing[1]!r}", where=field, remedy=remedy)
     at_a_name = "[...]" in path  # msgspec doesn't say at which name
     value = _value_at(content, path)
-    what = f"{field} has a wrong value" if at_a_name else f"{field or 'the value'} is {shown(value)}"
+    what = f"{field or 'the value'} is {shown(value)}"
+    if at_a_name:
+        what = f"a value in {field.partition('[...]')[0] or 'the mapping'} is wrong"
     limit, right = _wanted(text)
     if name and right.startswith("a list") and not path and isinstance(value, (str, int, float)):
         remedy = f"Write a list, such as {name}=[{value if isinstance(value, str) else shown(value)}]"
@@ -312,12 +315,12 @@ def to_bytes(size: object, name: str) -> int:
 
 
 def is_size(text: str) -> bool:
-    """Tell whether a text is a size, such as "80GB" or a plain number of bytes."""
+    """Return True if a text is a size, such as "80GB" or a plain number of bytes."""
     return _named_bytes(text) is not None
 
 
 def _named_bytes(text: str) -> float | None:
-    """Read the bytes that a text names; None if it is no size."""
+    """Return the number of bytes that a text names; None if the text is not a size."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
         return None

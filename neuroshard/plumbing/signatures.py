@@ -1,4 +1,4 @@
-"""What the `_target_`s of `conf/` take: their defaults and what they say of them, read from source in milliseconds.
+"""The parameters of the `_target_`s of `conf/`: defaults and help lines, read from source in milliseconds.
 
 Completion is asked at every press of a key, and help before anything runs: importing the classes would take seconds. So
 only what settings are made of is understood: numbers, text, tuples of these, members of enums, names for any of them,
@@ -23,7 +23,7 @@ _AFTER_SENTENCE = re.compile(r"(?<=\.)\s")
 
 @dataclass(frozen=True)
 class Signature:
-    """What a class or a function takes.
+    """The parameters of a class or a function.
 
     Attributes:
         defaults: of every parameter, as YAML would write it: "???" for one that has none, a mapping with `_target_` for
@@ -52,7 +52,7 @@ class _Unreadable(Exception):
 
 @cache
 def _definitions(module: str) -> Mapping[str, ast.AST | tuple[str, str]]:
-    """Read what stands at the top of a module, by name: a class, a function, a value; or where it is imported from."""
+    """Read the definitions at the top of a module, by name: a class, function or value, or the origin of an import."""
     path = _ROOT.joinpath(*module.split(".")[1:])
     source = path.with_suffix(".py") if not path.is_dir() else path / "__init__.py"
     tree = ast.parse(source.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""How many threads the libraries below work with, chosen where they are used and undone after.
+"""The number of threads of the libraries below: set for a block of code and restored after it.
 
 One is right for small arrays: more wait for each other, spinning, for a busy neighbour most of all, and change the
 order of sums; with one, a run repeats bit for bit on any number of cores.
@@ -19,9 +19,9 @@ _WORTH_THREADS = 1 << 15  # steps of compiled loops: some milliseconds, where st
 
 
 def useful_threads(steps: int) -> int:
-    """Count the threads for work of about so many steps of compiled loops: one for little, else one for each core.
+    """Return the number of threads for work of about `steps` steps of compiled loops.
 
-    Of those that this process may use, up to 8.
+    One for little work, or else one for each core that this process may use, at most 8.
     """
     if steps < _WORTH_THREADS:
         return 1
@@ -30,9 +30,9 @@ def useful_threads(steps: int) -> int:
 
 
 def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item], threads: int) -> list[_Result]:
-    """Work on every item, in so many threads at most; return the results in order.
+    """Call `work` on every item, in at most `threads` threads; return the results in order.
 
-    It helps where work lets go of Python's lock.
+    Threads help only if `work` releases Python's lock.
     """
     if min(len(items), threads) < 2:
         return [work(item) for item in items]

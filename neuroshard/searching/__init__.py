@@ -1,1 +1,1 @@
-"""What a search method is, and the one that goes around any other."""
+"""The interface of search methods, and a search that wraps any method."""

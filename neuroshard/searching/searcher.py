@@ -1,4 +1,4 @@
-"""What every search method is, and what decides between its best plans by measuring them; both are had by name."""
+"""The interfaces of search methods and of verifiers, which measure candidate plans; both are built by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
@@ -136,7 +136,7 @@ def _as_found(searcher: Searcher, found: object) -> Found:
 
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
-    """Let a searcher's `find` try again if it finds nothing, by `tried_within_hosts`."""
+    """Return a searcher's `find` that tries again by `tried_within_hosts` if it finds no plan."""
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
@@ -215,7 +215,7 @@ class Verifier(Protocol):
 def verifier_of(
     name: str, model: ModelChoice, device: str, candidate_plans: int, passes: int, hides_input: bool
 ) -> Verifier | None:
-    """Build what `neuroshard search verify=NAME` decides by; None where that is "none".
+    """Build the verifier of `neuroshard search verify=NAME`; None if NAME is "none".
 
     Args:
         name: name of a file in `conf/verify/`.

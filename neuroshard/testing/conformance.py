@@ -1,4 +1,4 @@
-"""What every implementation promises, as classes to derive a test class from (works with any test runner).
+"""Tests that every implementation must pass, as base classes for test classes (for any test runner).
 
 class TestMine(SearcherConformance):
     def make(self) -> Searcher:
@@ -252,7 +252,7 @@ def _check_kept(plan: Plan, task: Task) -> None:
 
 
 def _exchange_ms(model: CommModel, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-    """Predict the ms of devices with so many columns and start delays, (B, D) each."""
+    """Return the predicted ms of devices with `dims` columns and start delays `start_ms`, (B, D) each."""
     return model.predict(Traffic.of_columns(dims, batch_size), start_ms)
 
 

@@ -38,7 +38,7 @@ class Collective(IntEnum):
 IN_STEP = frozenset(Collective) - {Collective.INPUT}  # that embeddings and gradients go by
 BACK_ONLY = (Collective.ALL_REDUCE,)
 BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
-ADDED_UP = (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER)  # what devices give is added up where it goes
+ADDED_UP = (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER)  # sums are formed at the destination
 
 
 class Precision(Word):
@@ -57,7 +57,7 @@ class Precision(Word):
 
 
 def name_of(collective: Collective) -> str:
-    """Name a collective as settings and records do."""
+    """Return the name of a collective in settings and records."""
     return collective.name.lower()
 
 

@@ -1,4 +1,4 @@
-"""What was measured on: stored with every record and bundle."""
+"""The machine of a measurement, which is stored with every record and bundle."""
 
 import os
 import platform
@@ -22,10 +22,10 @@ class Fingerprint:
 
     Attributes:
         kind: "cpu" or "cuda".
-        device: the model's name. Virtual machines tell no more of a processor than its maker's family.
+        device: name of the model. Virtual machines may show only the family of a processor.
         count: cores or GPUs.
         memory_bytes: of the host.
-        revision: a processor's family, model and stepping; None where nobody wrote it down, and for GPUs.
+        revision: family, model and stepping of a processor; None for GPUs, and if it was not recorded.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Fingerprint:
 
 
 def fingerprint(device_type: str) -> Fingerprint:
-    """Take this machine's fingerprint as a "cpu", or as "cuda", with a count of 0 where it has no GPU."""
+    """Return the fingerprint of this machine as a "cpu", or as "cuda" with a count of 0 if there is no GPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device_type == "cuda":
         import torch  # needed here only; reading a bundle's card needs none
@@ -90,9 +90,10 @@ def versions() -> dict[str, str]:
 
 
 def other_kernels(there: Mapping[str, str]) -> tuple[str, str] | None:
-    """Find packages with kernels whose versions, as `versions` gives them, differ there and here in more than a patch.
+    """Return packages with kernels whose versions differ there and here, apart from patch versions, as text for each.
 
-    Both sides in words; None where none differs, among those that are installed in both places.
+    `there` has versions as `versions` returns them. Packages that are not installed in both places are not compared;
+    None if no version differs.
     """
     here = versions()
     both = [package for package in _KERNELS if package in there and package in here]

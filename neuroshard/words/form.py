@@ -49,7 +49,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Name in settings and bundles, such as "column_wise", "sequence_row_wise" and "uvm_caching_column_wise"."""
+        """The name in settings and bundles, such as "column_wise", "sequence_row_wise", "uvm_caching_column_wise"."""
         name = self.form.value if self.pooled else f"sequence_{self.form.value}"
         return name if self.tier is Tier.DEVICE else f"{self.tier.value}_{name}"
 

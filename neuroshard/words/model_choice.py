@@ -117,7 +117,7 @@ def check_plain(name: str) -> None:
             "model-name-with-settings",
             f"unknown model {name!r}",
             limit="settings are not part of the name of a model",
-            remedy=f"Give the model {base!r}, and {told(settings)}",
+            remedy=f"Give the name {base!r} and the settings {told(settings)}",
         )
 
 

@@ -10,7 +10,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.schema import CacheShare, Count, Device, Dim, FirstRow, Offset, Rows
 
-DEFAULT_CACHED = 0.2  # of a table's rows, where nobody says how many: FBGEMM's own choice
+DEFAULT_CACHED = 0.2  # of a table's rows: FBGEMM's default
 _Rows = TypeVar("_Rows", int, FloatArray)
 
 
