@@ -28,7 +28,7 @@ _MARKS = {
 
 
 def check_nothing_else(path: Path, own: Collection[str]) -> None:
-    """Raise UserError if a directory holds what is marked by another file than those in `own`."""
+    """Raise UserError if a directory contains a marker file, such as manifest.json, that is not in `own`."""
     for name, what in _MARKS.items():
         if name not in own and (path / name).exists():
             raise UserError(
@@ -113,7 +113,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether the run here is whole."""
+        """True if the run in this directory is finished."""
         return (self.path / _RUN).exists()
 
     def read(self, what: str = "run") -> RunFile | None:

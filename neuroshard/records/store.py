@@ -56,7 +56,7 @@ class Manifest:
 
     @property
     def holds_out_tables(self) -> bool:
-        """Whether samples to test with are of tables that no other samples are of."""
+        """True if the test samples have tables that no other samples have."""
         return self.config.get("held_out") != _SAMPLES
 
     def save(self, directory: Path) -> None:
@@ -72,7 +72,7 @@ class Manifest:
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Tell whether a run was begun in `directory`."""
+        """Return True if a run was begun in `directory`."""
         return (directory / _NAME).exists()
 
     def check_hardware(self, here: Fingerprint, directory: Path) -> None:
@@ -88,7 +88,7 @@ class Manifest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a run that goes on must have in common with the one that was begun."""
+        """Settings that must be the same to resume the run."""
         return self.config | {"seed": self.seed}
 
 
@@ -108,7 +108,7 @@ class Chunks(Generic[Sample]):
         return self.directory / f"part-{number:05d}.parquet"
 
     def has(self, number: int) -> bool:
-        """Tell whether chunk `number` is complete."""
+        """Return True if chunk `number` is complete."""
         return self.path(number).exists()
 
     @property
@@ -182,7 +182,7 @@ class DataDirectory:
         manifest.save(self.path)
 
     def _holds(self, tables: Sequence[Table]) -> bool:
-        """Tell whether these tables are measured here."""
+        """Return True if the tables of this directory are these tables."""
         return list(self.tables().values()) == list(tables)
 
     def write_tables(self, tables: Sequence[Table]) -> None:

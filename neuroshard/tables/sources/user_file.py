@@ -221,7 +221,7 @@ def _padded(dim: int, pad_dims: bool) -> int:
             "table-dim-not-padded",
             f"dim is {dim}",
             limit=f"dim must be a multiple of {DIM_MULTIPLE}",
-            remedy=f"Set dim to {padded(dim)} in the file and in your model, or set tables.pad_dims=true for all tables",
+            remedy=f"Set dim to {padded(dim)} here and in your model, or set tables.pad_dims=true to pad all tables",
         )
     return padded(dim)
 
