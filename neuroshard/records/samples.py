@@ -86,7 +86,8 @@ class ComputeSample:
         if len(self.blocks) != (len(self.tables) if LAYOUTS[self.form].blocks else 0):
             raise UserError(
                 "sample-block-count",
-                f"{number_of(len(self.tables), f'{self.form} table')} with {number_of(len(self.blocks), 'row block')}",
+                f"blocks has {number_of(len(self.blocks), 'row block')} "
+                f"for {number_of(len(self.tables), f'{self.form} table')}",
                 limit="each row_wise table has one row block, and other tables have none",
                 remedy="Give one row block for each row_wise table, and none for other tables",
             )
@@ -94,7 +95,8 @@ class ComputeSample:
         if len(self.lookups) not in (0, len(self.blocks)):
             raise UserError(
                 "sample-lookups-count",
-                f"lookups of {len(self.lookups)} row blocks are given for {number_of(len(self.blocks), 'row block')}",
+                f"lookups has {number_of(len(self.lookups), 'entry', 'entries')} "
+                f"for {number_of(len(self.blocks), 'row block')}",
                 remedy="Give the lookups of every row block, or of none",
             )
         for table, block in zip(self.tables, self.blocks, strict=False):

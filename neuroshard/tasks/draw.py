@@ -42,8 +42,8 @@ class TaskDraw:
         count: number of tasks to draw.
         min_tables: minimum number of tables in a task. The number is uniform, and tables are drawn without repeats.
         max_tables: maximum number of tables in a task.
-        max_dim: maximum number of columns of a table, 4 times a power of two; every table gets max_dim, max_dim / 2,
-            max_dim / 4, ... or 4 columns, each with the same probability.
+        max_dim: maximum number of columns of a table, 4 times a power of two; each table gets a random number of
+            columns among max_dim, max_dim / 2, max_dim / 4 and so on down to 4. All of them are equally likely.
         seed: seed of the random tasks; another seed gives other tasks.
     """
 

@@ -339,9 +339,9 @@ class _Checks:
             if not set(shard.devices).intersection(limits.devices):
                 raise UserError(
                     "pin-devices-forbidden",
-                    f"a shard of table {name!r} is pinned to devices {_listed(shard.devices)}",
+                    f"a shard of table {name!r} is pinned to {_listed(shard.devices)}",
                     where="constraints",
-                    limit=f"the rules allow the table on devices {_listed(limits.devices)}",
+                    limit=f"the rules allow the table on {_listed(limits.devices)}",
                     remedy="Pin the shard to an allowed device, or change `devices` in the rules for the table",
                 )
 
@@ -351,19 +351,19 @@ class _Checks:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
                 raise UserError(
                     "pins-share-devices",
-                    f"the shards of table {name!r} cannot each have another device",
+                    f"the shards of table {name!r} need a different device each, but too few devices are allowed",
                     where="constraints",
-                    limit="the shards are pinned to, or allowed on, too few devices",
-                    remedy="Pin each shard to another device",
+                    limit="rules and pins of the table say which devices are allowed",
+                    remedy="Pin each shard to a different device",
                 )
         for group in self.constraints.apart:
             wanted = [devices for name in set(group) for devices in self._wanted(self.tables[name])]
             if not _have_places(wanted, self.num_devices):
                 raise UserError(
                     "apart-no-room",
-                    f"{', '.join(group)} are kept apart, but cannot each have another device",
+                    f"{', '.join(group)} are kept apart and need different devices, but too few devices are allowed",
                     where="constraints",
-                    limit="the tables are allowed on, or pinned to, too few devices",
+                    limit="rules and pins of these tables say which devices are allowed",
                     remedy="Allow more devices for these tables, or name fewer tables in this group of `apart`",
                 )
 
@@ -385,7 +385,7 @@ def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
 
 
 def _listed(devices: Sequence[int]) -> str:
-    return readable_list(list(map(str, devices)), _SHOWN_DEVICES)
+    return f"device{'' if len(devices) == 1 else 's'} {readable_list(list(map(str, devices)), _SHOWN_DEVICES)}"
 
 
 def _check_devices(name: str, devices: Sequence[int], num_devices: int) -> None:

@@ -55,13 +55,14 @@ def dlrm(
         indices, offsets, lengths = _load(file, source)
         tables = tuple(_tables(indices, offsets, lengths, dim, bytes_per_element, max_tables, source))
     if not tables:
+        is_cut = max_tables is not None and max_tables < len(lengths)
         raise UserError(
             "dlrm-file-no-lookups",
-            "no table of the file has lookups"
-            if max_tables is None
-            else f"the first {max_tables} tables of the file have no lookups",
+            f"the first tables of the file have no lookups (tables.max_tables={max_tables})"
+            if is_cut
+            else "the tables of the file have no lookups",
             where=str(source),
-            remedy="Use a file with lookups" if max_tables is None else "Set a larger tables.max_tables",
+            remedy="Set a larger tables.max_tables" if is_cut else "Use a file with lookups",
         )
     return tables
 
@@ -97,7 +98,7 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
             "dlrm-file-unreadable",
             "torch.load cannot read the file",
             where=str(source),
-            limit=reason,
+            limit=reason.rstrip("."),
             remedy="Use a file that torch.save((indices, offsets, lengths), path) wrote",
         ) from None
     if not isinstance(content, tuple) or [_dimensions(tensor) for tensor in content] != [1, 1, 2]:

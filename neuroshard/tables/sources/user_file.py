@@ -220,8 +220,8 @@ def _padded(dim: int, pad_dims: bool) -> int:
         raise UserError(
             "table-dim-not-padded",
             f"dim is {dim}",
-            limit=f"dim must be a multiple of {DIM_MULTIPLE}",
-            remedy=f"Set dim to {padded(dim)} here and in your model, or set tables.pad_dims=true to pad all tables",
+            limit=f"dim must be a multiple of {DIM_MULTIPLE}, and the next multiple is {padded(dim)}",
+            remedy="Pad the table here and in your model, or set tables.pad_dims=true to pad all tables",
         )
     return padded(dim)
 
