@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import (
     MAX_BATCH_SIZE,
     MAX_BYTES,
@@ -66,6 +67,7 @@ _STORED: dict[Any, pa.DataType] = {
     bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), SplitName: pa.string(),
     BytesPerElement: pa.int8(), Dim: pa.int32(), Features: pa.int32(), Devices: pa.int32(), Device: pa.int32(),
 }  # fmt: skip
+_DAMAGED = "Restore the file from a copy, or measure its samples again"  # what to do if a row contradicts itself
 _home = cache(TierAssignment)  # checked once: most samples have one of few
 
 
@@ -92,11 +94,21 @@ class _Row:
         """Times as arrays; None where there are none."""
         if self.times_ms is None or self.at_s is None:
             if self.times_ms is not None or self.at_s is not None:
-                raise UserError("times_ms and at_s must both be there, or neither")
+                raise UserError(
+                    "sample-times-incomplete",
+                    "the sample has only one of times_ms and at_s",
+                    limit="a sample has both or neither",
+                    remedy=_DAMAGED,
+                )
             return None
         times, at_s = np.array(self.times_ms, dtype=np.float64), np.array(self.at_s, dtype=np.float64)
         if not len(at_s) or len(times) != len(at_s) * math.prod(self.shape):
-            raise UserError(f"{len(times)} times_ms don't make {len(at_s)} repeats of {math.prod(self.shape)}")
+            raise UserError(
+                "sample-times-count",
+                f"times_ms has {number_of(len(times), 'time')} for {number_of(len(at_s), 'repeat')}",
+                limit=f"a sample has at least one repeat, and a repeat has {number_of(math.prod(self.shape), 'time')}",
+                remedy=_DAMAGED,
+            )
         return Repeats(times.reshape(-1, *self.shape), at_s)
 
 
@@ -119,10 +131,20 @@ class _ComputeRow(_Row):
         """Build the kernel call that this row was measured of, with what makes tables of a name."""
         for name, values in (("dims", self.dims), ("features", self.features)):
             if len(self.tables) != len(values):
-                raise UserError(f"sample {self.sample_id} has {len(self.tables)} tables but {len(values)} {name}")
+                raise UserError(
+                    "sample-field-count",
+                    f"the sample has {number_of(len(self.tables), 'table')} but {len(values)} {name}",
+                    remedy=_DAMAGED,
+                )
         tables = tuple(map(sized, self.tables, self.dims, self.features, repeat(self.pooled)))
         if len(self.first_rows) != len(self.rows) or len(self.lookups) != len(self.reuse):
-            raise UserError("first_rows and rows, lookups and reuse must be equally many")
+            raise UserError(
+                "sample-block-fields",
+                f"the sample has {len(self.first_rows)} first_rows, {len(self.rows)} rows, {len(self.lookups)} lookups "
+                f"and {len(self.reuse)} reuse histograms",
+                limit="there must be as many first_rows as rows, and as many lookups as reuse histograms",
+                remedy=_DAMAGED,
+            )
         blocks = tuple(map(RowBlock, self.first_rows, self.rows))
         seen = tuple(map(BlockLookups, self.lookups, map(tuple, self.reuse)))
         home = _home(self.tier or Tier.DEVICE, self.cache_load_factor)
@@ -237,9 +259,16 @@ class RowCodec(Generic[Sample]):
         try:
             sample, repeats = self.sample(read), read.repeats
             return Measurement(sample, read.sample_id, read.split, read.seed, repeats, read.error, read.second_pass)
+        except UserError as error:
+            raise error.at(f"sample {read.sample_id}") from None
         except ValueError as error:
-            where, said = f"sample {read.sample_id}", str(error)
-            raise UserError(said if said.startswith(where) else f"{where}: {said}") from None
+            raise UserError(
+                "sample-malformed",
+                "the row is not a measurement",
+                where=f"sample {read.sample_id}",
+                limit=str(error),
+                remedy=_DAMAGED,
+            ) from None
 
 
 def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
@@ -263,7 +292,11 @@ def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
         """Make the sample of a row, whose tables must all be there."""
         for name in read.tables:
             if name not in tables:
-                raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
+                raise UserError(
+                    "sample-table-unknown",
+                    f"the sample uses table {name!r}, which is not in tables.parquet",
+                    remedy=_DAMAGED,
+                )
         return read.sample(sized)
 
     return RowCodec(_ComputeRow, _compute_fields, sample)

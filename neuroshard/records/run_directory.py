@@ -28,10 +28,12 @@ _MARKS = {
 
 
 def check_nothing_else(path: Path, own: Collection[str]) -> None:
-    """Raise UserError if a directory holds what is marked by another file than those in `own`."""
+    """Raise UserError if a directory contains a marker file, such as manifest.json, that is not in `own`."""
     for name, what in _MARKS.items():
         if name not in own and (path / name).exists():
-            raise UserError(f"{path} holds {what} ({name}); give another out=DIRECTORY")
+            raise UserError(
+                "out-other-contents", f"{path} contains {what} ({name})", remedy="Set another out=DIRECTORY"
+            )
 
 
 RunKind = Literal["search", "evaluate", "train-policy"]
@@ -94,7 +96,11 @@ class RunDirectory:
     def check_free(self) -> None:
         """Raise UserError if a run was begun here, whether it is whole or not."""
         if any((self.path / name).exists() for name in (_RUN, _SETTINGS)):
-            raise UserError(f"{self.path} holds a run already; give another out=DIRECTORY or delete it")
+            raise UserError(
+                "out-has-run",
+                f"{self.path} contains a run",
+                remedy="Set another out=DIRECTORY, or delete this directory",
+            )
 
     def finish(self, kind: RunKind, facts: Mapping[str, Any]) -> None:
         """Mark the run as whole; `facts` are for whoever reads its results."""
@@ -107,7 +113,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether the run here is whole."""
+        """True if the run in this directory is finished."""
         return (self.path / _RUN).exists()
 
     def read(self, what: str = "run") -> RunFile | None:
@@ -127,8 +133,12 @@ class RunDirectory:
         """Read what `run.json` says of a whole run of a kind; raise UserError if there is none, or it is malformed."""
         run = self.read(f"{kind} run")
         if run is None or run.kind != kind:
-            holds = "" if run is None else f"; it holds one of the kind {run.kind!r}"
-            raise UserError(f"{self.path} holds no {kind} run{holds}")
+            raise UserError(
+                "run-other-kind",
+                f"{self.path} does not contain a {kind} run",
+                limit="" if run is None else f"the run in this directory is of the kind {run.kind!r}",
+                remedy=f"Give the out= directory of a finished `neuroshard {kind}` run",
+            )
         return run.facts
 
     def _begun(self) -> dict[str, Any] | None:
@@ -156,7 +166,11 @@ def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]
     except UserError:
         same = False
     if not same:
-        raise UserError(f"{path} is there already, and is no run's; move it, or give another out=DIRECTORY")
+        raise UserError(
+            "out-file-differs",
+            f"{path} exists, and differs from the file that this run would write",
+            remedy="Move the file to another directory, or set another out=DIRECTORY",
+        )
 
 
 def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -175,7 +189,9 @@ def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
 def begun_otherwise(directory: Path, what: str) -> UserError:
     """Make the error for a directory whose run was begun with something else."""
     return UserError(
-        f"{directory} holds a run already, begun with {what}; use the same to go on, or give another out=DIRECTORY"
+        "out-begun-otherwise",
+        f"{directory} contains a run that was begun with {what}",
+        remedy="Use the same settings and files to resume the run, or set another out=DIRECTORY",
     )
 
 

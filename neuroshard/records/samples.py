@@ -8,11 +8,12 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import shown
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.tables import Table
 from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective, Precision, name_of
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, CUT_FORMS, IN_COLUMNS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, TierAssignment
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
@@ -83,27 +84,57 @@ class ComputeSample:
 
     def __post_init__(self) -> None:
         if len(self.blocks) != (len(self.tables) if LAYOUTS[self.form].blocks else 0):
-            raise UserError(f"{len(self.blocks)} blocks of rows for {len(self.tables)} {self.form} tables")
+            raise UserError(
+                "sample-block-count",
+                f"blocks has {number_of(len(self.blocks), 'row block')} "
+                f"for {number_of(len(self.tables), f'{self.form} table')}",
+                limit="each row_wise table has one row block, and other tables have none",
+                remedy="Give one row block for each row_wise table, and none for other tables",
+            )
         self._check_kernel()
         if len(self.lookups) not in (0, len(self.blocks)):
-            raise UserError(f"lookups in {len(self.lookups)} of {len(self.blocks)} blocks of rows")
+            raise UserError(
+                "sample-lookups-count",
+                f"lookups has {number_of(len(self.lookups), 'entry', 'entries')} "
+                f"for {number_of(len(self.blocks), 'row block')}",
+                remedy="Give the lookups of every row block, or of none",
+            )
         for table, block in zip(self.tables, self.blocks, strict=False):
             if block.row < 0 or block.rows < 1 or block.row_end > table.rows:
-                raise UserError(f"table {table.name!r} has no rows {block.row} to {block.row_end - 1} of {table.rows}")
+                raise UserError(
+                    "sample-rows-outside",
+                    f"a block of table {table.name!r} has rows {block.row} to {block.row_end - 1}",
+                    limit=f"a block has at least one row, and the table has rows 0 to {table.rows - 1}",
+                    remedy="Give a block of rows that the table has",
+                )
 
     def _check_kernel(self) -> None:
-        """Raise UserError if no kernel takes these tables together."""
+        """Raise UserError if there is no kernel call for these tables together."""
         if len({table.pooled for table in self.tables}) > 1:
-            raise UserError("pooled and sequence tables in one kernel call")
+            raise UserError(
+                "kernel-pooling-mixed",
+                "one kernel call has both pooled tables and sequence tables",
+                limit="a kernel call has tables of one of these types",
+                remedy="Make two samples: one of the pooled tables, and one of the sequence tables",
+            )
         if (call := self.call) not in CALLS:
             what = (
                 "sequence tables"
                 if self.tier_assignment == ON_DEVICE
                 else f"tables in tier {self.tier_assignment.tier}"
             )
-            raise UserError(f"{self.form} {what}")
+            raise UserError(
+                "kernel-missing",
+                f"there is no kernel call for {what} with {self.form} sharding",
+                remedy=f"Use {' or '.join(CUT_FORMS)} sharding for these tables",
+            )
         if not call.pooled and len(widths := {table.dim for table in self.tables}) > 1:
-            raise UserError(f"sequence tables of {' and '.join(map(str, sorted(widths)))} columns in one kernel call")
+            raise UserError(
+                "kernel-widths-mixed",
+                f"one kernel call has sequence tables of {' and '.join(map(str, sorted(widths)))} columns",
+                limit="the sequence tables of a kernel call have one width",
+                remedy="Make one sample for each width",
+            )
 
     @property
     def call(self) -> Call:
@@ -152,14 +183,38 @@ class CommSample:
 
     def __post_init__(self) -> None:
         if not self.size_bytes or len(self.size_bytes) != len(self.start_ms):
-            raise UserError(f"exchange: {len(self.size_bytes)} sizes but {len(self.start_ms)} start delays")
+            raise UserError(
+                "exchange-start-count",
+                f"size_bytes has {number_of(len(self.size_bytes), 'size')}, "
+                f"but start_ms has {number_of(len(self.start_ms), 'delay')}",
+                where="exchange",
+                limit="each device has one size and one start delay, and there is at least one device",
+                remedy="Give one size and one start delay for each device",
+            )
         if len(self.size_bytes) % self.host_size:
-            raise UserError(f"exchange: {len(self.size_bytes)} devices on hosts of {self.host_size} each")
+            raise UserError(
+                "exchange-hosts-uneven",
+                f"devices_per_host is {self.host_size}, but there are {number_of(len(self.size_bytes), 'device')}",
+                where="exchange",
+                limit="every host has the same number of devices",
+                remedy=f"Set devices_per_host to a divisor of {len(self.size_bytes)}",
+            )
         if self.devices_per_host is None and self.collective in BETWEEN_HOSTS:
-            raise UserError(f"exchange: {name_of(self.collective)} needs devices_per_host")
+            raise UserError(
+                "exchange-hosts-missing",
+                f"{name_of(self.collective)} needs devices_per_host",
+                where="exchange",
+                remedy="Set devices_per_host to the number of devices on each host",
+            )
         for host in self._alike:
             if len(set(host)) > 1:
-                raise UserError(f"exchange: {name_of(self.collective)} needs equal sizes, not {shown(host)}")
+                raise UserError(
+                    "exchange-sizes-unequal",
+                    f"the sizes of {name_of(self.collective)} are {shown(host)}",
+                    where="exchange",
+                    limit="the devices that take part in this collective must have equal sizes",
+                    remedy="Give equal sizes",
+                )
 
     @property
     def num_devices(self) -> int:
@@ -201,7 +256,12 @@ class LocalSample:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < (devices := self.plan.task.topology.num_devices):
-            raise UserError(f"rank {self.rank} of a plan for {devices} devices")
+            raise UserError(
+                "sample-rank-outside",
+                f"rank is {self.rank}",
+                limit=f"the plan is for {number_of(devices, 'device')}, with ranks 0 to {devices - 1}",
+                remedy=f"Set rank to a number from 0 to {devices - 1}",
+            )
 
     @property
     def batch_size(self) -> int:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.tables import Table
 
 TRAIN, VALID, TEST = "train", "valid", "test"
@@ -16,7 +17,10 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
     """Split the tables 80/10/10, at least one in each group, drawn by `seed`; raise UserError below 3 tables."""
     if len(tables) < len(_SHARES):
         raise UserError(
-            f"{len(tables)} table(s): at least 3 are needed to hold out unseen ones for validation and test"
+            "split-too-few-tables",
+            f"there {'is' if len(tables) == 1 else 'are'} {number_of(len(tables), 'table')}",
+            limit="training, validation and test need at least one table each, so at least 3 tables",
+            remedy="Give 3 tables or more",
         )
     order = np.random.default_rng(seed).permutation(len(tables))
     held_out = max(1, round(_SHARES[TEST] * len(tables)))

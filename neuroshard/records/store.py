@@ -28,6 +28,8 @@ _SAMPLES = "samples"
 _TABLES = "tables.parquet"
 _CHUNK = re.compile(r"part-\d{5,}\.parquet")
 MEASURED = "measured"  # of a run that measures plans
+_MEASURE_AGAIN = "Delete the file, and repeat the same `neuroshard collect` command to measure its samples again"
+_RESTORE = "Restore the file from a copy, or delete the directory and run `neuroshard collect` again"
 _Read = TypeVar("_Read")
 
 
@@ -54,7 +56,7 @@ class Manifest:
 
     @property
     def holds_out_tables(self) -> bool:
-        """Whether samples to test with are of tables that no other samples are of."""
+        """True if the test samples have tables that no other samples have."""
         return self.config.get("held_out") != _SAMPLES
 
     def save(self, directory: Path) -> None:
@@ -70,7 +72,7 @@ class Manifest:
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Tell whether a run was begun in `directory`."""
+        """Return True if a run was begun in `directory`."""
         return (directory / _NAME).exists()
 
     def check_hardware(self, here: Fingerprint, directory: Path) -> None:
@@ -78,12 +80,15 @@ class Manifest:
         if not here.same_hardware(self.hardware):
             there = f"{_text(self.hardware.get('kind'))} ({_text(self.hardware.get('device'))})"
             raise UserError(
-                f"{directory} was measured on {there}, this is {here.kind} ({here.device}); give another out=DIRECTORY"
+                "data-other-hardware",
+                f"{directory} was measured on {there}",
+                limit=f"this machine is {here.kind} ({here.device})",
+                remedy="Set another out=DIRECTORY",
             )
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a run that goes on must have in common with the one that was begun."""
+        """Settings that must be the same to resume the run."""
         return self.config | {"seed": self.seed}
 
 
@@ -103,7 +108,7 @@ class Chunks(Generic[Sample]):
         return self.directory / f"part-{number:05d}.parquet"
 
     def has(self, number: int) -> bool:
-        """Tell whether chunk `number` is complete."""
+        """Return True if chunk `number` is complete."""
         return self.path(number).exists()
 
     @property
@@ -133,12 +138,19 @@ class Chunks(Generic[Sample]):
         return sorted(path for path in self.directory.glob("part-*.parquet") if _CHUNK.fullmatch(path.name))
 
     def _read(self, path: Path) -> list[Measurement[Sample]]:
-        table = _read_parquet(path, read_table)
+        table = _read_parquet(path, read_table, _MEASURE_AGAIN)
         try:
             return self.codec.measurements(table)
+        except UserError as error:
+            raise error.at(str(path)).changed(remedy=_MEASURE_AGAIN) from None
         except ValueError as error:
-            remedy = "delete it, and collect measures it again"
-            raise UserError(f"{path} doesn't hold measurements: {error}; {remedy}") from None
+            raise UserError(
+                "data-chunk-malformed",
+                "the file does not contain measurements",
+                where=str(path),
+                limit=str(error),
+                remedy=_MEASURE_AGAIN,
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -170,7 +182,7 @@ class DataDirectory:
         manifest.save(self.path)
 
     def _holds(self, tables: Sequence[Table]) -> bool:
-        """Tell whether these tables are measured here."""
+        """Return True if the tables of this directory are these tables."""
         return list(self.tables().values()) == list(tables)
 
     def write_tables(self, tables: Sequence[Table]) -> None:
@@ -184,10 +196,11 @@ class DataDirectory:
     def tables(self) -> dict[str, Table]:
         """Read the tables that were measured, by name, at their own width."""
         path = self.path / _TABLES
+        rows = _read_parquet(path, read_rows, _RESTORE)
         try:
-            return read_tables(_read_parquet(path, read_rows))
+            return read_tables(rows)
         except UserError as error:
-            raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+            raise error.at(str(path)).changed(remedy=_RESTORE) from None
 
     def compute(self) -> Chunks[ComputeSample]:
         """Return the chunks of compute measurements."""
@@ -202,10 +215,15 @@ class DataDirectory:
         return Chunks(self.path / "local", LOCAL_CODEC)
 
 
-def _read_parquet(path: Path, read: Callable[[Path, str], _Read]) -> _Read:
+def _read_parquet(path: Path, read: Callable[[Path, str], _Read], remedy: str) -> _Read:
+    """Read a file of a data directory; `remedy` is for the error if the file is damaged."""
     if not path.exists():
-        raise UserError(f"{path} is missing; is {path.parent} a data directory?")
+        raise UserError(
+            "data-file-missing",
+            f"{path} is missing",
+            remedy=f"Check that {path.parent} is a data directory, such as `neuroshard collect` makes",
+        )
     try:
         return read(path, "data file")
     except UserError as error:
-        raise UserError(f"{error}; delete it and run collect again to measure it again") from None
+        raise error.changed(remedy=remedy) from None

@@ -34,7 +34,12 @@ def histogram(counts: IntArray) -> tuple[float, ...]:
     """Compute the reuse histogram, (17,), of rows that are touched `counts` (U,) times; zeros are ignored."""
     touched = counts[counts > 0]
     if not len(touched):
-        raise UserError("a reuse histogram needs at least one lookup")
+        raise UserError(
+            "reuse-no-lookups",
+            "all lookup counts are 0",
+            limit="a reuse histogram needs at least one lookup",
+            remedy="Count a batch that looks up at least one row",
+        )
     bins = np.searchsorted(BIN_TOPS, touched, side="left")
     shares = np.bincount(bins, minlength=NUM_REUSE_BINS) / len(touched)
     return tuple(float(share) for share in shares)
@@ -78,8 +83,10 @@ def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tup
     bins = (inside * width).sum(axis=1)
     if not (total := bins.sum()) > 0:
         raise UserError(
-            f"{lookups:g} lookups in a batch are too few to estimate a reuse histogram of {rows} rows; "
-            "give a larger pooling factor"
+            "reuse-too-few-lookups",
+            f"a batch has {lookups:g} lookups in a table of {rows} rows",
+            limit="these are too few lookups to estimate a reuse histogram",
+            remedy="Set a larger pooling factor",
         )
     return tuple(float(share) for share in bins / total)
 

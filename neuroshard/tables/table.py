@@ -67,11 +67,26 @@ class Table:
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():
-            raise UserError(f"table {self.name!r}: a name must be printable text")
+            raise UserError(
+                "table-name-unprintable",
+                "the name has characters that cannot be printed",
+                where=f"table {self.name!r}",
+                remedy="Give the table a name of printable characters",
+            )
         if abs(sum(self.reuse) - 1) > _SLACK:
-            raise UserError(f"table {self.name!r}: reuse histogram sums to {sum(self.reuse):.6g}, not to 1")
+            raise UserError(
+                "table-reuse-sum",
+                f"the shares of the reuse histogram sum to {sum(self.reuse):.6g}, not to 1",
+                where=f"table {self.name!r}",
+                remedy="Correct the shares, or divide each share by their sum",
+            )
         if self.row_lookups and abs(sum(self.row_lookups) - 1) > _SLACK:
-            raise UserError(f"table {self.name!r}: row_lookups sum to {sum(self.row_lookups):.6g}, not to 1")
+            raise UserError(
+                "table-row-lookups-sum",
+                f"the shares in row_lookups sum to {sum(self.row_lookups):.6g}, not to 1",
+                where=f"table {self.name!r}",
+                remedy="Correct the shares, or divide each share by their sum",
+            )
 
     @property
     def size_bytes(self) -> int:
@@ -108,14 +123,24 @@ class Table:
         return parse(fields, cls, f"table {shown(name)}" if isinstance(name, str) else "table")
 
 
-def check_unique_names(tables: tuple[Table, ...], where: str | None = None) -> None:
-    """Raise UserError if two of the tables share a name; it says `where` they come from, if that is known."""
+def check_unique_names(tables: tuple[Table, ...], where: str = "") -> None:
+    """Raise UserError if two tables share a name; `where` is the place that the error names, such as a file."""
     seen: set[str] = set()
     for table in tables:
         if table.name in seen:
-            said = f"two tables are named {table.name!r}; names must be unique"
-            raise UserError(said if where is None else f"{where}: {said}")
+            raise shared_name(table.name, where)
         seen.add(table.name)
+
+
+def shared_name(name: str, where: str = "") -> UserError:
+    """Make the error for a name that two tables share."""
+    return UserError(
+        "table-name-shared",
+        f"two tables are named {name!r}",
+        where=where,
+        limit="the names of tables must be unique",
+        remedy="Rename one of the two tables",
+    )
 
 
 def halvings(max_dim: int) -> tuple[int, ...]:
@@ -125,5 +150,10 @@ def halvings(max_dim: int) -> tuple[int, ...]:
         UserError: max_dim is not 4 times a power of two.
     """
     if max_dim < DIM_MULTIPLE or max_dim % DIM_MULTIPLE or (max_dim // DIM_MULTIPLE).bit_count() != 1:
-        raise UserError(f"max_dim={max_dim} must be 4 times a power of two (4, 8, 16, 32, 64, 128, ...)")
+        raise UserError(
+            "max-dim-not-halvable",
+            f"max_dim is {max_dim}",
+            limit="widths are max_dim halved again and again down to 4, so max_dim must be 4 times a power of two",
+            remedy="Set max_dim to 4, 8, 16, 32, 64, 128 or a higher power of two",
+        )
     return tuple(max_dim >> i for i in range((max_dim // DIM_MULTIPLE).bit_length()))

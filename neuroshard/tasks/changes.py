@@ -1,8 +1,9 @@
 """Differences between two tasks: tables that came, went or changed, and the number of devices."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import readable_list
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
@@ -52,14 +53,15 @@ class TaskChanges:
         """Yield a few words for each kind of change."""
         for names, what in ((self.added, "added"), (self.removed, "removed")):
             if names:
-                yield f"{len(names):,} table{_s(names)} {what} ({readable_list(names, _SHOWN)})"
+                yield f"{number_of(len(names), 'table')} {what} ({readable_list(names, _SHOWN)})"
         shapes = [text for pair in self.changed for text in _of_shape(*pair)]
         if shapes:
             yield readable_list(shapes, _SHOWN)
         if statistics := [text for pair in self.changed for text in _of_statistics(*pair)]:
-            yield f"other statistics of {len(statistics):,} table{_s(statistics)} ({readable_list(statistics, _SHOWN)})"
+            count = number_of(len(statistics), "table")
+            yield f"other statistics of {count} ({readable_list(statistics, _SHOWN)})"
         if self.of_devices:
-            yield f"{self.devices[0]:,} -> {self.devices[1]:,} devices"
+            yield f"{self.devices[0]:,} -> {number_of(self.devices[1], 'device')}"
 
 
 def _of_shape(before: Table, after: Table) -> Iterator[str]:
@@ -82,7 +84,3 @@ def _of_statistics(before: Table, after: Table) -> Iterator[str]:
         return
     old, new = (f"{table.pooling_factor:.4g}" for table in (before, after))
     yield f"{before.name}: pooling factor {old} -> {new}" if old != new else before.name
-
-
-def _s(texts: Sequence[str]) -> str:
-    return "" if len(texts) == 1 else "s"

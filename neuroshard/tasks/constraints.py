@@ -21,6 +21,7 @@ from neuroshard.layouts.sharding_types import (
 from neuroshard.layouts.widths import equal_parts, fewest_parts
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import (
     DIM_MULTIPLE,
     MAX_DEVICES,
@@ -30,6 +31,7 @@ from neuroshard.plumbing.schema import (
     as_fields,
     padded,
     parse,
+    shown,
 )
 from neuroshard.tables import Table
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms
@@ -81,7 +83,13 @@ class TableRule:
         for name in ("min_shards", "max_shards", "min_dim", "min_blocks"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise UserError(f"constraints: {name}={value!r} of {self.tables!r} must be a whole number, 1 or more")
+                raise UserError(
+                    "rule-limit-too-small",
+                    f"{name} of the rule for {self.tables!r} is {value!r}",
+                    where="constraints",
+                    limit="the minimum is 1",
+                    remedy=f"Set {name} to a whole number, 1 or more",
+                )
 
     @classmethod
     def keeping(cls, table: str, home: TierAssignment) -> "TableRule":
@@ -112,13 +120,19 @@ class PinnedShard:
         object.__setattr__(self, "devices", tuple(self.devices))
         if not isinstance(self.dim, int) or self.dim < DIM_MULTIPLE or self.dim % DIM_MULTIPLE:
             raise UserError(
-                f"constraints: a pinned shard of {self.table!r} has dim={self.dim!r}, "
-                f"not a positive multiple of {DIM_MULTIPLE}"
+                "pin-dim-not-multiple",
+                f"dim of a pinned shard of table {self.table!r} is {self.dim!r}",
+                where="constraints",
+                limit=f"dim must be a positive multiple of {DIM_MULTIPLE}",
+                remedy=f"Set dim to {DIM_MULTIPLE}, {2 * DIM_MULTIPLE}, {3 * DIM_MULTIPLE} or a higher multiple",
             )
         if self.dim > self.most_columns:
             raise UserError(
-                f"constraints: a pinned shard of {self.table!r} has dim={self.dim}, and shards have {MAX_SHARD_DIM} "
-                "columns at most; pin several shards, each to devices of its own"
+                "pin-dim-too-wide",
+                f"dim of a pinned shard of table {self.table!r} is {self.dim}",
+                where="constraints",
+                limit=f"a shard has at most {MAX_SHARD_DIM} columns",
+                remedy="Pin several narrower shards, each to other devices",
             )
 
 
@@ -316,8 +330,11 @@ def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
     shares = {rule.cache_load_factor for rule in rules if rule.cache_load_factor is not None}
     if len(shares) > 1:
         raise UserError(
-            f"constraints: the rules for table {table.name!r} set cache_load_factor to {min(shares)} and to "
-            f"{max(shares)}; set it to one share"
+            "rules-cache-load-factors",
+            f"the rules for table {table.name!r} set cache_load_factor to {min(shares)} and to {max(shares)}",
+            where="constraints",
+            limit="a table has one cache_load_factor",
+            remedy="Set the same cache_load_factor in all rules for the table",
         )
     return shares.pop() if shares else None
 
@@ -339,24 +356,34 @@ def _sharding_types(rules: Sequence[TableRule]) -> frozenset[str]:
 
 def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> None:
     """Raise UserError if rules forbid to split a table by columns that is wider than a shard may be."""
-    parts, what = fewest_parts(table.dim), f"constraints: table {table.name!r} has {table.dim} columns, and shards have"
+    parts, what = fewest_parts(table.dim), f"table {table.name!r} has {table.dim} columns"
+    widest = f"a shard has at most {MAX_SHARD_DIM} columns"
     for rule in rules:
         if rule.max_shards is not None and rule.max_shards < parts:
             raise UserError(
-                f"{what} {MAX_SHARD_DIM} at most; a rule for {rule.tables!r} allows {rule.max_shards} shard(s), and it "
-                f"needs {parts}: raise max_shards (TorchRec: allow column_wise), or make the table narrower"
+                "wide-table-max-shards",
+                f"{what}, and a rule for {rule.tables!r} allows {number_of(rule.max_shards, 'shard')}",
+                where="constraints",
+                limit=f"{widest}, so the table needs {number_of(parts, 'shard')}",
+                remedy=f"Set max_shards to {parts} or more (TorchRec: allow column_wise), or make the table narrower",
             )
         if rule.min_dim is not None and rule.min_dim > min(MAX_SHARD_DIM, table.dim // parts):
+            least = table.dim // parts // DIM_MULTIPLE * DIM_MULTIPLE
             raise UserError(
-                f"{what} {MAX_SHARD_DIM} at most; a rule for {rule.tables!r} wants {rule.min_dim} at least: lower "
-                f"min_dim (TorchRec: min_partition) to {table.dim // parts // DIM_MULTIPLE * DIM_MULTIPLE}, or make "
-                "the table narrower"
+                "wide-table-min-dim",
+                f"{what}, and a rule for {rule.tables!r} sets min_dim to {rule.min_dim}",
+                where="constraints",
+                limit=f"{widest}, so the table has {parts} or more shards, which are narrower",
+                remedy=f"Set min_dim (TorchRec: min_partition) to {least} or less, or make the table narrower",
             )
         if rule.sharding_types is not None and not may_split(rule.sharding_types, num_hosts):
             raise UserError(
-                f"{what} {MAX_SHARD_DIM} at most; a rule for {rule.tables!r} allows "
-                f"{' and '.join(rule.sharding_types)} only, which keep all columns together: allow column_wise, or "
-                "make the table narrower"
+                "wide-table-sharding-types",
+                f"{what}, and a rule for {rule.tables!r} allows only {' and '.join(rule.sharding_types)}, "
+                "which keep all columns together",
+                where="constraints",
+                limit=widest,
+                remedy="Allow column_wise in this rule, or make the table narrower",
             )
 
 
@@ -384,27 +411,54 @@ def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:
     if not limits.devices:
-        raise UserError(f"constraints: no device may hold table {table.name!r}")
+        raise UserError(
+            "table-no-device",
+            f"the rules for table {table.name!r} allow no device",
+            where="constraints",
+            limit=f"the topology has devices 0 to {num_devices - 1}",
+            remedy="Name at least one device of the topology in all rules and pins for the table",
+        )
     if not limits.forms:
-        raise UserError(f"constraints: the rules for table {table.name!r} leave no sharding type that it may have")
+        raise UserError(
+            "table-no-sharding-type",
+            f"the rules for table {table.name!r} leave no sharding type that the table may have",
+            where="constraints",
+            limit="all rules must allow the sharding type, and sequence tables and tables in host memory cannot be "
+            "data_parallel",
+            remedy="Allow a common sharding type, such as column_wise, in all rules for the table",
+        )
     if not limits.tiers:
-        raise UserError(f"constraints: the rules for table {table.name!r} leave no tier that it may be in")
+        raise UserError(
+            "table-no-tier",
+            f"the rules for table {table.name!r} leave no tier that the table may be in",
+            where="constraints",
+            remedy="Allow a common tier, such as device, in all rules for the table",
+        )
     if all(LAYOUTS[form].everywhere for form in limits.forms) and len(limits.devices) < num_devices:
         raise UserError(
-            f"constraints: table {table.name!r} may only be {' or '.join(sorted(limits.forms))}, which puts the table "
-            f"on every device, but it may only be on {len(limits.devices)} of {num_devices} devices; allow "
-            "column_wise, or all devices"
+            "table-needs-all-devices",
+            f"the rules allow table {table.name!r} on {len(limits.devices)} of {number_of(num_devices, 'device')}",
+            where="constraints",
+            limit=f"the table may only be {' or '.join(sorted(limits.forms))}, which puts the table on every device",
+            remedy="Allow column_wise or all devices for the table",
         )
     counts = [(limits.min_shards, min(limits.max_shards, len(limits.devices)))]
     if not limits.free:  # the number of column shards says nothing about blocks of rows
         counts = [limits.counts_of(LAYOUTS[form]) for form in sorted(limits.forms)]
     if all(least > most for least, most in counts):
-        why = ", being kept together with others" if together else ""
-        why += f"; shards have {MAX_SHARD_DIM} columns at most" if table.dim > MAX_SHARD_DIM else ""
+        limit = "tables that are kept together are not split" if together else ""
+        if table.dim > MAX_SHARD_DIM:
+            limit += f"{', and ' if limit else ''}a shard has at most {MAX_SHARD_DIM} columns"
         least, most = counts[0]
+        allowed = number_of(len(limits.devices), "device")
         raise UserError(
-            f"constraints: table {table.name!r} ({table.dim} columns, {len(limits.devices)} device(s)) needs "
-            f"{least} shards, but can have {most}{why}"
+            "table-shard-counts",
+            f"table {table.name!r} ({table.dim} columns, {allowed} allowed) needs {number_of(least, 'shard')}, "
+            f"but can have {most}",
+            where="constraints",
+            limit=limit,
+            remedy="Lower min_shards, min_blocks or min_dim, raise max_shards, or allow more devices"
+            + (", or do not keep the table together with others" if together else ""),
         )
 
 
@@ -417,11 +471,14 @@ def constraints(
     """Parse constraints from plain lists, as a config has them.
 
     Args:
-        rules: for tables whose names match: {tables: user_*, devices: [0, 1], min_shards: 2, max_shards: 4, min_dim:
-            16}.
-        pinned: shards that are placed where you say: {table: user_id, dim: 32, devices: [0]}.
-        together: groups of tables on one device, unsplit: [user_id, user_country].
-        apart: groups of tables of which no device holds two: [user_id, item_id].
+        rules: list of limits for the tables whose names match a pattern, such as [{tables: user_*, devices: [0, 1],
+            min_shards: 2, max_shards: 4, min_dim: 16}].
+        pinned: list of shards with a fixed number of columns that must be on one of the devices that you name, such as
+            [{table: user_id, dim: 32, devices: [0]}].
+        together: list of groups of tables; the tables of a group are not split and are on one device, such as
+            [[user_id, user_country]].
+        apart: list of groups of tables; two tables of a group are never on the same device, such as [[user_id,
+            item_id]].
 
     Raises:
         UserError: a field is unknown, missing or of the wrong type.
@@ -434,7 +491,8 @@ def load_constraints(path: str) -> Constraints:
     """Load the constraints in a YAML or JSON file with the fields of `Constraints`.
 
     Args:
-        path: a YAML or JSON file; constraints=FILE.yaml is short for it.
+        path: path of a YAML or JSON file with any of the fields rules, pinned, together and apart;
+            constraints=FILE.yaml is short for constraints.path=FILE.yaml.
 
     Raises:
         UserError: the file is missing or malformed.
@@ -443,5 +501,11 @@ def load_constraints(path: str) -> Constraints:
 
     content = read_yaml(Path(path), "constraints")
     if not isinstance(content, dict):
-        raise UserError(f"{path} must hold any of rules, pinned, together, apart")
+        raise UserError(
+            "constraints-file-no-fields",
+            f"the file contains {shown(content)}",
+            where=path,
+            limit="a file of constraints has any of the fields rules, pinned, together and apart",
+            remedy="Write at least one of these fields",
+        )
     return parse(content, Constraints, path)

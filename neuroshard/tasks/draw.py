@@ -11,6 +11,7 @@ from msgspec import Meta
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import MAX_TASKS, Dim, Seed, TableCount, of_format, parse
 from neuroshard.tables import Table, halvings
 from neuroshard.tasks.constraints import Constraints
@@ -27,7 +28,7 @@ def whole(
     """Make one task of all tables as they are.
 
     Args:
-        batch_size: samples in a step over all devices.
+        batch_size: global batch size: number of samples per step over all devices.
     """
     return (Task(tables, topology, batch_size, memory, constraints),)
 
@@ -38,12 +39,12 @@ class TaskDraw:
     """How tasks are drawn (NeuroShard, section 4.1).
 
     Attributes:
-        count: number of tasks.
+        count: number of tasks to draw.
         min_tables: minimum number of tables in a task. The number is uniform, and tables are drawn without repeats.
         max_tables: maximum number of tables in a task.
-        max_dim: maximum width, 4 times a power of two; widths are max_dim halved any number of times, down to 4. All
-            of them are equally likely.
-        seed: seed of the tasks.
+        max_dim: maximum number of columns of a table, 4 times a power of two; each table gets a random number of
+            columns among max_dim, max_dim / 2, max_dim / 4 and so on down to 4. All of them are equally likely.
+        seed: seed of the random tasks; another seed gives other tasks.
     """
 
     count: Annotated[int, Meta(ge=1, le=MAX_TASKS)] = 100
@@ -55,7 +56,13 @@ class TaskDraw:
     def __post_init__(self) -> None:
         halvings(self.max_dim)
         if self.min_tables > self.max_tables:
-            raise UserError(f"tasks: min_tables={self.min_tables} must be in 1..max_tables={self.max_tables}")
+            raise UserError(
+                "draw-min-tables-above-max",
+                f"min_tables is {self.min_tables}, but max_tables is {self.max_tables}",
+                where="tasks",
+                limit="min_tables must not be above max_tables",
+                remedy=f"Set tasks.draw.min_tables to {self.max_tables} or less, or raise tasks.draw.max_tables",
+            )
 
 
 def drawn(
@@ -69,13 +76,19 @@ def drawn(
     """Draw random tasks from the tables, with random dims; constraints hold in tasks that have their tables.
 
     Args:
-        batch_size: samples in a step over all devices.
+        batch_size: global batch size: number of samples per step over all devices.
 
     Raises:
         UserError: fewer tables than a task may hold.
     """
     if len(tables) < draw.max_tables:
-        raise UserError(f"tasks: max_tables={draw.max_tables}, but there are only {len(tables)} tables to draw from")
+        raise UserError(
+            "draw-too-few-tables",
+            f"max_tables is {draw.max_tables}",
+            where="tasks",
+            limit=f"there {'is' if len(tables) == 1 else 'are'} only {number_of(len(tables), 'table')} to draw from",
+            remedy=f"Set tasks.draw.max_tables to {len(tables)} or less, or give more tables",
+        )
     rng = np.random.default_rng(draw.seed)
     memory, rules = memory or MemoryUse(), constraints or Constraints()
     chosen = (_draw_tables(tables, draw, rng) for _ in range(draw.count))
@@ -94,7 +107,7 @@ def from_file(path: str) -> tuple[Task, ...]:
     """Read the tasks in a file that `save_tasks` wrote.
 
     Args:
-        path: a tasks.json; tasks=FILE.json is short for it.
+        path: path of the tasks.json of an earlier run; tasks=FILE.json is short for tasks.path=FILE.json.
 
     Raises:
         UserError: the file is missing or malformed, or holds no task.
@@ -102,7 +115,9 @@ def from_file(path: str) -> tuple[Task, ...]:
     content = of_format(read_json(Path(path), "task file"), _FORMAT, path)
     tasks = parse(content, _TaskFile, path).tasks
     if not tasks:
-        raise UserError(f"{path} holds no task")
+        raise UserError(
+            "task-file-empty", "the file has no tasks", where=path, remedy="Give the tasks.json of another run"
+        )
     return tasks
 
 

@@ -12,6 +12,7 @@ from neuroshard.layouts import are
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import MAX_BYTES
 from neuroshard.words.placement import TIERS, Tier
 
@@ -72,18 +73,19 @@ class MemoryUse:
     """What counts against a device's memory in addition to the weights. Bytes are exact, or refused beyond 2^60.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer whose state counts. sgd has
-            no state, rowwise_adagrad a float for every row, adagrad a float for every element, partial_rowwise_adam
-            both, adam two floats for every element.
-        batches_in_flight: number of batches whose inputs and outputs are in memory at once; larger in a pipeline that
-            prefetches. 0 counts no buffers, as the papers do; 1 is plain training.
-        pipeline: none | sparse_dist | prefetch | semi_sync: training pipeline whose buffers count instead of
-            batches_in_flight; null counts batches_in_flight. With prefetch, each width of cached tables has a cache of
-            its own, as in TorchRec.
-        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
-            data-parallel tables, which the fused kernels do not update; null counts the state of `optimizer`.
-        host_tables: fbgemm | hkv: what keeps tables in host memory: FBGEMM with its caches, or the hash tables of
-            NVIDIA's SOK, whose keys and scores are in device memory. search target=sok sets it.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer whose state counts as memory
+            of the tables. sgd has no state, rowwise_adagrad a float for every row, adagrad a float for every element,
+            partial_rowwise_adam both, adam two floats for every element.
+        batches_in_flight: number of batches whose inputs and outputs are in device memory at once, from 0 to 1000; 0
+            counts no buffers, 1 is training without prefetching, and pipelines that prefetch need more. The papers
+            count no buffers.
+        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline whose buffers count as memory;
+            null counts the buffers of batches_in_flight instead. With prefetch, each width of cached tables has a cache
+            of its own, as in TorchRec.
+        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer that updates
+            data-parallel tables, because the fused kernels do not update them; null counts the state of `optimizer`.
+        host_tables: fbgemm | hkv: system that keeps tables in host memory: FBGEMM with its caches, or the hash tables
+            (HKV) of NVIDIA's SOK, whose keys and scores are in device memory. `neuroshard search target=sok` sets hkv.
     """
 
     optimizer: str = "sgd"
@@ -153,7 +155,12 @@ class MemoryUse:
             return self.device_bytes(sets.loads)
         size = self.device_bytes(sets.loads, self.cache_widths(sets))
         if (sets.totals(size.astype(np.float64)) > MAX_BYTES).any():
-            raise UserError("memory: the caches of a device take more than 2^60 bytes; cache fewer tables on a device")
+            raise UserError(
+                "memory-caches-too-large",
+                "the caches of a device take more than 2^60 bytes",
+                where="memory",
+                remedy="Cache fewer tables on a device",
+            )
         return size
 
     def cache_widths(self, sets: LoadSets) -> FloatArray:
@@ -205,9 +212,11 @@ class MemoryUse:
         size = size + gradient * min(held.outputs, 1)
         if (size > MAX_BYTES).any():
             raise UserError(
-                f"memory: a table takes more than 2^60 bytes with its optimizer state ({self.optimizer}) and the "
-                f"buffers of {max(held)} batches of {int(loads.samples.max())} samples; "
-                "count fewer batches in flight"
+                "memory-table-too-large",
+                f"a table takes more than 2^60 bytes with optimizer state ({self.optimizer}) and the buffers of "
+                f"{number_of(max(held), 'batch', 'batches')} of {number_of(int(loads.samples.max()), 'sample')}",
+                where="memory",
+                remedy="Lower batch_size or memory.batches_in_flight, or set a memory.optimizer with less state",
             )
         return size
 

@@ -12,7 +12,8 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import own_places
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name
-from neuroshard.plumbing.schema import MAX_BYTES, MAX_TABLES, BatchSize, as_fields, parse, readable_bytes
+from neuroshard.plumbing.messages import Message, number_of
+from neuroshard.plumbing.schema import MAX_BYTES, MAX_TABLES, BatchSize, as_fields, parse, readable_bytes, readable_list
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits, TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -20,6 +21,7 @@ from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 from neuroshard.words.topology import Topology
 
 _SHOWN_TABLES = 8  # tables that a line names
+_SHOWN_DEVICES = 16
 _SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
 
 
@@ -43,16 +45,26 @@ class Task:
     def __post_init__(self) -> None:
         if not 1 <= len(self.tables) <= MAX_TABLES:
             raise UserError(
-                f"a task needs at least one table and at most {MAX_TABLES:,}; this one has {len(self.tables)}"
+                "task-table-count",
+                f"the task has {number_of(len(self.tables), 'table')}",
+                limit=f"a task has 1 to {MAX_TABLES:,} tables",
+                remedy="Give at least one table" if not self.tables else "Leave out tables",
             )
         if self.batch_size < self.topology.num_devices:
             raise UserError(
-                f"task: batch_size={self.batch_size} must be "
-                f"at least one sample for each of the {self.topology.num_devices} devices"
+                "task-batch-size-too-small",
+                f"batch_size is {self.batch_size}",
+                where="task",
+                limit=f"each of the {self.topology.num_devices} devices needs at least one sample",
+                remedy=f"Set batch_size to {self.topology.num_devices} or more",
             )
         if (total := self.total_bytes) > MAX_BYTES:
             raise UserError(
-                f"task: its tables take {readable_bytes(total)} with optimizer state and buffers, more than 2^60 bytes"
+                "task-tables-too-large",
+                f"the tables take {readable_bytes(total)} with optimizer state and buffers",
+                where="task",
+                limit="the maximum is 2^60 bytes",
+                remedy="Give fewer or smaller tables, or lower batch_size or memory.batches_in_flight",
             )
         check_unique_names(self.tables)
         if self.constraints != Constraints():
@@ -61,8 +73,11 @@ class Task:
             for table, home in zip(self.tables, self.tier_assignments, strict=True):
                 if home.tier is not Tier.DEVICE:
                     raise UserError(
-                        f"task: table {table.name!r} may only be in host memory, and hosts have no memory for tables; "
-                        "set topology.host_memory_bytes"
+                        "task-no-host-memory",
+                        f"the constraints allow table {table.name!r} in host memory only",
+                        where="task",
+                        limit="the hosts have no memory for tables",
+                        remedy="Set topology.host_memory_bytes to the memory of each host for tables, such as 256GiB",
                     )
 
     @cached_property
@@ -110,35 +125,43 @@ class Task:
         return tuple(free - received for free in self.topology.device_memory)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """Lines on tables that were padded, and on reuse histograms made for another batch size."""
+    def warnings(self) -> tuple[Message, ...]:
+        """Warnings about tables that were padded, and about reuse histograms made for another batch size."""
         made_for = ((table, table.reuse_batch_size or self.batch_size) for table in self.tables)
         others = [table for table, size in made_for if abs(size / self.batch_size - 1) > _SAME_BATCH_SIZE]
         if not others:
             return self.padded_remarks
         return (
             *self.padded_remarks,
-            f"reuse histograms: made for batch size {others[0].reuse_batch_size}, not {self.batch_size} "
-            f"({len(others)} of {len(self.tables)} tables, such as {others[0].name!r}): the rows that a batch touches "
-            f"are estimated wrongly; make the tables with batch_size={self.batch_size}",
+            Message(
+                "reuse-other-batch-size",
+                f"the reuse histograms of {len(others)} of {number_of(len(self.tables), 'table')}, such as "
+                f"{others[0].name!r}, were made for batch size {others[0].reuse_batch_size}, not {self.batch_size}",
+                limit="estimates of the rows that a batch touches are wrong for these tables",
+                remedy=f"Make the tables with batch_size={self.batch_size}",
+            ),
         )
 
     @property
-    def padded_remarks(self) -> tuple[str, ...]:
-        """A line on tables that were padded to a multiple of 4 columns, if any: the model's tables must be as wide."""
+    def padded_remarks(self) -> tuple[Message, ...]:
+        """A warning about tables that were padded to a multiple of 4 columns, if any."""
         padded = [f"{table.name} {table.unpadded_dim} -> {table.dim}" for table in self.tables if table.unpadded_dim]
         if not padded:
             return ()
-        more = f", {len(padded) - _SHOWN_TABLES:,} more" if len(padded) > _SHOWN_TABLES else ""
-        what = f"{len(padded):,} table{'s' if len(padded) > 1 else ''} padded"
+        are = "is" if len(padded) == 1 else "are"
         return (
-            f"padding: {what} ({', '.join(padded[:_SHOWN_TABLES])}{more}); give them that embedding_dim in your model",
+            Message(
+                "tables-padded",
+                f"{number_of(len(padded), 'table')} {are} padded ({readable_list(padded, _SHOWN_TABLES)})",
+                limit="the tables of the model must have the same widths as the tables of the plan",
+                remedy="Set the padded width as embedding_dim of these tables in your model",
+            ),
         )
 
     def unlike(self, other: "Task") -> str | None:
-        """Name what makes plans cost something else than plans of another task; None if these compare.
+        """Return the first difference that makes the costs of two tasks' plans incomparable; None without a difference.
 
-        They may have other constraints, and other memory.
+        Constraints and memory may differ.
         """
         here, there = ((its.num_devices, its.host_size, its.domain_size) for its in (self.topology, other.topology))
         differs = {
@@ -191,7 +214,12 @@ def check_constraints(task: Task) -> None:
 def _check_names(constraints: Constraints, names: Collection[str], num_devices: int) -> None:
     for rule in constraints.rules:
         if not rule.concerns(names):
-            raise UserError(f"constraints: no table's name matches {rule.tables!r}")
+            raise UserError(
+                "rule-matches-no-table",
+                f"no table has a name that matches {rule.tables!r}",
+                where="constraints",
+                remedy="Correct the pattern in `tables` of the rule, or remove the rule",
+            )
         _check_devices(rule.tables, rule.devices or (), num_devices)
     for shard in constraints.pinned:
         _check_devices(shard.table, shard.devices, num_devices)
@@ -214,66 +242,129 @@ class _Checks:
         seen: set[str] = set()
         for group in self.constraints.together:
             if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
-                raise UserError(f"constraints: {min(twice)!r} is kept together twice; join the groups")
+                raise UserError(
+                    "together-twice",
+                    f"table {min(twice)!r} is in `together` twice",
+                    where="constraints",
+                    remedy="Join the groups that have this table, and name the table once",
+                )
             seen.update(group)
             shared = frozenset.intersection(*(self.limits[name].forms for name in group))
             if not any(LAYOUTS[form].joins for form in shared):
                 raise UserError(
-                    f"constraints: {', '.join(group)} are kept together, and their rules allow no sharding type "
-                    "except row_wise for all of them; allow table_wise, or data_parallel"
+                    "together-sharding-types",
+                    f"{', '.join(group)} are kept together, but the rules allow no common sharding type for these "
+                    "tables except row_wise",
+                    where="constraints",
+                    remedy="Allow table_wise or data_parallel for all of these tables",
                 )
             if not set.intersection(*(set(self.limits[name].devices) for name in group)):
-                raise UserError(f"constraints: no device may hold all of {', '.join(group)}, which are kept together")
+                raise UserError(
+                    "together-no-device",
+                    f"{', '.join(group)} are kept together, but the rules allow no common device for these tables",
+                    where="constraints",
+                    remedy="Allow a common device for all of these tables",
+                )
         for group in self.constraints.apart:
             for together in self.constraints.together:
                 if len(both := set(group).intersection(together)) > 1:
-                    raise UserError(f"constraints: {', '.join(sorted(both))} are kept both together and apart")
+                    raise UserError(
+                        "together-and-apart",
+                        f"{', '.join(sorted(both))} are kept both together and apart",
+                        where="constraints",
+                        remedy="Remove these tables from `together` or from `apart`",
+                    )
             if (needed := sum(self.limits[name].min_shards for name in set(group))) > self.num_devices:
-                apart = f"{', '.join(group)} are kept apart and need {needed} devices"
-                raise UserError(f"constraints: {apart}, there are {self.num_devices}")
+                raise UserError(
+                    "apart-too-few-devices",
+                    f"{', '.join(group)} are kept apart and need {number_of(needed, 'device')}",
+                    where="constraints",
+                    limit=f"the topology has {number_of(self.num_devices, 'device')}",
+                    remedy="Name fewer tables in this group of `apart`, or lower their min_shards",
+                )
 
     def pinned(self, table: Table, shards: Sequence[PinnedShard]) -> None:
         """Check the pinned shards of a table."""
         name, limits, columns = table.name, self.limits[table.name], sum(shard.dim for shard in shards)
         if columns > table.dim:
-            raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
+            raise UserError(
+                "pins-too-many-columns",
+                f"the pinned shards of table {name!r} have {columns} columns",
+                where="constraints",
+                limit=f"the table has {table.dim} columns",
+                remedy=f"Pin {table.dim} columns or fewer",
+            )
         if not limits.free:
-            raise UserError(f"constraints: a shard of {name!r} is pinned, but its rules don't allow column_wise")
+            raise UserError(
+                "pin-sharding-type",
+                f"a shard of table {name!r} is pinned, but the rules for the table do not allow column_wise",
+                where="constraints",
+                remedy="Allow column_wise for the table, or remove the pinned shard",
+            )
         if name in self.constraints.group_of and not self.constraints.pinned_whole(table):
-            raise UserError(f"constraints: a shard of {name!r} is pinned, but kept together tables aren't split")
+            raise UserError(
+                "pin-splits-group",
+                f"a part of table {name!r} is pinned, but the table is kept together with other tables",
+                where="constraints",
+                limit="tables that are kept together are not split",
+                remedy=f"Pin all {table.dim} columns as one shard, or remove the table from `together`",
+            )
         if len(shards) + (columns < table.dim) > limits.max_shards:
             raise UserError(
-                f"constraints: {name!r} may have {limits.max_shards} shard(s), its pinned shards make it more"
+                "pins-too-many-shards",
+                f"the pinned shards split table {name!r} into {len(shards) + (columns < table.dim)} or more shards",
+                where="constraints",
+                limit=f"the table may have {number_of(limits.max_shards, 'shard')}",
+                remedy="Pin fewer shards, or raise max_shards in the rules for the table",
             )
         widths = [*(shard.dim for shard in shards), *([table.dim - columns] if columns < table.dim else [])]
         if min(widths) < limits.min_dim:
             raise UserError(
-                f"constraints: shards of {name!r} have {limits.min_dim} columns at least, its pinned ones make one of "
-                f"{min(widths)}"
+                "pins-too-narrow",
+                f"the pinned shards of table {name!r} make a shard of {min(widths)} columns",
+                where="constraints",
+                limit=f"shards of the table have at least {limits.min_dim} columns",
+                remedy="Pin other widths, or lower min_dim in the rules for the table",
             )
         more = (table.dim - columns) // limits.min_dim
         if limits.min_shards > len(shards) + more:
             raise UserError(
-                f"constraints: {name!r} needs {limits.min_shards} shards, its pinned ones leave columns for "
-                f"{len(shards) + more}"
+                "pins-too-few-shards",
+                f"the pinned shards of table {name!r} leave columns for {number_of(len(shards) + more, 'shard')}",
+                where="constraints",
+                limit=f"the table needs {number_of(limits.min_shards, 'shard')}",
+                remedy="Pin fewer columns, or lower min_shards in the rules for the table",
             )
         for shard in shards:
             if not set(shard.devices).intersection(limits.devices):
-                raise UserError(f"constraints: a shard of {name!r} is pinned to devices that its rules forbid")
+                raise UserError(
+                    "pin-devices-forbidden",
+                    f"a shard of table {name!r} is pinned to {_listed(shard.devices)}",
+                    where="constraints",
+                    limit=f"the rules allow the table on {_listed(limits.devices)}",
+                    remedy="Pin the shard to an allowed device, or change `devices` in the rules for the table",
+                )
 
     def places(self) -> None:
         """Check that every shard of a pinned table, and of tables kept apart, can have a device of its own."""
         for name in self.constraints.pins:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
                 raise UserError(
-                    f"constraints: the shards of {name!r}, each on a device of its own, find no room on the devices "
-                    "that they are pinned to"
+                    "pins-share-devices",
+                    f"the shards of table {name!r} need a different device each, but too few devices are allowed",
+                    where="constraints",
+                    limit="rules and pins of the table say which devices are allowed",
+                    remedy="Pin each shard to a different device",
                 )
         for group in self.constraints.apart:
             wanted = [devices for name in set(group) for devices in self._wanted(self.tables[name])]
             if not _have_places(wanted, self.num_devices):
                 raise UserError(
-                    f"constraints: {', '.join(group)} are kept apart, and find no room on the devices allowed to them"
+                    "apart-no-room",
+                    f"{', '.join(group)} are kept apart and need different devices, but too few devices are allowed",
+                    where="constraints",
+                    limit="rules and pins of these tables say which devices are allowed",
+                    remedy="Allow more devices for these tables, or name fewer tables in this group of `apart`",
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
@@ -286,14 +377,24 @@ class _Checks:
 
 
 def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
-    """Tell whether each can have one of the devices that it wants to itself."""
+    """Return True if each of the sets has a device that no other set takes."""
     allowed = np.zeros((len(wanted), num_devices), dtype=np.bool_)
     for row, devices in zip(allowed, wanted, strict=True):
         row[list(devices)] = True
     return own_places(allowed) is not None
 
 
+def _listed(devices: Sequence[int]) -> str:
+    return f"device{'' if len(devices) == 1 else 's'} {readable_list(list(map(str, devices)), _SHOWN_DEVICES)}"
+
+
 def _check_devices(name: str, devices: Sequence[int], num_devices: int) -> None:
     for device in devices:
         if not isinstance(device, int) or not 0 <= device < num_devices:
-            raise UserError(f"constraints: device {device!r} of {name!r} must be in 0..{num_devices - 1}")
+            raise UserError(
+                "constraints-device-outside",
+                f"device {device!r} is named for table {name!r}",
+                where="constraints",
+                limit=f"the topology has devices 0 to {num_devices - 1}",
+                remedy="Name devices of the topology",
+            )

@@ -22,10 +22,11 @@ def criteo(
     """Make DLRM-DCNv2's 26 tables, with reuse histograms of a Zipf law, because histograms are not published.
 
     Args:
-        batch_size: global batch size for which reuse histograms are computed.
-        dim: columns of each table, a multiple of 4.
-        zipf_exponent: exponent of the Zipf law of lookups.
-        bytes_per_element: 4 | 2: fp32 or fp16.
+        batch_size: global batch size (samples per step over all devices) for which reuse histograms are computed.
+        dim: number of columns of each table, a multiple of 4.
+        zipf_exponent: exponent of the Zipf law by which lookups are spread over the rows, from 0 to 10; 0 makes all
+            rows equally popular.
+        bytes_per_element: 4 | 2: bytes of one weight; 4 is fp32, 2 is fp16.
     """
     return tuple(
         Table(

@@ -35,22 +35,35 @@ def dlrm(
     """Read the tables of the file at `path`, one table at a time through a memory map.
 
     Args:
-        path: FILE.pt or FILE.pt.gz; tables=FILE.pt.gz is short for it.
-        dim: columns of each table, a multiple of 4.
-        bytes_per_element: 4 | 2: fp32 or fp16.
-        max_tables: maximum number of tables, the first of the file; None takes all.
+        path: path of the data set, a .pt or .pt.gz file; tables=FILE.pt.gz is short for tables.path=FILE.pt.gz.
+        dim: number of columns of each table, a multiple of 4, because the file has no widths.
+        bytes_per_element: 4 | 2: bytes of one weight; 4 is fp32, 2 is fp16.
+        max_tables: number of tables to read, from the beginning of the file; tables without lookups are left out, and
+            None reads all tables.
 
     Raises:
-        UserError: no such file, or not of the published format.
+        UserError: the file is missing, or does not have the published format.
     """
     source = Path(path)
     if not source.is_file():
-        raise UserError(f"no DLRM data set at {source}; give tables.path=FILE.pt or FILE.pt.gz")
+        raise UserError(
+            "dlrm-file-missing",
+            f"there is no DLRM data set at {source}",
+            remedy="Set tables.path=FILE.pt or tables.path=FILE.pt.gz to the path of the downloaded file",
+        )
     with _uncompressed(source) as file:
         indices, offsets, lengths = _load(file, source)
         tables = tuple(_tables(indices, offsets, lengths, dim, bytes_per_element, max_tables, source))
     if not tables:
-        raise UserError(f"{source} holds no lookups")
+        is_cut = max_tables is not None and max_tables < len(lengths)
+        raise UserError(
+            "dlrm-file-no-lookups",
+            f"the first tables of the file have no lookups (tables.max_tables={max_tables})"
+            if is_cut
+            else "the tables of the file have no lookups",
+            where=str(source),
+            remedy="Set a larger tables.max_tables" if is_cut else "Use a file with lookups",
+        )
     return tables
 
 
@@ -66,7 +79,13 @@ def _uncompressed(source: Path) -> Iterator[Path]:
                 shutil.copyfileobj(packed, copy.file, _COPY_BYTES)
                 copy.file.flush()
         except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{source} is not a whole gzip file: {error}") from None
+            raise UserError(
+                "dlrm-file-gzip-damaged",
+                "the file is not a complete gzip file",
+                where=str(source),
+                limit=str(error),
+                remedy="Download the file again",
+            ) from None
         yield Path(copy.name)
 
 
@@ -75,16 +94,40 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
         content = _load_mapped(file)
     except Exception as error:  # whatever torch makes of it
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{source} is not a saved (indices, offsets, lengths): {reason}") from None
+        raise UserError(
+            "dlrm-file-unreadable",
+            "torch.load cannot read the file",
+            where=str(source),
+            limit=reason.rstrip("."),
+            remedy="Use a file that torch.save((indices, offsets, lengths), path) wrote",
+        ) from None
     if not isinstance(content, tuple) or [_dimensions(tensor) for tensor in content] != [1, 1, 2]:
-        raise UserError(f"{source} is not a saved (indices, offsets, lengths): tensors of 1, 1 and 2 dimensions")
+        raise UserError(
+            "dlrm-file-other-content",
+            "the file does not contain (indices, offsets, lengths)",
+            where=str(source),
+            limit="a DLRM data set is a tuple of tensors with 1, 1 and 2 dimensions",
+            remedy="Use a file that torch.save((indices, offsets, lengths), path) wrote",
+        )
     indices, offsets, lengths = content
     tables, batch_size = lengths.shape
     if indices.dtype not in _WHOLE or offsets.dtype not in _WHOLE:
-        raise UserError(f"{source}: indices and offsets are {indices.dtype} and {offsets.dtype}, not whole numbers")
+        raise UserError(
+            "dlrm-file-dtype",
+            f"indices are {indices.dtype} and offsets are {offsets.dtype}",
+            where=str(source),
+            limit="both tensors must be torch.int32 or torch.int64",
+            remedy="Convert both tensors to torch.int64 and save the file again",
+        )
     fits = len(offsets) == tables * batch_size + 1 and offsets.min() >= 0 and offsets.max() <= len(indices)
     if not fits or not batch_size or (offsets.diff() < 0).any():
-        raise UserError(f"{source}: offsets don't fit lengths {tuple(lengths.shape)} and {len(indices)} indices")
+        raise UserError(
+            "dlrm-file-offsets",
+            f"offsets do not fit lengths of shape {tuple(lengths.shape)} and {len(indices)} indices",
+            where=str(source),
+            limit=f"{tables * batch_size + 1} offsets must rise, from 0 or more to {len(indices)} or less",
+            remedy="Correct the offsets, or download the file again",
+        )
     return indices, offsets, lengths
 
 
@@ -121,7 +164,12 @@ def _tables(
         lookups: IntArray = indices[first:last].numpy()
         rows = int(lookups.max()) + 1
         if lookups.min() < 0 or rows > MAX_ROWS:
-            raise UserError(f"{source}: table {t} has an index outside 0..2^40-1")
+            raise UserError(
+                "dlrm-file-index-outside",
+                f"table {t} has an index outside 0..2^40-1",
+                where=str(source),
+                remedy="Correct the indices of the table, or download the file again",
+            )
         yield Table(
             name=f"dlrm_{t}",
             rows=rows,

@@ -56,11 +56,11 @@ def dlrm_like(
     unique rows than the 788 tables that Meta published in 2022.
 
     Args:
-        num_tables: number of tables.
-        batch_size: global batch size for which reuse histograms are computed.
-        dim: columns of each table, a multiple of 4.
-        bytes_per_element: 4 | 2: fp32 or fp16.
-        seed: other seeds give other tables with the same statistics.
+        num_tables: number of tables to draw.
+        batch_size: global batch size (samples per step over all devices) for which reuse histograms are computed.
+        dim: number of columns of each table, a multiple of 4.
+        bytes_per_element: 4 | 2: bytes of one weight; 4 is fp32, 2 is fp16.
+        seed: seed of the random tables; another seed gives other tables with the same statistics.
     """
     from scipy.special import ndtri  # slow to import: only where it is used
 

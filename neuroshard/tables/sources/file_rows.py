@@ -11,6 +11,7 @@ from typing import Any
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_bytes, read_json
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.parquet import read_rows as read_parquet
 from neuroshard.plumbing.schema import shown
 
@@ -41,7 +42,13 @@ def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) ->
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(f"{path}: tables are read from {', '.join(SUFFIXES)}, not {path.suffix or 'no suffix'!r}")
+        raise UserError(
+            "tables-file-suffix",
+            f"the file name ends in {path.suffix!r}" if path.suffix else "the file name has no suffix",
+            where=str(path),
+            limit=f"tables are read from {', '.join(SUFFIXES)} files",
+            remedy="Save the tables as a CSV, Parquet or JSON file",
+        )
     if suffix == ".csv":
         return _without_index(list(_of_csv(path, texts, named)))
     written = _of_parquet(path) if suffix == ".parquet" else _of_json(read_json(path, _WHAT), path)
@@ -55,8 +62,12 @@ def _names(written: list[str], named: Callable[[str], str], where: str) -> list[
     if len(set(names)) < len(names):
         twice = min(name for name in names if names.count(name) > 1)
         one, other = [column for column, name in zip(written, names, strict=True) if name == twice][:2]
-        said = f"columns {one!r} and {other!r} both say {twice!r}; give one of them"
-        raise UserError(f"{where}: {f'two columns are named {one!r}' if one == other else said}")
+        raise UserError(
+            "tables-file-column-twice",
+            f"two columns are named {one!r}" if one == other else f"columns {one!r} and {other!r} both mean {twice!r}",
+            where=where,
+            remedy="Remove one of the two columns",
+        )
     return names
 
 
@@ -84,15 +95,31 @@ def _of_parquet(path: Path) -> Iterator[Row]:
 def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> Iterator[Row]:
     lines = _lines(path)
     if not lines:
-        raise UserError(f"{_WHAT} {path} can't be read: it is empty")
+        raise UserError(
+            "tables-file-empty",
+            "the file is empty",
+            where=str(path),
+            remedy="Write a line with the names of columns, and a line for each table",
+        )
     first, written = lines[0]
     if len(written) == 1 and (other := _OTHER_SEPARATOR.search(written[0])):
-        raise UserError(f"{path}, line {first}: cells are separated by {other[0]!r}, and must be by commas")
+        raise UserError(
+            "tables-file-separator",
+            f"cells are separated by {other[0]!r}, not by commas",
+            where=f"{path}, line {first}",
+            remedy="Save the file with commas between cells",
+        )
     header = _names(written, named, f"{path}, line {first}")
     for number, cells in lines[1:]:
         where = f"{path}, line {number}"
         if len(cells) != len(header):
-            raise UserError(f"{where} has {len(cells)} cells, the header {len(header)}")
+            raise UserError(
+                "tables-file-cell-count",
+                f"the line has {number_of(len(cells), 'cell')}",
+                where=where,
+                limit=f"the header has {number_of(len(header), 'column')}",
+                remedy="Give the line one cell for each column",
+            )
         by_name = zip(header, cells, strict=True)
         yield Row(where, {name: cell if name in texts else number_in(cell) for name, cell in by_name})
 
@@ -102,12 +129,24 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
     try:
         text = read_bytes(path, _WHAT).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{_WHAT} {path} can't be read: it is not UTF-8 ({error})") from None
+        raise UserError(
+            "tables-file-encoding",
+            "the file is not UTF-8 text",
+            where=str(path),
+            limit=str(error),
+            remedy="Save the file as UTF-8",
+        ) from None
     reader = csv.reader(StringIO(text, newline=""), strict=True)
     try:
         return [(reader.line_num, cells) for cells in reader if cells]
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
+        raise UserError(
+            "tables-file-csv-malformed",
+            "the line is not valid CSV",
+            where=f"{path}, line {reader.line_num}",
+            limit=str(error),
+            remedy="Correct the line, such as its quotation marks",
+        ) from None
 
 
 def number_in(cell: str) -> object:
@@ -122,11 +161,21 @@ def _of_json(content: Any, path: Path) -> Iterator[Row]:
     if isinstance(content, dict):
         content = _of_columns(content, path)
     if not isinstance(content, list):
-        raise UserError(f"{_WHAT} {path} must hold a list of tables, not {shown(content)}")
+        raise UserError(
+            "tables-file-json-list",
+            f"the file contains {shown(content)}, not a list of tables",
+            where=str(path),
+            remedy="Write a list with one object for each table, or an object with one list for each column",
+        )
     for number, cells in enumerate(content, 1):
         where = f"{path}, table {number}"
         if not isinstance(cells, dict):
-            raise UserError(f"{where}: {shown(cells)} must be named fields")
+            raise UserError(
+                "tables-file-json-table",
+                f"the table is {shown(cells)}, not an object",
+                where=where,
+                remedy='Write an object with a field for each column, such as {"name": "user", "rows": 1000}',
+            )
         yield Row(where, cells)
 
 
@@ -134,8 +183,18 @@ def _of_columns(columns: dict[str, Any], path: Path) -> list[dict[str, object]]:
     labels = [list(column) if isinstance(column, dict) else None for column in columns.values()]
     for name, column in columns.items():
         if not isinstance(column, (list, dict)):
-            raise UserError(f"{path}: column {shown(name)} is {shown(column)}, not a list of cells")
+            raise UserError(
+                "tables-file-json-column",
+                f"column {shown(name)} is {shown(column)}, not a list of cells",
+                where=str(path),
+                remedy="Write a list of tables, or a list of cells for each column",
+            )
     cells = [list(column.values()) if isinstance(column, dict) else column for column in columns.values()]
     if any(label != labels[0] for label in labels) or any(len(column) != len(cells[0]) for column in cells):
-        raise UserError(f"{path}: its columns don't have the same rows")
+        raise UserError(
+            "tables-file-json-rows",
+            "the columns do not have the same rows",
+            where=str(path),
+            remedy="Give every column one cell for each table, in the same order",
+        )
     return [dict(zip(columns, row, strict=True)) for row in zip_longest(*cells)]

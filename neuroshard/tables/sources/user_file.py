@@ -63,18 +63,23 @@ def user_file(
     """Read the tables in the file at `path`; with `pad_dims`, each as wide as the next multiple of 4.
 
     Args:
-        path: a CSV, Parquet or JSON file; tables=FILE.csv is short for it.
-        batch_size: global batch size for which reuse histograms are computed.
-        zipf_exponent: exponent of the Zipf law of lookups, for tables without a histogram in the file.
-        pad_dims: true rounds dims up to multiples of 4; your model must do the same.
+        path: path of a CSV, Parquet or JSON file; tables=FILE.csv is short for tables.path=FILE.csv.
+        batch_size: global batch size (samples per step over all devices) for which reuse histograms are computed, for
+            tables without a histogram in the file.
+        zipf_exponent: exponent of the Zipf law by which lookups are spread over the rows, from 0 (all rows equally
+            popular) to 10, for tables without a histogram in the file.
+        pad_dims: true rounds every dim up to a multiple of 4, and your model must have the same widths; false refuses
+            other dims.
 
     Raises:
         UserError: the file can't be read, has an unknown column, lacks a column, or has values out of range: the
-            message names the first of them, and the number of others.
+            message has the first five tables with an error, and the number of others.
     """
     rows = read_rows(Path(path), _TEXTS, _named)
     if not rows:
-        raise UserError(f"{path} holds no table")
+        raise UserError(
+            "tables-file-no-table", "the file has no table", where=path, remedy="Add a row for each of your tables"
+        )
     for row in rows:
         _check_columns(row.cells, path)
     outcomes = [_read(row, batch_size, zipf_exponent, pad_dims) for row in rows]
@@ -103,36 +108,70 @@ def _read(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Ta
             said.row_lookups or (), said.features, said.pooled, said.unpadded_dim,
         )  # fmt: skip
     except UserError as error:
-        where = " ".join(row.where.split())  # as errors have it, whatever blanks are in a path
-        return error if str(error).startswith(where) else UserError(f"{where}: {error}")
+        where = " ".join(row.where.split())  # as messages have it, whatever blanks are in a path
+        return error if error.message.where.startswith(where) else error.at(where)
 
 
 def _together(errors: list[UserError], path: str) -> UserError:
-    """Join errors into one: their number, and the first few, where there are several."""
+    """Join several errors into one with their number, the first few of them, and what to do about these."""
     if len(errors) == 1:
         return errors[0]
-    lines = [str(error).removeprefix(f"{path}, ") for error in errors[:_MOST_SHOWN]]
+    file, first = f"{' '.join(path.split())}, ", errors[:_MOST_SHOWN]
+    lines = [str(error.changed(where=error.message.where.removeprefix(file), remedy="")) for error in first]
     more = [f"and {len(errors) - len(lines)} more"] if len(errors) > len(lines) else []
-    return UserError(f"{path}: {len(errors)} tables can't be read: {'; '.join([*lines, *more])}")
+    remedies = dict.fromkeys(error.message.remedy for error in first if error.message.remedy)
+    return UserError(
+        "tables-file-several-errors",
+        f"{len(errors)} tables cannot be read: {'; '.join([*lines, *more])}",
+        where=path,
+        remedy=". ".join(remedies) or "Correct these tables",
+    )
 
 
 def _check_columns(columns: Iterable[str], path: str) -> None:
     names = list(columns)
     for name in names:
         if name not in _COLUMNS and name not in _REUSE:
-            raise UserError(f"{path}: {unknown_name('column', name, _COLUMNS, first=_REQUIRED)}")
+            raise unknown_name("column", name, _COLUMNS, first=_REQUIRED).at(path)
     for name in _REQUIRED:
         if name not in names:
-            raise UserError(f"{path}: no column {name!r}; needed: {', '.join(_REQUIRED)} (found: {', '.join(names)})")
+            raise UserError(
+                "tables-file-column-missing",
+                f"there is no column {name!r}",
+                where=path,
+                limit=f"needed are {', '.join(_REQUIRED)}, and found were {', '.join(names)}",
+                remedy=f"Add the column {name!r}",
+            )
     num_bins = sum(name in names for name in _REUSE)
     if 0 < num_bins < NUM_REUSE_BINS:
-        raise UserError(f"{path}: {num_bins} of the {NUM_REUSE_BINS} columns reuse_0 ... reuse_16; give all or none")
+        raise UserError(
+            "tables-file-reuse-incomplete",
+            f"the file has {num_bins} of the {NUM_REUSE_BINS} columns reuse_0 ... reuse_16",
+            where=path,
+            remedy=f"Give all {NUM_REUSE_BINS} columns, or none of them",
+        )
     if "dtype" in names and "bytes_per_element" in names:
-        raise UserError(f"{path}: both dtype and bytes_per_element; give one of them")
+        raise UserError(
+            "tables-file-dtype-twice",
+            "the file has both the column dtype and the column bytes_per_element",
+            where=path,
+            remedy="Remove one of these columns",
+        )
     if num_bins and "reuse" in names:
-        raise UserError(f"{path}: both reuse and reuse_0 ... reuse_16; give one of them")
+        raise UserError(
+            "tables-file-reuse-twice",
+            "the file has both the column reuse and the columns reuse_0 ... reuse_16",
+            where=path,
+            remedy="Remove the column reuse, or remove reuse_0 ... reuse_16",
+        )
     if "reuse_batch_size" in names and not num_bins and "reuse" not in names:
-        raise UserError(f"{path}: reuse_batch_size without the histogram that was made for it; give both or none")
+        raise UserError(
+            "tables-file-reuse-missing",
+            "the file has the column reuse_batch_size but no reuse histogram",
+            where=path,
+            limit="reuse_batch_size is the batch size that the histogram was made for",
+            remedy="Add the histogram as reuse or reuse_0 ... reuse_16, or remove reuse_batch_size",
+        )
 
 
 @dataclass(frozen=True)
@@ -179,8 +218,10 @@ def _padded(dim: int, pad_dims: bool) -> int:
     """Pad a width to the next one that FBGEMM has, or refuse it: the user may or may not want that."""
     if not pad_dims:
         raise UserError(
-            f"dim={dim} must be a multiple of {DIM_MULTIPLE}; pad it to {padded(dim)}, "
-            "or every such table by tables.pad_dims=true"
+            "table-dim-not-padded",
+            f"dim is {dim}",
+            limit=f"dim must be a multiple of {DIM_MULTIPLE}, and the next multiple is {padded(dim)}",
+            remedy="Pad the table here and in your model, or set tables.pad_dims=true to pad all tables",
         )
     return padded(dim)
 
@@ -189,7 +230,12 @@ def _bytes_of(dtype: object) -> int:
     """Look up the bytes that weights of a type take, by any of its names, also torch's and TorchRec's."""
     name = str(dtype).strip().lower().rpartition(".")[2]
     if name not in _DTYPES:
-        raise UserError(f"dtype={shown(dtype)} must be fp32 or fp16; of other types, give bytes_per_element, 4 or 2")
+        raise UserError(
+            "table-dtype-unknown",
+            f"dtype is {shown(dtype)}",
+            limit="dtype must be fp32 or fp16",
+            remedy="Set dtype to fp32 or fp16, or replace the column dtype by bytes_per_element (4 or 2)",
+        )
     return _DTYPES[name]
 
 
@@ -201,5 +247,10 @@ def _truth(cell: object) -> object:
 def _checked_share(cell: object, name: str) -> object:
     """Check a share of the histogram; its column is named here, for the list that it goes into has none."""
     if isinstance(cell, bool) or not isinstance(cell, (int, float)) or not 0 <= cell <= 1:
-        raise UserError(f"{name}={shown(cell)} must be a number from 0 to 1")
+        raise UserError(
+            "table-reuse-share",
+            f"{name} is {shown(cell)}",
+            limit="shares of the reuse histogram are numbers from 0 to 1",
+            remedy="Correct the cell",
+        )
     return cell

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import NeuroShardWarning, UserError
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.progress import progress_bar
 from neuroshard.plumbing.schema import (
     BatchSize,
@@ -31,7 +32,7 @@ from neuroshard.tables.statistics.lookups import Lookups, Splits
 from neuroshard.tables.statistics.measured import MeasuredTables
 from neuroshard.tables.statistics.row_counts import BYTES_PER_ROW, FEWEST_ROWS, block_counts
 from neuroshard.tables.statistics.tally import BatchTally, Features, TableShape, Tally
-from neuroshard.tables.table import MAX_ROW_BLOCKS, Table
+from neuroshard.tables.table import MAX_ROW_BLOCKS, Table, shared_name
 
 MAX_BYTES = "1GiB"  # by default
 _FIXED_BYTES = 1 << 22  # of what is made of the lookups that are looked at together
@@ -80,12 +81,24 @@ def tables_from_batches(
 def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Splits) -> list[Features]:
     """Read the lookups of each table, (T,), which has one feature of its own name."""
     if not isinstance(batch, Mapping):
-        raise UserError(f"batch {number}: {shown(batch)} must map each table's name to (indices, {splits})")
+        raise UserError(
+            "batch-not-mapping",
+            f"the batch is {shown(batch)}, not a mapping",
+            where=f"batch {number}",
+            limit=f"a batch maps the name of each table to (indices, {splits})",
+            remedy=f"Give a dict such as {{'user': (indices, {splits})}}",
+        )
     features: list[Features] = []
     for shape in shapes:
         where, pair = f"batch {number}, table {shape.name!r}", batch.get(shape.name)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise UserError(f"{where}: {shown(pair)} must be (indices, {splits})")
+            raise UserError(
+                "batch-table-pair",
+                "the batch has no entry for the table" if pair is None else f"the entry is {shown(pair)}, not a pair",
+                where=where,
+                limit=f"a batch has (indices, {splits}) for each table",
+                remedy=f"Give (indices, {splits}) for the table in every batch",
+            )
         indices, ends = pair
         features.append({shape.name: Lookups.of(indices, ends, splits, shape.rows, where)})
     return features
@@ -126,10 +139,15 @@ def count_batches(
             tallies = [one + other for one, other in zip(tallies, latest, strict=True)] if whole else latest
             batch_size, whole = its.samples, whole + 1
     if not whole:
-        raise UserError("no tables from no samples: give at least one batch with at least one sample")
+        raise UserError(
+            "batches-no-samples",
+            "the batches have no samples",
+            limit="statistics need at least one batch with at least one sample",
+            remedy="Give at least one batch with samples",
+        )
     assumed = tuple(_assumed(shapes, tallies, whole * batch_size, batch_size, global_batch_size))
-    for line in assumed:
-        warnings.warn(line, NeuroShardWarning, stacklevel=4)
+    for message in assumed:
+        warnings.warn(NeuroShardWarning(message), stacklevel=4)
     each = zip(tallies, shapes, strict=True)
     tables = tuple(tally.table(shape, whole * batch_size, batch_size) for tally, shape in each)
     return MeasuredTables(tables, tuple(tally.counted for tally in tallies), batch_size, whole, left_out, assumed)
@@ -171,8 +189,12 @@ def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int
         if samples != first[2]:
             of = "" if feature == table else f", feature {feature!r}"
             raise UserError(
-                f"batch {place}, table {table!r}{of}: {samples} samples, but {first[2]} of table {first[0]!r}; "
-                "a batch must have as many of all"
+                "batch-sample-counts",
+                f"the lookups are of {number_of(samples, 'sample')}, "
+                f"but the lookups in table {first[0]!r} are of {number_of(first[2], 'sample')}",
+                where=f"batch {place}, table {table!r}{of}",
+                limit="a batch has lookups of the same samples in all tables",
+                remedy="Give lookups of the same samples for each table and feature",
             )
     return first[2]
 
@@ -180,10 +202,14 @@ def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int
 def _check_names(shapes: Sequence[TableShape]) -> None:
     """Raise UserError if there is no table, or two share a name."""
     if not shapes:
-        raise UserError("no tables to count lookups of: give at least one shape")
+        raise UserError(
+            "shapes-empty",
+            "there are no tables whose lookups could be counted",
+            remedy="Give the shape of at least one table",
+        )
     name, count = Counter(shape.name for shape in shapes).most_common(1)[0]
     if count > 1:
-        raise UserError(f"two tables are named {name!r}; names must be unique")
+        raise shared_name(name)
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
@@ -192,26 +218,32 @@ def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) ->
     least = fixed + len(shapes) * FEWEST_ROWS * BYTES_PER_ROW
     if max_bytes < least:
         raise UserError(
-            f"max_bytes={max_bytes} ({readable_bytes(max_bytes)}) are too few to count {len(shapes)} table(s); "
-            f"give at least {least}, or fewer row_blocks"
+            "max-bytes-too-small",
+            f"max_bytes is {max_bytes} ({readable_bytes(max_bytes)})",
+            limit=f"counting the lookups of {number_of(len(shapes), 'table')} takes {least} bytes",
+            remedy=f"Set max_bytes to {least} or more, or set fewer row_blocks",
         )
     return (max_bytes - fixed) // BYTES_PER_ROW
 
 
 def _assumed(
     shapes: Sequence[TableShape], tallies: Sequence[Tally], samples: int, batch_size: int, wanted: int
-) -> Iterator[str]:
-    """Yield what a user should know of the tables, in lines."""
+) -> Iterator[Message]:
+    """Yield a warning for each assumption about the tables."""
     if batch_size < wanted:
-        yield (
-            f"batches hold {samples} samples, fewer than global_batch_size={wanted}: "
-            f"the tables are made for a batch of {samples}; give more batches"
+        yield Message(
+            "batches-too-few-samples",
+            f"the batches have {number_of(samples, 'sample')}, fewer than global_batch_size={wanted}",
+            limit=f"the tables are made for a batch of {number_of(samples, 'sample')}",
+            remedy="Give more batches",
         )
     never = [shape.name for shape, tally in zip(shapes, tallies, strict=True) if not tally.lookups]
     if never:
-        yield (
-            f"{len(never)} of {len(shapes)} tables, such as {never[0]!r}, are never looked up: "
-            f"they count as looked up once in {samples} samples"
+        yield Message(
+            "tables-never-looked-up",
+            f"the batches have no lookups in {len(never)} of {number_of(len(shapes), 'table')}, such as {never[0]!r}",
+            limit=f"each of these tables counts as looked up once in {number_of(samples, 'sample')}",
+            remedy="Give more batches if the job looks up these tables",
         )
 
 
@@ -237,7 +269,14 @@ def table_from_trace(
     where = f"trace of {name!r}"
     lookups = Lookups.of(indices, offsets, "offsets", rows, where)
     if not lookups.samples or not len(lookups.indices):
-        raise UserError(f"{where}: indices must be at least one, in at least one sample")
+        raise UserError(
+            "trace-empty",
+            f"the trace has {number_of(len(lookups.indices), 'index', 'indices')} "
+            f"in {number_of(lookups.samples, 'sample')}",
+            where=where,
+            limit="a table needs at least one index in at least one sample",
+            remedy="Give the lookups of a batch that looks up the table",
+        )
     looked_up = lookups.indices.astype(np.int64)
     pooling_factor, reuse = len(looked_up) / lookups.samples, histogram(np.unique(looked_up, return_counts=True)[1])
     in_blocks = block_counts(looked_up, rows, min(row_blocks, rows)) if row_blocks else np.zeros(0)

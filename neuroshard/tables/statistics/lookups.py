@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import shown
 
 Splits = Literal["offsets", "lengths"]
@@ -44,10 +45,22 @@ class Lookups:
         rise = len(offsets) and offsets[0] == 0 and offsets[-1] == len(looked_up) and (np.diff(offsets) >= 0).all()
         if not possible or not rise:
             wanted = "rise from 0 to" if which == "offsets" else "be 0 or more and sum to"
-            raise UserError(f"{where}: {which} must {wanted} the number of indices, {len(looked_up)}")
+            raise UserError(
+                "lookups-splits-mismatch",
+                f"{which} do not divide the {number_of(len(looked_up), 'index', 'indices')} into samples",
+                where=where,
+                limit=f"{which} must {wanted} {len(looked_up)}, the number of indices",
+                remedy=f"Give the {which} of the same batch as the indices",
+            )
         for index in (int(looked_up.min()), int(looked_up.max())) if len(looked_up) else ():
             if not 0 <= index < rows:
-                raise UserError(f"{where}: index {index} must be in 0..{rows - 1}")
+                raise UserError(
+                    "lookups-index-outside",
+                    f"index {index} is not a row of the table",
+                    where=where,
+                    limit=f"the table has rows 0 to {rows - 1}",
+                    remedy="Correct the index or the table's number of rows",
+                )
         return cls(looked_up, offsets)
 
     @property
@@ -68,15 +81,26 @@ def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
         host: Any = values.detach().cpu() if hasattr(values, "detach") else values
         array = np.asarray(host)
     except (TypeError, ValueError, RuntimeError):  # what NumPy has no type for, sparse, without data, ragged
-        raise UserError(f"{where}: {what} must be one row of whole numbers, not {_described(values)}") from None
+        raise _not_whole(what, _described(values), where) from None
     if array.ndim == 1 and not array.size:
         return np.zeros(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UserError(f"{where}: {what} must be one row of whole numbers, not {array.dtype} of shape {array.shape}")
+        raise _not_whole(what, f"{array.dtype} of shape {array.shape}", where)
     return array
 
 
+def _not_whole(what: str, given: str, where: str) -> UserError:
+    """Make the error for indices, offsets or lengths that are not a one-dimensional array of whole numbers."""
+    return UserError(
+        "lookups-not-whole",
+        f"{what} are {given}",
+        where=where,
+        limit=f"{what} must be a one-dimensional array of whole numbers",
+        remedy=f"Convert {what} to a one-dimensional int64 tensor or array",
+    )
+
+
 def _described(values: object) -> str:
-    """Say what sort of a tensor it is; of anything else, what it holds."""
+    """Return the type of a tensor as text; of another object, its value."""
     known = [str(getattr(values, name)) for name in ("dtype", "layout", "device") if hasattr(values, name)]
     return f"a {type(values).__name__} ({', '.join(known)})" if known else shown(values)

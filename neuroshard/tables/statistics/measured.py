@@ -11,6 +11,7 @@ import pandas as pd
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import write_atomically, write_json
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.tables.statistics.tally import Counted
 from neuroshard.tables.table import Table
@@ -26,7 +27,7 @@ class MeasuredTables:
         batch_size: samples of a global batch; if there was no whole global batch, all samples.
         batches: number of global batches that were counted.
         left_out: number of samples after the last whole global batch.
-        warnings: assumptions that were made, a line each.
+        warnings: messages about assumptions that were made.
     """
 
     tables: tuple[Table, ...] = field(repr=False)
@@ -34,7 +35,7 @@ class MeasuredTables:
     batch_size: int
     batches: int
     left_out: int
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Message, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -69,7 +70,13 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
     }
     suffix = path.suffix.lower()
     if suffix not in writers:
-        raise UserError(f"{path}: tables are written to {', '.join(writers)}, not {path.suffix or 'no suffix'!r}")
+        raise UserError(
+            "tables-write-suffix",
+            f"the file name ends in {path.suffix!r}" if path.suffix else "the file name has no suffix",
+            where=str(path),
+            limit=f"tables are written to {', '.join(writers)} files",
+            remedy="Give a path that ends in one of these suffixes",
+        )
     rows = [asdict(table) for table in tables]
     writers[suffix](path, [{name: row[name] for name in row if name != "unpadded_dim"} for row in rows])
 
