@@ -16,6 +16,7 @@ from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.model_choice import TORCHREC, ModelChoice, check_plain, told
 
 _MEASURED = "h100"  # the installed models of a GPU, and its datasheet
+_TORCHREC = "TorchRec"
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,13 @@ class CostModels(ModelSet):
         """Return a warning that costs leave out the overhead of a framework; empty if they are of whole steps."""
         if self.of_whole_steps:
             return ()
+        knowing = "Load models that know this overhead (h100 or roofline:NAME, with framework=torchrec), or use"
         return (
             Message(
                 "costs-lack-framework",
                 "predicted costs count only kernels and exchanges",
                 limit=f"the overhead of {framework} is not known, so a step takes longer",
-                remedy="Use predicted costs to compare plans, and measure a step to know how long it takes",
+                remedy=f"{knowing if framework == _TORCHREC else 'Use'} predicted costs only to compare plans",
             ),
         )
 

@@ -242,7 +242,7 @@ class Simulator:
             analytic.append(f"exchange times {exchanges}")
         if analytic:
             whole = kernels is not None and None not in each
-            return f"{'' if whole else 'partly '}{DATASHEET}: {', '.join(analytic)}"
+            return f"{'' if whole else 'partly '}{DATASHEET}: {', '.join(analytic)}, not measured here"
         return self._otherwise if self._elsewhere is None else ELSEWHERE
 
     def _analytic_calls(self, plan: Plan) -> str:

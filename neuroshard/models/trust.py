@@ -25,7 +25,7 @@ _MOST = 1e6
 _NO_EXCHANGES = {"devices": None, "columns_on_a_device": None}
 _LIKE_EXCHANGES = (INPUT, "framework", "conversion")  # parts that take a time for every byte
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
-DATASHEET = "analytic, not measured"  # beginning of caveats; docs/datasheets.md says how large errors are
+DATASHEET = "analytic"  # of costs in caveats; docs/datasheets.md says how large errors are
 ELSEWHERE = "from measurements on other hardware, and may be wrong by 30% or more"
 ADAPT = (  # a remedy
     "Trust the order of plans more than the milliseconds. For exact milliseconds adapt the models to this machine: run "
@@ -199,7 +199,8 @@ class Range:
         if amounts.size == 1:
             what = f"{farthest} is outside {fitted}"
         else:
-            what = f"{outside.size:,} of {amounts.size:,} values are outside {fitted} (the farthest is {farthest})"
+            verb = "is" if outside.size == 1 else "are"
+            what = f"{outside.size:,} of {amounts.size:,} values {verb} outside {fitted} (the farthest is {farthest})"
         return Message(
             "values-outside-training-range",
             what,
