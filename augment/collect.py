@@ -19,6 +19,7 @@ from neuroshard.lab.recorder import Due, Recorder, in_batches, meters_of, mixed
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import BatchSize, Count, Positive, Seed, Share
 from neuroshard.records import Chunks, DataDirectory, Manifest
@@ -56,21 +57,23 @@ class Collect:
         tables: tables that samples are drawn from.
         hardware: hardware to measure on.
         compute, comm, local: how samples of kernel calls, exchanges and mirrored training steps are drawn.
-        num_compute_samples: number of combinations of tables to measure.
+        num_compute_samples: number of kernel calls to measure, each over a combination of tables.
         num_comm_samples: number of exchanges to measure.
-        num_local_samples: number of mirrored training steps to measure, for the overhead of TorchRec. They need
-            TorchRec.
-        num_second_pass: number of samples of each kind, spread over all, to measure again at the end, for the noise.
-        batch_sizes: global batch sizes; every sample has one of them.
-        seed: seed of every sample and its lookups.
-        out: the data directory; a run that was stopped resumes there.
-        max_noise: maximum relative difference between two passes of 9 in 10 samples, or the run fails; None sets no
-            limit. If a sample differs by more, its slower pass was disturbed: the sample is measured again, together
-            with the samples that were measured in the same batch.
+        num_local_samples: number of mirrored training steps (one process runs one rank of a larger job) to measure, for
+            the framework overhead of TorchRec, which must be installed.
+        num_second_pass: number of samples of each kind that are measured a second time at the end, spread over all
+            samples, to estimate the noise.
+        batch_sizes: global batch sizes (samples in a step over all devices), such as [1024,4096]; every sample has one
+            of these sizes.
+        seed: seed of the random samples and of their lookups.
+        out: directory that the data are written to; a run that was stopped resumes there.
+        max_noise: maximum relative difference between two passes that 9 in 10 samples must stay below, or the run
+            fails; None sets no limit. If a sample differs by more, its slower pass was disturbed: the sample is
+            measured again, together with the samples that were measured in the same batch.
         max_remeasure_passes: maximum number of further passes over samples that differ by more than max_noise, and over
             samples that were measured with them.
-        references: share of every batch of kernel calls that are always the same calls. They show how fast the machine
-            was at that time, and pretrain corrects for it; 0: no such calls.
+        references: fraction of the calls in every batch of kernel calls that are the same in all batches, to show how
+            fast the machine was at that time; 0 means no such calls. `pretrain` corrects measured times by them.
     """
 
     tables: tuple[Table, ...]
@@ -93,8 +96,11 @@ class Collect:
         check_unique_names(self.tables)
         if min(self.batch_sizes) < max(self.comm.num_devices):
             raise UserError(
-                f"batch size {min(self.batch_sizes)} must be at least the largest of "
-                f"comm.num_devices={list(self.comm.num_devices)}"
+                "collect-batch-size-too-small",
+                f"batch_sizes has {min(self.batch_sizes)}",
+                limit=f"the largest of comm.num_devices={list(self.comm.num_devices)} is {max(self.comm.num_devices)}, "
+                "and each device needs a sample",
+                remedy=f"Set batch_sizes to {max(self.comm.num_devices)} or more, or remove that number of devices",
             )
         split = split_tables(self.tables, self.seed)
         self.compute.check(split)
@@ -102,7 +108,12 @@ class Collect:
             self._check_steps(split)
         self.hardware.check_tiers(Tier(tier) for tier in self.compute.tiers)
         if self.num_comm_samples and min(self.comm.num_devices) < 2:
-            raise UserError("comm.num_devices=1: one device exchanges nothing; leave it out, or set num_comm_samples=0")
+            raise UserError(
+                "collect-one-device",
+                "comm.num_devices has 1",
+                limit="one device has nothing to exchange",
+                remedy="Remove 1 from comm.num_devices, or set num_comm_samples=0",
+            )
         for count in self.comm.num_devices:
             self.comm.check(self.hardware.devices_per_host(count))
 
@@ -110,8 +121,10 @@ class Collect:
         """Raise UserError unless training steps can be drawn and measured."""
         if find_spec("torchrec") is None:
             raise UserError(
-                "num_local_samples measures TorchRec's training steps, and torchrec isn't installed: leave it out, or "
-                "install it: docs/torchrec.md says how"
+                "collect-torchrec-missing",
+                f"num_local_samples is {self.num_local_samples}, but TorchRec is not installed",
+                limit="these samples are training steps of TorchRec",
+                remedy="Leave out num_local_samples, or install TorchRec as docs/torchrec.md describes",
             )
         self.local.check(split)
 
@@ -206,8 +219,8 @@ class _Series(Generic[Sample]):
                 if not (again := self._disturbed()):
                     break
                 count = sum(self._size(batch) for batch in again)
-                noise = f"noise beyond max_noise={self.run.max_noise}"
-                printer(progress)(f"{self.name}: {noise}: {count} are measured again")
+                noise = f"the noise is above max_noise={self.run.max_noise}"
+                printer(progress)(f"{self.name}: {noise}; measuring {number_of(count, 'sample')} again")
                 bar = progress.add_task(f"{self.name}, again ({more + 1})", total=count)
                 for batch in again:
                     outcomes = recorder.record(self._due(batch))

@@ -32,19 +32,21 @@ class CommAugmentation:
     a random delay, up to a limit that is drawn for every sample, too.
 
     Attributes:
-        num_devices: numbers of processes in an exchange; each number gets an equal share of the exchanges.
-        max_dim: maximum width of the tables that are exchanged.
+        num_devices: numbers of devices (one process each) that take part in an exchange, such as [2,4]; each number
+            gets an equal share of the exchanges.
+        max_dim: maximum number of columns of the tables whose outputs are exchanged.
         min_tables: minimum number of tables in an exchange.
         max_tables: maximum number of tables in an exchange.
-        max_start_ms: maximum ms by which a device starts later than the first device. CPU kernels take longer than
+        max_start_ms: maximum random delay, in ms, with which a device starts an exchange. CPU kernels take longer than
             GPU kernels, and delays must cover their imbalance.
-        collectives: collectives to draw from: all_to_all, reduce_scatter, host_reduce_scatter, host_all_to_all,
-            all_reduce, input. A collective that is listed twice comes twice as often.
+        collectives: collectives to draw from, such as [all_to_all,input]: all_to_all, reduce_scatter,
+            host_reduce_scatter, host_all_to_all, all_reduce, input. A collective that is listed twice comes twice as
+            often.
         max_row_tables: maximum number of row-wise tables in a reduce-scatter, or in each host's part of a host
             collective; the minimum is 1.
         max_gradient_bytes: maximum bytes of the gradients of data-parallel tables in an all-reduce; at least 4 KiB.
-        skewed_fraction: fraction of exchanges in which some devices get more of the random tables than others, up to
-            all of them. Plans with a hot table have such exchanges, and the search rejects plans whose exchanges are
+        skewed_fraction: fraction of exchanges in which some devices get more of the tables than others, up to all
+            tables. Plans with a hot table have such exchanges, and the search rejects plans whose exchanges are
             more unbalanced than any measured exchange.
     """
 
@@ -61,18 +63,32 @@ class CommAugmentation:
     def __post_init__(self) -> None:
         halvings(self.max_dim)
         if self.min_tables > self.max_tables:
-            raise UserError(f"exchanges: min_tables={self.min_tables} must be in 1..max_tables={self.max_tables}")
+            raise UserError(
+                "comm-min-tables-above-max",
+                f"comm.min_tables is {self.min_tables}",
+                limit=f"comm.max_tables is {self.max_tables}",
+                remedy="Set comm.min_tables to comm.max_tables or less",
+            )
         if self.max_gradient_bytes < _LEAST_GRADIENT_BYTES:
-            least = f"at least {_LEAST_GRADIENT_BYTES}"
-            raise UserError(f"exchanges: max_gradient_bytes={self.max_gradient_bytes} must be {least}")
+            raise UserError(
+                "comm-max-gradient-bytes-small",
+                f"comm.max_gradient_bytes is {self.max_gradient_bytes}",
+                limit=f"the minimum is {_LEAST_GRADIENT_BYTES}",
+                remedy=f"Set comm.max_gradient_bytes to {_LEAST_GRADIENT_BYTES} or more",
+            )
         for name in self.collectives:
             collective_named(name)
 
     def check(self, devices_per_host: int | None) -> None:
-        """Raise UserError if a collective needs hosts and all devices are on one, which None says."""
+        """Raise UserError if a collective needs several hosts and all devices are on one host (None)."""
         for name in self.collectives:
             if devices_per_host is None and collective_named(name) in BETWEEN_HOSTS:
-                raise UserError(f"collectives: {name} needs several hosts; start torchrun on all of them")
+                raise UserError(
+                    "comm-collective-needs-hosts",
+                    f"comm.collectives has {name}",
+                    limit="this collective needs several hosts, and all devices are on one host",
+                    remedy=f"Start the command with torchrun on several hosts, or remove {name} from comm.collectives",
+                )
 
     def draw(
         self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None

@@ -46,30 +46,33 @@ class ComputeAugmentation:
     """How combinations of tables are drawn.
 
     Attributes:
-        max_dim: maximum width, 4 times a power of two, at most 2,048. Widths are max_dim halved any number of times,
-            down to 4.
-        min_tables: minimum number of tables in a combination.
-        max_tables: maximum number of tables in a combination.
-        max_bytes: maximum bytes of weights in a combination; only the rows on the device count.
+        max_dim: maximum number of columns of a table, which must be 4 times a power of two, at most 2,048. Widths are
+            max_dim halved any number of times, down to 4.
+        min_tables: minimum number of tables in a combination, which one kernel call looks up.
+        max_tables: maximum number of tables in a combination, which one kernel call looks up.
+        max_bytes: maximum bytes of weights per combination; of row-wise tables only the rows on the device count.
         arbitrary_dim_fraction: fraction of tables whose width is any multiple of 4 columns, not a halving of max_dim.
             Narrow widths come more often. Plans have such widths, for example half of a table of 100 columns.
-        sharding_types: sharding types to draw from: column_wise, row_wise (a block of rows of each table) or
-            data_parallel. A type that is listed twice comes twice as often.
-        sharers: numbers of devices that share row-wise or data-parallel tables; each combination has one of them.
+        sharding_types: sharding types to draw from, such as [column_wise,row_wise]: column_wise, row_wise (a block of
+            rows of each table) or data_parallel. A type that is listed twice comes twice as often.
+        sharers: numbers of devices that share row-wise or data-parallel tables, such as [2,4,8]; each combination has
+            one of these numbers.
         hot_rows_first_fraction: fraction of the row-wise combinations in which hot rows, some or all of them, are in
             the first blocks of rows.
         max_copy_bytes: maximum bytes of weights in a data-parallel combination.
-        features: numbers of features that read a table, each with a pooled output of its own; each table has one of
-            these numbers.
-        pooled: true for pooled tables, false for sequence tables, with an output for every lookup; each column-wise or
-            row-wise combination has one of these values. The sequence tables of a combination have one width.
+        features: numbers of features that read a table, each with a pooled output of its own, such as [1,2]; each table
+            has one of these numbers.
+        pooled: kinds of tables to draw from: [true] for pooled tables, [false] for sequence tables, which have an
+            output for every lookup, [true,false] for both. Each column-wise or row-wise combination has tables of one
+            kind. The sequence tables of a combination have one width.
         max_output_bytes: maximum bytes of the outputs of a batch in a combination of sequence tables. A table alone may
             have more.
-        tiers: tiers to draw from: device, uvm_caching (host memory with a cache on the device) or uvm (host memory);
-            host memory needs a GPU. Each column-wise or row-wise combination is in one of these tiers; a tier that is
-            listed twice comes twice as often. In host memory hot rows are anywhere.
-        cache_load_factor: shares of the rows that the cache has room for; each combination in tier uvm_caching has one
-            of them. The cache takes at most max_bytes, with rows as wide as the widest table.
+        tiers: tiers to draw from, such as [device,uvm_caching]: device, uvm_caching (host memory with a cache on the
+            device) or uvm (host memory); host memory needs a GPU. Each column-wise or row-wise combination is in one of
+            these tiers; a tier that is listed twice comes twice as often. In host memory hot rows are anywhere.
+        cache_load_factor: fractions of a table's rows that the cache has room for, such as [0.1,0.2]; each combination
+            in tier uvm_caching has one of these fractions. The cache takes at most max_bytes, with rows as wide as the
+            widest table.
     """
 
     max_dim: ShardDim = 128
@@ -92,7 +95,12 @@ class ComputeAugmentation:
         object.__setattr__(self, "sharding_types", forms_named(self.sharding_types))
         object.__setattr__(self, "tiers", tuple(Tier(tier) for tier in self.tiers))
         if self.min_tables > self.max_tables:
-            raise UserError(f"compute samples: min_tables={self.min_tables} must be in 1..max_tables={self.max_tables}")
+            raise UserError(
+                "compute-min-tables-above-max",
+                f"compute.min_tables is {self.min_tables}",
+                limit=f"compute.max_tables is {self.max_tables}",
+                remedy="Set compute.min_tables to compute.max_tables or less",
+            )
 
     def check(self, split: Split) -> None:
         """Raise UserError unless every table fits at its narrowest, and splits have tables for each sharding type."""
@@ -100,15 +108,27 @@ class ComputeAugmentation:
             size = self._narrowest(table).size_bytes
             if size > self.max_bytes:
                 raise UserError(
-                    f"table {table.name!r} takes {size} bytes at dim {self._narrowest(table).dim}, above "
-                    f"max_bytes={self.max_bytes}; raise compute.max_bytes or leave the table out"
+                    "compute-table-too-large",
+                    f"table {table.name!r} takes {size} bytes with {self._narrowest(table).dim} columns",
+                    limit=f"compute.max_bytes is {self.max_bytes}",
+                    remedy=f"Set compute.max_bytes to {size} or more, or remove the table",
                 )
         for layout, (name, group) in product(self._layouts, split.items()):
             if layout.dense and not self._shared(layout, group, 1):
-                raise UserError(f"no {name} table fits under max_copy_bytes={self.max_copy_bytes}; raise it")
+                raise UserError(
+                    "compute-copies-too-large",
+                    f"all tables of the {name} split are too large to be data_parallel",
+                    limit=f"compute.max_copy_bytes is {self.max_copy_bytes}",
+                    remedy="Set compute.max_copy_bytes to more, or remove data_parallel from compute.sharding_types",
+                )
             for sharers in self.sharers if layout.blocks else ():
                 if not self._shared(layout, group, sharers):
-                    raise UserError(f"no {name} table has a row for each of {sharers} blocks; lower compute.sharers")
+                    raise UserError(
+                        "compute-tables-few-rows",
+                        f"no table of the {name} split has rows for each of {sharers} blocks",
+                        limit=f"compute.sharers has {sharers}",
+                        remedy=f"Remove {sharers} from compute.sharers, or row_wise from compute.sharding_types",
+                    )
 
     @property
     def _layouts(self) -> list[Layout]:

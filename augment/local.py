@@ -32,20 +32,22 @@ class PlanAugmentation:
     """How plans are drawn; one rank of each plan is measured.
 
     Attributes:
-        num_devices: numbers of devices; each plan has one of them. A number that is listed twice comes twice as often.
-        batch_sizes: samples of each device; each plan has one of these numbers, or fewer samples if the global batch
-            would be larger than `max_batch_size`.
-        max_batch_size: maximum global batch size, over all devices.
-        max_dim: maximum width, 4 times a power of two, at most 2,048. Widths are max_dim halved any number of times,
-            down to 4.
+        num_devices: numbers of devices, such as [2,4,8]; each plan has one of these numbers. A number that is listed
+            twice comes twice as often.
+        batch_sizes: numbers of samples per device, such as [512,1024]; each plan has one of these numbers, or fewer
+            samples if the global batch would be larger than `max_batch_size`.
+        max_batch_size: maximum global batch size, which is the number of samples over all devices.
+        max_dim: maximum number of columns of a table, which must be 4 times a power of two, at most 2,048. Widths are
+            max_dim halved any number of times, down to 4.
         max_tables: maximum number of tables in a plan.
         max_bytes: maximum bytes of a table; larger tables are narrowed, or left out if they are still too large.
         max_copy_bytes: maximum bytes of a data-parallel table.
         max_output_bytes: maximum bytes of the outputs of a device's own samples; further tables are left out.
-        features: numbers of features that read a table; each table has one of them.
-        sequences: share of the plans in which a third of the tables are sequence tables.
-        precisions: data types of outputs and gradients in exchanges (fp32, fp16, bf16); each plan has one of them;
-            null: fp32. The difference between fp32 and another data type is the time of conversion.
+        features: numbers of features that read a table, such as [1,2]; each table has one of these numbers.
+        sequences: fraction of the plans in which about a third of the tables are sequence tables.
+        precisions: data types of outputs and gradients in exchanges, such as [fp32,fp16] (fp32, fp16 or bf16); each
+            plan has one of these data types; null means fp32. The difference between fp32 and another data type is the
+            time of conversion.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 2, 2, 4, 4, 8, 16, 32, 64, 128)
@@ -65,7 +67,10 @@ class PlanAugmentation:
         for one in self.precisions or ():
             if Precision(one).element_bytes < 2:
                 raise UserError(
-                    f"local.precisions={one}: TorchRec can't exchange row-wise tables in it; take fp16 or bf16"
+                    "local-precision-too-narrow",
+                    f"local.precisions has {one}",
+                    limit=f"TorchRec cannot exchange the outputs of row-wise tables in {one}",
+                    remedy="Replace this data type by fp16 or bf16",
                 )
 
     def check(self, split: Split) -> None:
@@ -74,8 +79,11 @@ class PlanAugmentation:
             least = self._least(group)
             if least.size_bytes > self.max_bytes:
                 raise UserError(
-                    f"local.max_bytes={self.max_bytes}: no {name} table fits, {least.name!r} takes {least.size_bytes} "
-                    f"bytes at dim {least.dim}; raise it"
+                    "local-tables-too-large",
+                    f"local.max_bytes is {self.max_bytes}",
+                    limit=f"the smallest table of the {name} split, {least.name!r}, takes {least.size_bytes} bytes "
+                    f"with {least.dim} columns",
+                    remedy=f"Set local.max_bytes to {least.size_bytes} or more",
                 )
 
     def _least(self, group: Sequence[Table]) -> Table:

@@ -81,16 +81,18 @@ class Summary:
         return next(series for series in self.series if series.name == name)
 
     def check(self, max_noise: float) -> None:
-        """Raise UserError if a series of samples repeats worse than that; what to do is to measure on."""
+        """Raise UserError if the noise of a series of samples is above `max_noise`."""
         if noisy := self._beyond(max_noise):
             raise UserError(
-                f"{noisy}, more than max_noise={max_noise:g}: this machine is too busy to be measured; all is kept in "
-                f"{self.directory}: start the same command again when it is quieter, which measures what was disturbed "
-                "once more, or take it as it is with max_noise=null"
+                "measurements-too-noisy",
+                f"two passes over the same samples differ too much ({noisy})",
+                limit=f"max_noise is {max_noise:g}, and all measurements are kept in {self.directory}",
+                remedy="Run the same command again when this machine is less busy, to measure the disturbed samples "
+                "again. Or set max_noise=null to keep the data as they are",
             )
 
     def _beyond(self, max_noise: float) -> str:
-        """Describe the series that repeat worse than that; nothing if none does."""
+        """Describe the series whose noise is above `max_noise`; empty if there is none."""
         return ", ".join(
             f"{series.name}: noise p90 {series.noise:.1%} (drift {series.drift:+.1%})"
             for series in self.series
@@ -104,7 +106,7 @@ class Summary:
             return UseVerdict(
                 False,
                 f"every measurement of {' and '.join(empty)} failed",
-                "mend the errors listed above, and run again",
+                "correct the errors listed above, and run the command again",
             )
         if noisy := self._beyond(FIT_NOISE):
             return UseVerdict(

@@ -57,8 +57,10 @@ class Device(ABC):
         """Take memory to flush the cache with, or raise UserError if less is free."""
         if flush_bytes > free_bytes:
             raise UserError(
-                f"flush_bytes={flush_bytes} takes more than the {readable_bytes(free_bytes)} of memory that are free; "
-                "give less: a few times the cache's size is enough"
+                "flush-bytes-too-large",
+                f"flush_bytes={flush_bytes} does not fit in memory",
+                limit=f"{readable_bytes(free_bytes)} are free",
+                remedy="Set flush_bytes to a few times the size of the device's cache",
             )
         self._flush = torch.zeros(flush_bytes // 4, device=self.torch_device)
 

@@ -17,6 +17,7 @@ from neuroshard.hardware.workers import Bench, Joining, Meter, Sample, WorkerGro
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import Seconds
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample
@@ -40,8 +41,9 @@ class Hardware:
     Attributes:
         device: the device that runs the kernels.
         embedding: settings of the fused kernel.
-        compute_timing, comm_timing: the timing protocols of compute samples and exchanges.
-        timeout_s: maximum seconds per sample, after which its worker is stopped. The sample is recorded as failed.
+        compute_timing, comm_timing: how kernel calls and exchanges are timed.
+        timeout_s: maximum seconds for one run of a sample; a worker process that takes longer is stopped, and the
+            sample is recorded as failed.
     """
 
     device: DeviceSpec
@@ -59,7 +61,12 @@ class Hardware:
         """Raise UserError if this machine has no such device, or nothing to measure it with."""
         if find_spec("fbgemm_gpu") is None:
             extra = self.device.kind
-            raise UserError(f"measuring needs FBGEMM, which isn't installed: pip install -e '.[{extra}]' in a checkout")
+            raise UserError(
+                "hardware-fbgemm-missing",
+                "FBGEMM is not installed",
+                limit="measuring needs FBGEMM",
+                remedy=f"Run `pip install -e '.[{extra}]'` in a checkout of neuroshard",
+            )
         if self.fingerprint.count == 0:
             raise no_device()
 
@@ -88,8 +95,11 @@ class Hardware:
         measured = self.devices_per_host(devices) or devices
         if wanted != measured:
             raise UserError(
-                f"the task has {wanted} of its {devices} devices on each host, and exchanges are measured here with "
-                f"{measured} on each; make topology.devices_per_host and the hardware agree"
+                "hardware-hosts-differ",
+                f"the task has {wanted} of its {devices} devices on each host",
+                limit=f"exchanges are measured here with {number_of(measured, 'device')} on each host",
+                remedy="Set topology.devices_per_host to the devices of a host here, or measure on hosts like the "
+                "task's",
             )
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
@@ -133,7 +143,12 @@ class Hardware:
     def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
-            raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
+            raise UserError(
+                "torchrun-processes-differ",
+                f"torchrun started {number_of(started, 'process', 'processes')}",
+                limit=f"num_devices is {num_devices}, and each device needs one process",
+                remedy=f"Start {num_devices} processes with torchrun, or set num_devices to {started}",
+            )
         from neuroshard.hardware.group import Torchrun  # imports torch: only where it is used
 
         return Torchrun(how)
@@ -147,17 +162,22 @@ def _hosts_per_pod() -> int:
     """Read the number of hosts over which TorchRec shards rows; raise UserError if the variable is not a number."""
     hosts = os.environ.get(_POD_SIZE, "1")
     if not hosts.isdecimal() or int(hosts) < 1:
-        raise UserError(f"{_POD_SIZE}={hosts!r} must be a number of hosts, at least 1; set it, or leave it unset")
+        raise UserError(
+            "pod-size-not-number",
+            f"the environment variable {_POD_SIZE} is {hosts!r}",
+            limit="the value must be a number of hosts, 1 or more",
+            remedy="Set the variable to the number of hosts, or unset the variable",
+        )
     return int(hosts)
 
 
 def under_torchrun() -> bool:
-    """Tell whether this process is one of a group that torchrun started."""
+    """Return True if torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_follower() -> bool:
-    """Tell whether rank 0, in another process, decides what is measured; this one then calls `Hardware.follow`."""
+    """Return True if rank 0, in another process, decides what is measured; then call `Hardware.follow` here."""
     return under_torchrun() and os.environ["RANK"] != "0"
 
 
@@ -192,7 +212,7 @@ def _make_mirror_bench(
 
 
 def _hush() -> None:
-    """Silence what TorchRec says of every table of every model, and of its own calls of what torch renames."""
+    """Silence TorchRec's messages about every table, and warnings of its calls of functions that torch renames."""
     filterwarnings("ignore", category=FutureWarning)
     filterwarnings("ignore", category=UserWarning, module="torch")
     for name in _CHATTY:

@@ -92,10 +92,15 @@ def table_of_feature(sample: ComputeSample) -> list[int]:
 
 
 def common_precision(sample: ComputeSample) -> int:
-    """Return the bytes per element of all tables; raise UserError if they mix precisions, which one call can't."""
+    """Return the bytes per element of all tables; raise UserError if the tables have several precisions."""
     widths = {table.bytes_per_element for table in sample.tables}
     if len(widths) > 1:
-        raise UserError(f"one fused call can't mix bytes_per_element {sorted(widths)}")
+        raise UserError(
+            "kernel-call-mixed-precisions",
+            f"the tables of one fused kernel call have bytes_per_element {sorted(widths)}",
+            limit="FBGEMM's fused kernels take tables of one precision",
+            remedy="Give these tables the same bytes_per_element",
+        )
     return widths.pop()
 
 

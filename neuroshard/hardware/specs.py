@@ -14,11 +14,12 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad")
 @dataclass(frozen=True)
 @checked
 class DeviceSpec:
-    """A type of device; on CPU, `pin` keeps each worker on one core.
+    """A type of device that kernels are measured on.
 
     Attributes:
-        kind: cpu | cuda.
-        pin: keep each process on a core of its own.
+        kind: cpu | cuda: type of the device that kernels and exchanges are measured on.
+        pin: true keeps each measuring process on a CPU core of its own, unless there are more processes than cores; it
+            has no effect with kind=cuda.
     """
 
     kind: str
@@ -34,7 +35,8 @@ class EmbeddingSettings:
     """Settings of the fused kernel.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad: optimizer of the fused kernel; sgd is FBGEMM's exact SGD.
+        optimizer: sgd | rowwise_adagrad: optimizer that updates the tables in the measured kernels; sgd is FBGEMM's
+            exact SGD.
     """
 
     optimizer: str = "sgd"
@@ -48,11 +50,19 @@ def check_tiers(device_type: str, tiers: Iterable[Tier]) -> None:
     for tier in tiers:
         if device_type == "cpu" and tier is not Tier.DEVICE:
             raise UserError(
-                f"hardware=cpu has no second tier of memory, and tables in tier {tier.value!r} can't be measured "
-                "there: FBGEMM keeps caches on GPUs only; take hardware=cuda"
+                "hardware-cpu-lacks-tier",
+                f"tables in tier {tier.value!r} cannot be measured with hardware=cpu",
+                limit="FBGEMM has this tier on GPUs only",
+                remedy="Set hardware=cuda, or keep the tables in tier 'device'",
             )
 
 
 def no_device() -> UserError:
-    """Make the error where a GPU is asked for and there is none."""
-    return UserError("hardware=cuda: torch finds no CUDA device; use hardware=cpu, or install the cuda extra")
+    """Make the error for a machine without the GPU that the settings ask for."""
+    return UserError(
+        "hardware-no-gpu",
+        "torch finds no CUDA device",
+        where="hardware=cuda",
+        remedy="Set hardware=cpu, or use a machine with a GPU and install the cuda extra there "
+        "(`pip install -e '.[cuda]'` in a checkout of neuroshard)",
+    )

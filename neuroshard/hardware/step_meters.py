@@ -14,6 +14,7 @@ from neuroshard.hardware.workers import Meter, Sample
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.records.samples import HOST, LOCAL_PHASES, LocalSample
 from neuroshard.words.topology import Topology
@@ -75,7 +76,7 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
     """Raise UserError unless steps of these plans can be timed here, all of them live together."""
     check_comparable(plans)
     hardware.check_hosts(plans[0].task.topology)
-    check_held(plans, "of all devices", sum(sum(plan.device_bytes) for plan in plans), hardware)
+    check_held(plans, "on all devices together", sum(sum(plan.device_bytes) for plan in plans), hardware)
 
 
 def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
@@ -83,8 +84,10 @@ def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: H
     hardware.check_tiers({home.tier for plan in plans for home in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
         raise UserError(
-            f"{len(plans)} plans {where} need {readable_bytes(needed_bytes)}, this machine has "
-            f"{readable_bytes(there)}; give fewer plans at a time, or smaller tables"
+            "steps-memory-too-small",
+            f"the shards of {number_of(len(plans), 'plan')} {where} need {readable_bytes(needed_bytes)}",
+            limit=f"this machine has {readable_bytes(there)}",
+            remedy="Measure fewer plans at a time, or plans of smaller tables",
         )
 
 
@@ -92,11 +95,16 @@ def check_comparable(plans: Sequence[Plan]) -> None:
     """Raise UserError unless TorchRec has the plans' sharding types, and all plans have the same tables and devices."""
     for plan in plans:
         plan.check_layouts(
-            lambda layout: bool(layout.words), "TorchRec has no such sharding type", "measure it measure=kernels"
+            lambda layout: bool(layout.words), "TorchRec has no such sharding type", "Set measure=kernels"
         )
     task = plans[0].task
     if any(plan.task.tables != task.tables or plan.task.topology != task.topology for plan in plans):
-        raise UserError("steps of plans with different tables or devices can't be compared; give plans of one task")
+        raise UserError(
+            "steps-plans-differ",
+            "the plans have different tables or devices",
+            limit="training steps of such plans cannot be compared",
+            remedy="Give plans of one task",
+        )
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,7 @@ class MirroredStep:
             raise ValueError(errors[0])
         exchanges = [[stretch for stretch in step.stretches if stretch.until] for step in steps]
         if any([its.until for its in one] != [its.until for its in exchanges[0]] for one in exchanges):
-            raise ValueError("ranks of the plan come to different exchanges: its step is no timeline")
+            raise ValueError("ranks of the plan take part in different exchanges: its step has no common timeline")
         phase_ms = np.zeros((len(steps), len(exchanges[0]) + 1, len(LOCAL_PHASES)))
         for number, step in enumerate(steps):
             its = [one for one in step.stretches if one.phase != HOST]
@@ -202,7 +210,7 @@ class MirroredStep:
         return float(self.slowest_ms.sum())
 
     def exposed_ms(self, input_ms: float) -> float:
-        """Compute the ms by which an exchange of indices that takes so many makes the step longer.
+        """Compute the part of an input dist of `input_ms` that is not hidden behind other work, in ms.
 
         They all count where ranks wait for it. In a pipeline it begins once the last rank has come to it, at `a`. The
         next exchange could begin at `b`, once the last rank has come there. Both use the same links, so that neither
@@ -224,7 +232,12 @@ class MirroredStep:
 def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:
     """Raise UserError unless these plans of one task can be measured mirrored here, all of them live together."""
     if under_torchrun():
-        raise UserError("mirrored steps take one device, rank after rank; start the command without torchrun")
+        raise UserError(
+            "mirrored-under-torchrun",
+            "torchrun started this process",
+            limit="mirrored steps are measured on one device, rank after rank",
+            remedy="Start the command without torchrun",
+        )
     check_comparable(plans)
     needed = {job.rank: sum(plans[k].device_bytes[job.rank] for k in job.plans) for job in rank_jobs(plans)}
     rank = max(needed, key=needed.__getitem__)

@@ -9,6 +9,7 @@ from neuroshard.hardware.runs import Outcome
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import check_name
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import Count, PositiveCount
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.tasks.task import Task
@@ -41,14 +42,16 @@ class StepProtocol:
     steps that are timed together; all ranks start at once.
 
     Attributes:
-        builds: number of builds of every plan, each in fresh processes and in another order.
+        builds: number of times that every plan is built, each time in fresh processes and in another order of plans.
         turns: number of turns of every plan in a build.
         steps: number of steps that are timed together in a turn, after one untimed step.
-        dense: widths of the stand-in's hidden layers over all outputs; [] only sums the outputs up.
-        pipeline: none | sparse_dist: how batches follow each other; sparse_dist: TorchRec's TrainPipelineSparseDist,
+        dense: widths of the hidden layers of the stand-in for the dense network, such as [64]; [] is a stand-in that
+            only sums up the outputs of the tables.
+        pipeline: none | sparse_dist: how batches follow each other; sparse_dist is TorchRec's TrainPipelineSparseDist,
             which sends a batch's indices while the batch before it trains.
-        ballast: rows of a square matrix that the device multiplies by itself in the dense phase; 0: no matrix. A matrix
-            of 8192 rows keeps an H100 busy for about 23 ms, so that its host launches the next step meanwhile.
+        ballast: rows of a square matrix that the device multiplies by itself in the dense phase, to keep the device
+            busy; 0 means no matrix. A matrix of 8192 rows keeps an H100 busy for about 23 ms, so that its host launches
+            the next step meanwhile.
     """
 
     builds: PositiveCount = 6
@@ -61,12 +64,17 @@ class StepProtocol:
     def __post_init__(self) -> None:
         check_name("pipeline", self.pipeline, PIPELINES)
 
-    def remarks(self, tasks: Iterable[Task]) -> tuple[str, ...]:
-        """List the pipelines that memory of tasks counts, other than that of the steps: a line for each."""
+    def remarks(self, tasks: Iterable[Task]) -> tuple[Message, ...]:
+        """Return a warning for each pipeline that the memory of tasks counts, other than the pipeline of the steps."""
         counted = dict.fromkeys(task.memory.pipeline for task in tasks)
         return tuple(
-            f"memory counts pipeline={other!r}, and steps are measured in {self.pipeline!r}"
-            + ("; set protocol.pipeline" if other in PIPELINES else ", because steps in the other can't be measured")
+            Message(
+                "steps-pipeline-differs",
+                f"steps are measured with pipeline={self.pipeline}",
+                limit=f"memory.pipeline is {other}"
+                + ("" if other in PIPELINES else ", and steps with that pipeline cannot be measured"),
+                remedy=f"Set protocol.pipeline={other}" if other in PIPELINES else "",
+            )
             for other in counted
             if other not in (None, self.pipeline)
         )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from neuroshard.hardware.runs import Outcome, Report
 from neuroshard.hardware.specs import DeviceSpec
 from neuroshard.plumbing.errors import UserError, raised_by, user_error_in
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.timing import TimingProtocol
 
 if TYPE_CHECKING:  # imports torch
@@ -141,7 +142,15 @@ class WorkerGroup(Meter[Sample]):
                 outcomes |= zip(missing, self._follow(self._timeout_s), strict=True)
             except _Stopped as stopped:
                 self.close()
-                self._warn(f"{stopped.reason}; recorded for the sample in flight, going on with a fresh worker")
+                self._warn(
+                    str(
+                        Message(
+                            "worker-stopped",
+                            stopped.reason,
+                            limit="the sample that was being measured is recorded as failed, and new workers go on",
+                        )
+                    )
+                )
                 outcomes[missing[stopped.blamed]] = Outcome(None, stopped.reason, 0.0)
         return [outcomes[i] for i in range(len(samples))]
 
@@ -155,10 +164,18 @@ class WorkerGroup(Meter[Sample]):
                 failed += 1
                 if failed == _STARTS:
                     raise _impossible(stopped) from None
-                self._warn(f"{stopped.reason} while it started; starting again")
+                self._warn(
+                    str(
+                        Message(
+                            "worker-not-started",
+                            f"the worker processes did not start ({stopped.reason})",
+                            limit="all workers are started again",
+                        )
+                    )
+                )
             except UserError as error:
                 self.close()
-                raise UserError(f"the workers can't be started: {error}") from None
+                raise error.at("starting the worker processes") from None
 
     def _start(self) -> None:
         with socket.socket() as free:
@@ -223,7 +240,7 @@ class WorkerGroup(Meter[Sample]):
                 if sentinel in ready:
                     raise self._death(rank, current)
             if self._clock() - since > limit_s:
-                raise _Stopped(f"timed out: a worker said nothing for {limit_s:g} s", min(current))
+                raise _Stopped(f"timed out: a worker sent nothing for {limit_s:g} s", min(current))
         return messages
 
     def _death(self, rank: int, current: list[int]) -> _Stopped:
@@ -246,10 +263,14 @@ class WorkerGroup(Meter[Sample]):
 
 def _impossible(stopped: _Stopped) -> Exception:
     """Make the error for workers that have stopped at each start: a UserError, unless a defect stopped them."""
-    text = f"the workers can't be started: {stopped.reason}"
     if not stopped.trace:
-        return UserError(text)
-    defect = RuntimeError(text)
+        return UserError(
+            "workers-not-started",
+            "the worker processes cannot be started",
+            limit=stopped.reason,
+            remedy="Free memory, or correct what the system refuses, and start the command again",
+        )
+    defect = RuntimeError(f"the worker processes cannot be started: {stopped.reason}")
     defect.add_note(f"In the worker:\n{stopped.trace}")
     return defect
 
@@ -295,9 +316,14 @@ def _why_not_started(error: BaseException) -> Exception:
     A package that can't be imported, and what the system or torch refuses, is the user's to mend; all else is a defect.
     """
     if (mistake := user_error_in(error)) is not None:
-        return UserError(str(mistake))
+        return mistake
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, ImportError) and str(error.name).partition(".")[0] != __name__.partition(".")[0]:
-        return UserError(reason)
+        return UserError(
+            "worker-package-missing",
+            "a worker process cannot import a package",
+            limit=reason,
+            remedy="Install the package, or repair its installation",
+        )
     refused = isinstance(error, (OSError, MemoryError)) or raised_by(error, "torch", "fbgemm_gpu")
     return _Stopped(reason, trace="" if refused else "".join(traceback.format_exception(error)))

@@ -27,6 +27,7 @@ from neuroshard.models.trust import Card, Margin, Margins, Ranges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_directory, read_bytes, read_json, write_atomically, write_json
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import BatchSize, decode, parse
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import name_of
@@ -39,7 +40,9 @@ _NAME = "bundle.json"
 _LEFT_BEHIND = re.compile(
     r"weights-[0-9a-f]{64}\.safetensors|\.(weights-[0-9a-f]{64}\.safetensors|bundle\.json)\.\d+\.tmp"
 )
-_AGAIN = "make it again with neuroshard pretrain"
+_AGAIN = "Make the bundle again with `neuroshard pretrain`"
+_RESTORE = "Restore the file, or make the bundle again with `neuroshard pretrain`"
+_OTHER_MODELS = "choose models that know these costs, such as model=roofline:h100"
 _COMPUTE_KINDS = COMPUTE_KINDS | {ComputeByForm.kind: ComputeByForm}
 _COMM_KINDS = COMM_KINDS | {CommByCollective.kind: CommByCollective, RooflineComm.kind: RooflineComm}
 _KINDS: dict[str, dict[str, Any]] = {
@@ -132,16 +135,17 @@ class ModelSet:
         return any(isinstance(part, FrameworkPart) for part in self.more)
 
     def in_torchrec(self) -> Self:
-        """Return the models with what TorchRec adds to a step counted, and kernels taking what they do in a step.
+        """Return models that count the framework overhead of TorchRec, with kernels as fast as they are in a step.
 
         Raises:
-            UserError: that is unknown.
+            UserError: the models do not know the framework overhead.
         """
         if self.framework is None or not isinstance(self.compute, SumModel):
             raise UserError(
-                "these cost models don't know what TorchRec adds to a step; leave framework=torchrec out, take the "
-                "installed models cpu or h100, or fit models to data that holds it: neuroshard collect "
-                "num_local_samples=400"
+                "models-lack-framework",
+                "these cost models do not know the framework overhead of TorchRec",
+                remedy="Leave out framework=torchrec, choose the installed models cpu or h100, or collect data with "
+                "this overhead (`neuroshard collect num_local_samples=400`) and pretrain models on them",
             )
         compute = WithParts(self.compute, factor=self.framework.factor)
         return self.wrapped(compute=compute, framework=None, more=(*self.more, *self.framework.parts))
@@ -162,8 +166,8 @@ class ModelSet:
             self._check_call(call, f"{call.form.value} sequence tables")
         plan.check_layouts(
             lambda layout: layout.form in self.forms,
-            f"these cost models know costs of {', '.join(sorted(self.forms))} only",
-            "give the table another sharding type, or take models that know more, such as model=roofline:h100",
+            f"these cost models know only the costs of {', '.join(sorted(self.forms))} tables",
+            "Give the table another sharding type, or choose models that know more, such as model=roofline:h100",
         )
         self._check_exchanges(plan)
 
@@ -173,8 +177,11 @@ class ModelSet:
             known = self.forward.collectives & self.backward.collectives
             if which not in known and plan.traffic.given(which).any():
                 raise UserError(
-                    f"these cost models don't know the exchange {name_of(which)}, which table_row_wise tables "
-                    "need; collect it, make them row_wise, or take other models, such as model=roofline:h100"
+                    "models-lack-collective",
+                    f"these cost models do not know the collective {name_of(which)}",
+                    limit="the plan's table_row_wise tables need this collective",
+                    remedy=f"Add {name_of(which)} to comm.collectives, then collect and pretrain again. Or make the "
+                    "tables row_wise, or choose models that know more, such as model=roofline:h100",
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
@@ -183,21 +190,25 @@ class ModelSet:
             return
         if call.tier is not Tier.DEVICE:
             raise UserError(
-                f"these cost models don't know costs of tables in tier {call.tier.value}; take models that do, such as "
-                "model=roofline:h100, or leave the tables in device memory"
+                "models-lack-tier",
+                f"these cost models do not know the costs of tables in tier {call.tier.value}",
+                remedy=f"Keep the tables in device memory, or {_OTHER_MODELS}",
             )
         if not call.pooled:
             raise UserError(
-                f"these cost models don't know costs of {what}; collect compute.pooled=[true,false] and pretrain, or "
-                "take models that know them, such as model=roofline:h100"
+                "models-lack-sequence-tables",
+                f"these cost models do not know the costs of {what}",
+                remedy=f"Collect data with compute.pooled=[true,false] and pretrain models on them, or {_OTHER_MODELS}",
             )
 
     def check(self, task: Task) -> None:
         """Raise UserError unless the models can cost plans of `task`."""
         if self.num_devices not in (None, task.topology.num_devices):
             raise UserError(
-                f"the cost models were made for {self.num_devices} devices, the task has "
-                f"{task.topology.num_devices}; collect and pretrain with comm.num_devices=[{task.topology.num_devices}]"
+                "models-devices-differ",
+                f"the cost models are for {number_of(self.num_devices or 0, 'device')}",
+                limit=f"the task has {number_of(task.topology.num_devices, 'device')}",
+                remedy=f"Collect data with comm.num_devices=[{task.topology.num_devices}] and pretrain models on them",
             )
         first_tables: dict[tuple[bool, Tier], str] = {}  # of each call: tasks are checked with every plan
         for table, home in zip(task.tables, task.tier_assignments, strict=True):
@@ -206,8 +217,11 @@ class ModelSet:
             self._check_call(replace(IN_COLUMNS, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
         if self.batch_size not in (None, task.batch_size):
             raise UserError(
-                f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "
-                f"set batch_size={self.batch_size}, or collect and pretrain at {task.batch_size}"
+                "models-batch-size-differs",
+                f"the cost models are for batch size {self.batch_size}",
+                limit=f"the task has batch size {task.batch_size}",
+                remedy=f"Set batch_size={self.batch_size}, or collect data with batch_size={task.batch_size} and "
+                "pretrain models on them",
             )
 
 
@@ -236,14 +250,21 @@ class _Content:
 def check_place(path: Path) -> None:
     """Raise UserError if a bundle can't be written to the directory `path`: nothing can, or something else is there."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file, where a bundle needs a directory; give another out=DIRECTORY")
+        raise UserError(
+            "bundle-place-is-file",
+            f"{path} is a file",
+            limit="a bundle of models is written to a directory",
+            remedy="Set out=DIRECTORY to another directory",
+        )
     check_directory(path)
     if not (path / _NAME).exists():
         return
     try:
         _check_format(read_json(path / _NAME, "model bundle"), path)
     except UserError as error:
-        raise UserError(f"{error}; what is there is left as it is: give another out=DIRECTORY, or remove it") from None
+        raise error.changed(
+            remedy=f"Set out=DIRECTORY to another directory, or remove {path / _NAME}; nothing was overwritten"
+        ) from None
 
 
 def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
@@ -257,7 +278,12 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
     """
     if models.more:
         names = ", ".join(part.name for part in models.more)
-        raise UserError(f"bundles don't hold parts of a step such as {names}; save the models without `more`")
+        raise UserError(
+            "bundle-models-have-more",
+            f"the models have parts of a step in `more` ({names})",
+            limit="a bundle cannot store such parts",
+            remedy="Save the models without these parts: `dataclasses.replace(models, more=())`",
+        )
     held: dict[str, Any] = {name: getattr(models, name) for name in _KINDS}
     stored: dict[str, Stored] = {name: model for name, model in held.items() if model is not None}
     weights = safetensors.numpy.save(tensors_of(stored))
@@ -293,7 +319,14 @@ def load_with_digest(path: Path) -> tuple[ModelSet, Card, str]:
     loaded = {name: _restored(path, name, one, tensors) for name, one in described if one is not None}
     models = ModelSet(**loaded, batch_size=content.batch_size, ranges=content.ranges, margins=content.margins)
     if models.forward.num_devices != models.backward.num_devices:
-        raise UserError(f"model bundle {path}: its two directions are for different numbers of devices; {_AGAIN}")
+        forward, backward = (one.num_devices or "any number of" for one in (models.forward, models.backward))
+        raise UserError(
+            "bundle-directions-differ",
+            f"the forward model is for {forward} devices, and the backward model for {backward}",
+            where=f"model bundle {path}",
+            limit="both must be for the same number of devices",
+            remedy=_AGAIN,
+        )
     return models, content.card, digest
 
 
@@ -311,9 +344,20 @@ def _read(path: Path) -> tuple[_Content, bytes, str]:
         except FileNotFoundError:  # replaced this moment
             pass
         except OSError as error:
-            raise UserError(f"{file} can't be read: {error}") from None
+            raise UserError(
+                "bundle-weights-unreadable",
+                f"{file} cannot be read",
+                limit=str(error),
+                remedy="Make the file readable, or choose other models",
+            ) from None
         if read_bytes(path / _NAME, "model bundle") == described and not file.is_file():
-            raise UserError(f"model bundle {path} lacks {file.name}; {_AGAIN}")
+            raise UserError(
+                "bundle-weights-missing",
+                f"{file.name} is missing",
+                where=f"model bundle {path}",
+                limit=f"{_NAME} names this file of weights",
+                remedy=_RESTORE,
+            )
 
 
 def _weights_file(path: Path, digest: str) -> Path:
@@ -326,19 +370,35 @@ def _check_format(content: object, path: Path) -> None:
         return
     if isinstance(its_format, str) and its_format.startswith(_FAMILY):
         raise UserError(
-            f"{path} is a model bundle of the format {its_format:.40}, of another version of neuroshard; "
-            f"this one's is {_FORMAT}: {_AGAIN}"
+            "bundle-format-of-other-version",
+            f"{path} is a model bundle of format {its_format:.40}, which another version of neuroshard wrote",
+            limit=f"this version reads format {_FORMAT}",
+            remedy=_AGAIN,
         )
-    raise UserError(f"{path} is not a model bundle of format {_FORMAT!r}; make one with neuroshard pretrain")
+    raise UserError(
+        "bundle-format-unknown",
+        f"{path} is not a model bundle of format {_FORMAT!r}",
+        remedy="Give the directory of a bundle, or make a bundle with `neuroshard pretrain`",
+    )
 
 
 def _tensors(path: Path, weights: bytes, digest: str) -> Tensors:
     if hashlib.sha256(weights).hexdigest() != digest:
-        raise UserError(f"{_weights_file(path, digest)} was changed or damaged: it isn't what its name says; {_AGAIN}")
+        raise UserError(
+            "bundle-weights-damaged",
+            f"{_weights_file(path, digest)} was changed or damaged",
+            limit="the SHA-256 of its content differs from its name",
+            remedy=_RESTORE,
+        )
     try:
         return dict(safetensors.numpy.load(weights))
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{_weights_file(path, digest)} is malformed: {error}; {_AGAIN}") from None
+        raise UserError(
+            "bundle-weights-malformed",
+            f"{_weights_file(path, digest)} is malformed",
+            limit=str(error),
+            remedy=_AGAIN,
+        ) from None
 
 
 def _restored(path: Path, name: str, described: Described, tensors: Tensors) -> Any:
@@ -346,7 +406,15 @@ def _restored(path: Path, name: str, described: Described, tensors: Tensors) -> 
         model = described.restored(_KINDS[name], name, tensors)
         own = {key for key in tensors if key.startswith(f"{name}.")}
         if surplus := own.difference(f"{name}.{key}" for key in model.tensors()):
-            raise ValueError(f"tensor {min(surplus).removeprefix(f'{name}.')!r} belongs to nothing")
+            raise ValueError(f"tensor {min(surplus).removeprefix(f'{name}.')!r} is not part of the model")
         return model
+    except UserError as error:
+        raise error.at(f"model bundle {path}, {name} model").changed(remedy=_AGAIN) from None
     except ValueError as error:
-        raise UserError(f"model bundle {path}: its {name} model is malformed: {error}; {_AGAIN}") from None
+        raise UserError(
+            "bundle-model-malformed",
+            f"the {name} model is malformed",
+            where=f"model bundle {path}",
+            limit=str(error),
+            remedy=_AGAIN,
+        ) from None

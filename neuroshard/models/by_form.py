@@ -154,7 +154,7 @@ class ComputeByForm(Stored, SumModel):
         read = parse(settings, ByFormSettings, "settings")
         calls = read.calls
         if IN_COLUMNS.name not in calls:
-            raise ValueError("it doesn't know column_wise tables")
+            raise ValueError("the settings have no model of column_wise calls")
         models = {call_named(name): one.restored(COMPUTE_KINDS, name, tensors) for name, one in calls.items()}
         return cls(models, read.host)
 
@@ -202,7 +202,7 @@ class CommByCollective(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Tell how near published points are to what its models are asked, at the farthest; None if all measured."""
+        """Return how near published points are to the traffic, for the farthest collective; None if all are fitted."""
         each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
         return max((known for known in each if known is not None), default=None)
 
@@ -259,7 +259,7 @@ class CommByCollective(Stored, CommModel):
             collective_named(name): one.restored(COMM_KINDS, name, tensors) for name, one in plain.exchanges.items()
         }
         if Collective.ALL_TO_ALL not in models:
-            raise ValueError("it doesn't know all-to-alls")
+            raise ValueError("the settings have no model of all-to-alls")
         return cls({collective: models[collective] for collective in sorted(models)}, frozenset(plain.serves))
 
 

@@ -38,7 +38,9 @@ class NeuralComm(Stored, CommModel):
     def check(self) -> None:
         """Raise ValueError if the network isn't one of so many devices, or costs could overflow."""
         if self.network.widths[0] != 2 * self.network.widths[-1]:
-            raise ValueError(f"a network of widths {self.network.widths} isn't from 2 D inputs to D costs")
+            raise ValueError(
+                f"the network has widths {self.network.widths}, which do not lead from 2 D inputs to D costs"
+            )
         check_bounded(self.normaliser, self.network)
 
     @property
@@ -131,10 +133,10 @@ class SetComm(Stored, CommModel):
         widths = self.network.widths
         seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
         if (widths[0], widths[-1], self.lead.shape) != (seen, 1 + len(self.share), (len(self.share), NUM_WAITS)):
-            raise ValueError(f"a network of widths {widths} doesn't fit {seen} features or the shares")
+            raise ValueError(f"the network has widths {widths}, which do not fit {seen} features or the shares")
         for shares in (self.share, self.lead):
             if (shares < 0).any() or (shares.sum(axis=-1, dtype=np.float64) > 1 + _ROUNDING).any():
-                raise ValueError("shares and leads must not be negative, nor add up to more than 1")
+                raise ValueError("shares or leads are negative, or add up to more than 1")
         check_bounded(self.normaliser, self.network)
 
 

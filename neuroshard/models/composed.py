@@ -75,7 +75,7 @@ class WithParts(SumModel):
         return self.model.arithmetic
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Tell how near published points are to these loads."""
+        """Return how near published points are to these loads."""
         return self.model.coverage(loads)
 
     @property

@@ -79,11 +79,11 @@ class AdditiveCompute(Stored, SumModel):
         widths = self.network.widths
         fits = widths[0] == len(self.features.columns) and widths[-1] == 1 + len(self.bias) == 1 + len(self.weight)
         if not fits:
-            raise ValueError(f"a network of widths {widths} doesn't fit the features or the head")
+            raise ValueError(f"the network has widths {widths}, which do not fit the features or the head")
         if self.moved.shape != (widths[0], widths[-1]) or (self.moved < 0).any() or self.moved.max() > _LARGEST_WEIGHT:
-            raise ValueError(f"weights of what is moved must be a number in 0..{_LARGEST_WEIGHT:g} for each feature")
+            raise ValueError(f"each feature needs a weight from 0 to {_LARGEST_WEIGHT:g} for the bytes that are moved")
         if max(np.abs(self.bias).max(), np.abs(self.weight).max()) > _LARGEST_WEIGHT:
-            raise ValueError(f"the head's weights must not be beyond {_LARGEST_WEIGHT:g}")
+            raise ValueError(f"the magnitude of a weight of the head is above {_LARGEST_WEIGHT:g}")
         check_bounded(self.normaliser, self.network)
 
 
@@ -119,7 +119,7 @@ class ByWidestCompute(AdditiveCompute):
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved
         if saved.shape != widths.shape or not ((saved >= 0) & (saved < 1)).all() or not (np.diff(widths) > 0).all():
-            raise ValueError("what kernels save must be a share from 0 to 1 for each of some rising widths")
+            raise ValueError("the widths of narrow calls do not rise, or their savings are not shares from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -208,9 +208,11 @@ class RegressionCompute(Stored, SumModel):
         """Raise ValueError if weights don't fit the features, are negative, or costs could overflow."""
         weight, offset_ms = self.weight, self.offset_ms
         if weight.shape != (len(self.features.columns),) or offset_ms.shape != (1,):
-            raise ValueError(f"{len(weight)} weights and {len(offset_ms)} offsets don't fit the features")
+            raise ValueError(f"{len(weight)} weights and {len(offset_ms)} offsets do not fit the features")
         if (weight < 0).any() or max(weight.max(), np.abs(offset_ms).max()) > _LARGEST_WEIGHT:
-            raise ValueError(f"weights must be in 0..{_LARGEST_WEIGHT:g}, and the offset within the same distance of 0")
+            raise ValueError(
+                f"a weight is not between 0 and {_LARGEST_WEIGHT:g}, or the magnitude of the offset is larger"
+            )
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ class NeuralCompute(Stored, SumModel):
         table, head = self.table_network.widths, self.head_network.widths
         fits = table[0] == len(self.features.columns) and table[-1] == head[0]
         if not fits or len(head) != 3 or head[-1] != 1:
-            raise ValueError(f"networks of widths {table} and {head} don't fit the features")
+            raise ValueError(f"the networks have widths {table} and {head}, which do not fit the features")
         check_bounded(self.normaliser, self.table_network, self.head_network)
 
     def embed(self, loads: Loads) -> Float32Array:

@@ -10,11 +10,13 @@ from neuroshard.bundles import ROOFLINE, known_names, shipped_path
 from neuroshard.models.bundle import ModelSet, load_with_digest
 from neuroshard.models.parts import HostWait
 from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.registry import build
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.model_choice import TORCHREC, ModelChoice, check_plain, told
 
 _MEASURED = "h100"  # the installed models of a GPU, and its datasheet
+_TORCHREC = "TorchRec"
 
 
 @dataclass(frozen=True)
@@ -89,22 +91,33 @@ class CostModels(ModelSet):
             ValueError: `dense_ms` is negative or not finite.
         """
         if not 0 <= dense_ms < float("inf"):
-            raise ValueError(f"a dense network of {dense_ms} ms")
+            raise ValueError(f"dense_ms is {dense_ms}; the time of a dense network is finite, and 0 ms or more")
         if not self.dense_is_unknown:
             given = told({"dense_ms": float(dense_ms)})
             raise UserError(
-                f"{given}: the models {self.label!r} do not count the time in which a host launches a step, which "
-                "dense work hides, or count a dense network already; add framework=torchrec, which models of GPUs know "
-                "(such as h100 and roofline:h200), or leave dense_ms out"
+                "models-ignore-dense-ms",
+                f"the models {self.label!r} cannot take {given}",
+                limit="the models do not count the time in which a host launches a step (a dense network hides that "
+                "time), or already count a dense network",
+                remedy="Add framework=torchrec, which models of GPUs know (such as h100 and roofline:h200), or leave "
+                "out dense_ms",
             )
         more = tuple(replace(part, dense_ms=dense_ms) if isinstance(part, HostWait) else part for part in self.more)
         return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
 
-    def left_out(self, framework: str) -> tuple[str, ...]:
+    def left_out(self, framework: str) -> tuple[Message, ...]:
         """Return a warning that costs leave out the overhead of a framework; empty if they are of whole steps."""
         if self.of_whole_steps:
             return ()
-        return (f"predicted costs are of kernels and exchanges alone: the overhead of {framework} isn't known",)
+        knowing = "Load models that know this overhead (h100 or roofline:NAME, with framework=torchrec), or use"
+        return (
+            Message(
+                "costs-lack-framework",
+                "predicted costs count only kernels and exchanges",
+                limit=f"the overhead of {framework} is not known, so a step takes longer",
+                remedy=f"{knowing if framework == _TORCHREC else 'Use'} predicted costs only to compare plans",
+            ),
+        )
 
     @classmethod
     def load(
@@ -177,14 +190,18 @@ class CostModels(ModelSet):
             return replace(models, choice=ModelChoice(name, optimizer=optimizer), sheet=sheet)
         if shipped is None and not os.path.lexists(name) and Path(name).name == name:
             if f"{ROOFLINE}{name}" in known_names():
-                raise UserError(f"unknown model {name!r}; did you mean '{ROOFLINE}{name}'?")
-            raise unknown_name("model (and no directory is called so)", name, known_names())
+                raise UserError(
+                    "model-name-lacks-roofline", f"unknown model {name!r}", remedy=f"Did you mean '{ROOFLINE}{name}'?"
+                )
+            raise unknown_name("model or directory", name, known_names())
         bundle = shipped or Path(name)
         loaded, card, digest = load_with_digest(bundle)
         if optimizer is not None:
             raise UserError(
-                f"optimizer={optimizer} is for analytic models ({ROOFLINE}NAME); the kernels of {name!r} were measured "
-                "with an optimizer of their own: leave optimizer out"
+                "models-ignore-optimizer",
+                f"the models {name!r} cannot take optimizer={optimizer}",
+                limit="the kernels of these models were measured with one optimizer",
+                remedy=f"Leave out optimizer, or choose analytic models ({ROOFLINE}NAME)",
             )
         choice = ModelChoice(name if shipped is not None else str(bundle.absolute()))
         return cls(**vars(loaded), choice=choice, hardware=card.hardware, versions=card.versions, digest=digest)

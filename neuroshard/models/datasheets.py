@@ -36,18 +36,22 @@ def roofline(
     """Build the models of one type of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
 
     Args:
-        source: source of the figures.
-        memory_gb_per_s: bandwidth of the device's memory.
-        network_gb_per_s: bandwidth of a GPU's network card.
-        host_link_gb_per_s: bandwidth of PCIe to the host, by the datasheet.
-        exchanges: the GPU in `points/nccl.csv` whose collectives stand for this GPU's.
-        exchange_speed: speed of the links relative to that GPU's links; a value other than 1 is a guess.
-        kernels_published: True if `points/kernels.csv` has this GPU's kernels; else an H100's utilisation stands in.
-        devices_per_host: number of devices that fast links join, if the topology doesn't say.
-        cache_lookup_ns: additional time of a lookup with a cache: 1.4 with one table (H100 PCIe), 2.4 with ten (SXM).
-        cache_call_ms: additional time of a call with a cache, which has some ten more kernels.
+        source: source of the figures, for readers of the file.
+        memory_gb_per_s: bandwidth of the GPU's memory, in GB/s.
+        network_gb_per_s: bandwidth of the network card of a GPU, in one direction, in GB/s.
+        host_link_gb_per_s: bandwidth of PCIe to the host, in one direction, in GB/s by the datasheet.
+        exchanges: name of the GPU in `points/nccl.csv`, such as h100, from whose collectives exchange times are
+            interpolated.
+        exchange_speed: speed of the links between GPUs relative to the links of that GPU; with a value other than 1,
+            exchange times are a guess.
+        kernels_published: True if `points/kernels.csv` has kernel times of this GPU; False takes the memory utilisation
+            of an H100.
+        devices_per_host: number of GPUs that fast links join, if the topology does not say.
+        cache_lookup_ns: additional time of a lookup in a table behind a cache, in ns; measured were 1.4 with one table
+            (H100 PCIe) and 2.4 with ten tables (H100 SXM).
+        cache_call_ms: additional time of a kernel call with a cache, in ms, for about ten more kernels.
         optimizer: sgd | rowwise_adagrad | adam: optimizer whose states the update reads and writes.
-        more: other parts of a step.
+        more: further parts of a step whose costs count.
     """
     check_name("optimizer", optimizer, STATE_FLOATS)
     host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
@@ -70,16 +74,27 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
     """
     figures = CostModels.load(sheet).compute
     if not isinstance(figures, RooflineCompute) or figures.host is None:
-        raise UserError(f"host_tiers={sheet} is no datasheet; take one, such as roofline:h100")
+        raise UserError(
+            "host-tiers-not-datasheet",
+            f"host_tiers is {sheet}, which is not an analytic model of a GPU",
+            remedy="Set host_tiers to an analytic model, such as roofline:h100",
+        )
     known = models.compute
     if not isinstance(known, SumModel):
-        raise UserError("tables in host memory can be added to compute models only that are sums over tables")
+        raise UserError(
+            "host-tiers-not-sum",
+            "the compute model is not a sum over tables",
+            limit="host_tiers adds tables in host memory only to compute models that are sums over tables",
+            remedy="Leave out host_tiers, or choose another compute model",
+        )
     by_call = known.by_call if isinstance(known, ComputeByForm) else {call: known.of_call(call) for call in known.calls}
     return models.wrapped(compute=ComputeByForm(by_call, figures.host))
 
 
 def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
-    """Return a datasheet's models of exchanges by their parts, and how far they are off where a point is left out.
+    """Return a datasheet's models of exchanges by their parts, and the margin of their cross-validated predictions.
+
+    Each published point between two others is predicted from the other points.
 
     Args:
         sheet: its name, such as "roofline:h100".
@@ -91,7 +106,11 @@ def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
     known = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
     exchanges = {part: model for part, model in known.items() if isinstance(model, RooflineComm)}
     if len(exchanges) < len(known):
-        raise UserError(f"exchanges={sheet} is no datasheet; take one, such as roofline:h100")
+        raise UserError(
+            "exchanges-not-datasheet",
+            f"exchanges is {sheet}, which is not an analytic model of a GPU",
+            remedy="Set exchanges to an analytic model, such as roofline:h100",
+        )
     curves = exchanges[FORWARD].curves
     published, left_out = np.hstack([(one.published, one.left_out) for one in _of_curves(curves)])
     seen = np.isfinite(left_out)

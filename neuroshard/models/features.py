@@ -107,8 +107,10 @@ class FeatureSet:
         features = cls(name)
         if tuple(columns) != features.columns:
             raise UserError(
-                f"made for other features ({', '.join(columns)}); this version's {name!r} are "
-                f"{', '.join(features.columns)}; make it again with neuroshard pretrain"
+                "features-of-other-version",
+                f"the model is for other features ({', '.join(columns)})",
+                limit=f"the features {name!r} of this version are {', '.join(features.columns)}",
+                remedy="Make the model again with `neuroshard pretrain`",
             )
         return features
 

@@ -23,12 +23,13 @@ _WIDER = 65536.0  # in units of the costs: more than narrow tables save on any d
 
 
 class Coverage(IntEnum):
-    """How near published points are to a cost.
+    """How near published measurements are to a predicted cost; `str` completes "these costs are ...".
 
     Attributes:
-        COVERED: between points of the same type of device and of call.
-        EXTRAPOLATED: outside the range of the points, or they are of a relative: another GPU, another type of weights.
-        GUESSED: no point is of such a call.
+        COVERED: the cost is between published measurements of the same type of device and of call.
+        EXTRAPOLATED: the cost is outside the range of the published measurements, or they are of a similar case:
+            another GPU, or another data type of weights.
+        GUESSED: published measurements of another GPU are scaled.
     """
 
     COVERED = 0
@@ -36,7 +37,14 @@ class Coverage(IntEnum):
     GUESSED = 2
 
     def __str__(self) -> str:
-        return self.name.lower()
+        return _COVERAGES[self]
+
+
+_COVERAGES = {
+    Coverage.COVERED: "interpolated between published measurements",
+    Coverage.EXTRAPOLATED: "extrapolated from published measurements",
+    Coverage.GUESSED: "scaled from published measurements of another GPU",
+}
 
 
 class ComputeModel(ABC):
@@ -61,7 +69,7 @@ class ComputeModel(ABC):
         return frozenset()
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Tell how near published points are to these loads, where costs are a datasheet's; None for others."""
+        """Return how near published points are to these loads; None if costs are not a datasheet's."""
         return None
 
     @abstractmethod
@@ -207,7 +215,7 @@ class CommModel(ABC):
         return frozenset(form for form, layout in LAYOUTS.items() if self.collectives.issuperset(layout.exchanges))
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Tell how near published points are to this traffic, where costs are a datasheet's; None for others."""
+        """Return how near published points are to this traffic; None if costs are not a datasheet's."""
         return None
 
     @property

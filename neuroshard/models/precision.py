@@ -99,7 +99,7 @@ class Narrowed(CommModel):
         return self.model.num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Tell how near published points are to so much less traffic."""
+        """Return how near published points are to the traffic in fewer bits."""
         return self.model.coverage(self._narrow(traffic))
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:

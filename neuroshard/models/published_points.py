@@ -122,7 +122,7 @@ class Widths:
         return factor
 
     def holds(self, dim: FloatArray) -> BoolArray:
-        """Tell whether points surround tables of so many columns, (n,)."""
+        """Return (n,) True for tables whose numbers of columns are between published points."""
         least, most = (self.row_bytes[0], self.row_bytes[-1]) if self.row_bytes else (0, np.inf)
         row_bytes = in_sectors(dim * ELEMENT_BYTES)
         return (row_bytes >= least) & (row_bytes <= most)
@@ -217,10 +217,10 @@ class Curves:
             collective, _, count = key.partition(".")
             possible = ms.shape == sizes.shape and ((ms >= _LEAST_MS) & (ms <= _MOST_MS)).all()
             if collective not in points or _COUNT.fullmatch(count) is None or not possible:
-                raise ValueError(f"curve {key!r} isn't positive times of a collective, one for each size")
+                raise ValueError(f"curve {key!r} does not have a positive time of a collective for each size")
             points[collective][int(count)] = ms
         if not all(points.values()) or sizes[0] < 1 or not (np.diff(sizes) > 0).all():
-            raise ValueError("curves need rising sizes, and times of every collective")
+            raise ValueError("the sizes of the curves do not rise, or the times of a collective are missing")
         return cls(sizes, points)
 
 

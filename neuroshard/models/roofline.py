@@ -205,7 +205,7 @@ class RooflineCompute(SumModel):
         return size_bytes / (self.host.link_gb_per_s * _BYTES_PER_MS)
 
     def coverage(self, loads: Loads) -> Coverage:
-        """Tell how near published points are to these loads."""
+        """Return how near published points are to these loads."""
         known = self.widths.holds(loads.dim) & (loads.bytes_per_element == ELEMENT_BYTES)
         return Coverage.COVERED if self.published and known.all() else Coverage.EXTRAPOLATED
 
@@ -291,7 +291,7 @@ class RooflineComm(Stored, CommModel):
         return taken_ms
 
     def coverage(self, traffic: Traffic) -> Coverage:
-        """Tell how near published points are to what these devices exchange."""
+        """Return how near published points are to this traffic."""
         joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
         within = traffic.num_devices <= joined and traffic.size_bytes.max() <= self.curves.sizes[-1]
         if self.speed != 1:

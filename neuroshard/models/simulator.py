@@ -37,9 +37,11 @@ from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margin, Margins, hardw
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS
+from neuroshard.words.placement import Tier
 
 _EXACT = Margin(0.0, 0.0)  # of what takes no time
 
@@ -59,8 +61,11 @@ class Simulator:
     def __init__(self, models: CostModels, count_input: bool = False) -> None:
         if count_input and models.input is None:
             raise UserError(
-                "these cost models don't know the input dist; leave count_input out, or fit models to data with it: "
-                "neuroshard collect experiment=collect_sharding_types"
+                "models-lack-input-dist",
+                "these cost models do not know the input dist",
+                limit="count_input=true counts the input dist",
+                remedy="Leave out count_input, or collect data with the input dist "
+                "(`neuroshard collect experiment=collect_sharding_types`) and pretrain models on them",
             )
         self.models = models
         self.count_input = count_input
@@ -90,7 +95,12 @@ class Simulator:
         self.models.check(task)
         for plan in plans:
             if plan.task is not task and replace(plan.task, constraints=task.constraints) != task:
-                raise UserError("the plan was made for another task")
+                raise UserError(
+                    "plan-of-other-task",
+                    "the plan was made for another task",
+                    limit=_difference(plan.task, task),
+                    remedy="Give the plan with its own task (`plan.task`), or search a plan for this task",
+                )
             self.models.check_plan(plan)
         loads = LoadSets.joined([plan.device_loads for plan in plans])
         traffic = Traffic.joined([plan.traffic for plan in plans])
@@ -222,38 +232,55 @@ class Simulator:
 
         Costs that were not measured on such a machine may have a larger error than the margin.
         """
-        arithmetic, exchanges = self.models.compute.arithmetic, (self.models.forward, self.models.backward)
-        calls = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
-        covered = (model.coverage(plan.traffic) for model in exchanges)
-        if any(known is not None for known in covered) or not arithmetic.isdisjoint(calls):
-            kernels = self.models.compute.coverage(plan.device_loads.loads)
-            near = {"kernels": kernels, "exchanges": self.models.backward.coverage(plan.traffic)}
-            if kernels is None and arithmetic.isdisjoint(calls):
-                return f"with exchanges {DATASHEET}: {near['exchanges']}"
-            told = [f"{what} {known}" for what, known in near.items() if known is not None]
-            return ": ".join([DATASHEET, *([", ".join(told)] if told else [])])
+        kernels = self.models.compute.coverage(plan.device_loads.loads)
+        each = [model.coverage(plan.traffic) for model in (self.models.forward, self.models.backward)]
+        exchanges = max((coverage for coverage in each if coverage is not None), default=None)
+        analytic = [] if kernels is None else [f"kernel times {kernels}"]
+        if kernels is None and (of_calls := self._analytic_calls(plan)):
+            analytic.append(f"kernel times of {of_calls} computed from a datasheet")
+        if exchanges is not None:
+            analytic.append(f"exchange times {exchanges}")
+        if analytic:
+            whole = kernels is not None and None not in each
+            return f"{'' if whole else 'partly '}{DATASHEET}: {', '.join(analytic)}, not measured here"
         return self._otherwise if self._elsewhere is None else ELSEWHERE
 
+    def _analytic_calls(self, plan: Plan) -> str:
+        """Name the tables of a plan whose kernel calls the compute model takes from a datasheet; empty if none."""
+        used = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
+        analytic = used & self.models.compute.arithmetic
+        if not analytic:
+            return ""
+        in_host_memory = all(call.tier is not Tier.DEVICE for call in analytic)
+        return "tables in host memory" if in_host_memory else "some tables"
+
     @cached_property
-    def _elsewhere(self) -> str | None:
-        """A line where the models were not surely measured on hardware like this machine's."""
+    def _elsewhere(self) -> Message | None:
+        """A warning if the models may have been measured on other hardware than this machine's; None if not."""
         return hardware_warning(self.models.name, self.models.hardware)
 
     @cached_property
     def _otherwise(self) -> str | None:
-        """A few words where the models were measured with other versions than this machine's."""
+        """A caveat if the models were measured with other versions than this machine's; None if not."""
         return versions_caveat(self.models.versions, self.models.hardware)
 
-    def warnings(self, plan: Plan) -> tuple[str, ...]:
-        """List the reasons why the predicted costs of a plan may be wrong, one line each.
+    def warnings(self, plan: Plan) -> tuple[Message, ...]:
+        """Return the reasons why the predicted costs of a plan may be wrong, a warning for each.
 
         Reasons are models that were measured on another machine or with other versions, histograms for another batch
         size, tables that are not in device memory, and values outside the training range.
         """
         caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
-        told = [f"predicted costs: {caveat}" for caveat in caveats] + [one for one in (self._elsewhere,) if one]
         return (
-            *told,
+            *(
+                Message(
+                    "costs-have-caveat",
+                    f"predicted costs are {caveat}",
+                    remedy="Measure the plan, or use predicted costs only to compare plans",
+                )
+                for caveat in caveats
+            ),
+            *(() if self._elsewhere is None else (self._elsewhere,)),
             *self._replaced,
             *self._of_pipeline(plan),
             *plan.task.warnings,
@@ -261,39 +288,50 @@ class Simulator:
             *self._outside(plan),
         )
 
-    def _of_pipeline(self, plan: Plan) -> tuple[str, ...]:
-        """Return a line if costs count the exchange of indices and the pipeline hides it, or if neither does."""
+    def _of_pipeline(self, plan: Plan) -> tuple[Message, ...]:
+        """Return a warning if costs count the input dist and the pipeline hides it, or if neither is the case."""
         pipeline = plan.task.memory.pipeline
         if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):
             return ()
-        does, do = ("hides", "false") if self.count_input else ("doesn't hide", "true")
+        counted, hidden, remedy = (
+            ("count", "hides", "false") if self.count_input else ("leave out", "does not hide", "true")
+        )
         return (
-            f"memory.pipeline={pipeline} {does} the exchange of indices, and predicted costs "
-            f"{'count' if self.count_input else 'leave out'} that exchange; set count_input={do}",
+            Message(
+                "costs-differ-from-pipeline",
+                f"predicted costs {counted} the input dist",
+                limit=f"memory.pipeline={pipeline} {hidden} the input dist behind other work",
+                remedy=f"Set count_input={remedy}",
+            ),
         )
 
     @property
-    def _replaced(self) -> tuple[str, ...]:
-        """A line on models that replaced others without a margin; empty if no margins are known."""
+    def _replaced(self) -> tuple[Message, ...]:
+        """A warning of models that replaced others without a margin; empty if no margins are known."""
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
             return ()
         return (
-            f"predicted costs: the {' and the '.join(unknown)} model replaced another one, and its margin is unknown; "
-            f"if you know it, give it: CostModels.with_{unknown[0]}(model, margins=Margin(relative, factor))",
+            Message(
+                "costs-lack-margin",
+                f"predicted costs have no margin for {' and '.join(unknown)}",
+                limit="another model replaced the model of the bundle, without a margin of its own",
+                remedy=f"If you know the margin, give it: CostModels.with_{unknown[0]}(model, "
+                "margins=Margin(relative, factor))",
+            ),
         )
 
-    def _outside(self, plan: Plan) -> tuple[str, ...]:
-        """List the values of a plan that are outside the models' training range, one line each."""
+    def _outside(self, plan: Plan) -> tuple[Message, ...]:
+        """Return a warning for each quantity of a plan with values outside the models' training range."""
         ranges = self.models.ranges
         if ranges is None:
             return ()
         calls, _ = plan.device_loads.by_kernel()
         counts = calls.counts[calls.calls == CALLS.index(IN_COLUMNS)].tolist()
-        lines = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
+        outside = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
         for part, amounts in self._amounts(plan, calls):
-            lines += ranges.part_warnings(part, amounts)
-        return lines
+            outside += ranges.part_warnings(part, amounts)
+        return outside
 
     def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
         """Yield the values on which a part of a step depends, by name; column-wise tables and all-to-alls left out."""
@@ -310,6 +348,13 @@ class Simulator:
             for one in its.held:
                 if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.given(one).any():
                     yield exchange_part(direction, one), of_exchanges(its.alone(one))
+
+
+def _difference(first: Task, second: Task) -> str:
+    """Name the first field of a plan's task that differs from another task's."""
+    names = {"tables": "tables", "topology": "topology", "batch_size": "batch size", "memory": "memory settings"}
+    differing = (name for field, name in names.items() if getattr(first, field) != getattr(second, field))
+    return f"the two tasks differ in {next(differing, 'settings')}"
 
 
 def _exchanges(

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from neuroshard.models.features import FeatureSet
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import parse
 
 Scale = Annotated[float, Meta(gt=0, le=1e9)]  # ms
@@ -44,10 +45,10 @@ def checked_tensor(tensors: Tensors, name: str, dtype: type, dimensions: int) ->
     if tensor.dtype != dtype or tensor.ndim != dimensions or not tensor.size:
         raise ValueError(
             f"tensor {name!r} is {tensor.dtype} of shape {tensor.shape}; "
-            f"it must be {np.dtype(dtype).name} with {dimensions} dimension(s)"
+            f"expected: {np.dtype(dtype).name} with {number_of(dimensions, 'dimension')}"
         )
     if not np.isfinite(tensor).all():
-        raise ValueError(f"tensor {name!r} holds values that are not finite")
+        raise ValueError(f"tensor {name!r} has values that are not finite")
     return tensor
 
 
@@ -79,14 +80,14 @@ class Mlp:
         """
         count = sum(key.startswith(f"{name}.") and key.endswith(".weight") for key in tensors)
         if not 1 <= count <= _MOST_LAYERS:
-            raise ValueError(f"{name!r} has {count} layers, not 1 to {_MOST_LAYERS}")
+            raise ValueError(f"network {name!r} has {count} layers; 1 to {_MOST_LAYERS} are possible")
         weights = [
             np.ascontiguousarray(checked_tensor(tensors, f"{name}.{i}.weight", np.float32, 2)) for i in range(count)
         ]
         biases = [checked_tensor(tensors, f"{name}.{i}.bias", np.float32, 1) for i in range(count)]
         ends = [weight.shape[1:] for weight in weights]
         if ends != [bias.shape for bias in biases] or ends[:-1] != [w.shape[:1] for w in weights[1:]]:
-            raise ValueError(f"the layers of {name!r} don't fit together")
+            raise ValueError(f"the shapes of the layers of network {name!r} do not fit together")
         return cls(tuple(weights), tuple(biases))
 
     def largest(self, inputs: float) -> float:
@@ -130,9 +131,9 @@ class Normaliser:
         """
         shift, scale = (checked_tensor(tensors, f"{name}{own}", np.float64, 1) for own in ("shift", "scale"))
         if shift.shape != scale.shape:
-            raise ValueError(f"the normaliser shifts {len(shift)} features and scales {len(scale)}")
+            raise ValueError(f"the normaliser has shifts of {len(shift)} features, and scales of {len(scale)}")
         if not (scale > 0).all():
-            raise ValueError("the normaliser's scales must be above 0")
+            raise ValueError("a scale of the normaliser is 0 or less")
         return cls(shift, scale)
 
     @property
@@ -159,12 +160,14 @@ def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
     Bounds are taken from the weights: whatever passes gives finite costs for every table and plan.
     """
     if len(normaliser.shift) != networks[0].widths[0]:
-        raise ValueError(f"the normaliser isn't for {networks[0].widths[0]} features")
+        raise ValueError(
+            f"the normaliser has {len(normaliser.shift)} features, and the network has {networks[0].widths[0]}"
+        )
     bound = normaliser.largest
     for network in networks:
         bound = network.largest(bound)
     if not bound <= _LARGEST_OUTPUT:
-        raise ValueError("weights or scales so extreme that costs could overflow")
+        raise ValueError("weights or scales are so large that costs could overflow")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from msgspec import Meta
 from neuroshard.cost.cost import FORWARD, INPUT, PARTS
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share, readable_number
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint, other_kernels
@@ -24,11 +25,11 @@ _MOST = 1e6
 _NO_EXCHANGES = {"devices": None, "columns_on_a_device": None}
 _LIKE_EXCHANGES = (INPUT, "framework", "conversion")  # parts that take a time for every byte
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
-DATASHEET = "from a datasheet and published points, not measured here"  # how good they are: docs/datasheets.md
-ELSEWHERE = "measured on other hardware: may be off by 30% and more"
-ADAPT = (
-    "the order of plans carries over better than the milliseconds; where these matter, adapt the models: "
-    "neuroshard collect experiment=collect_adapt, then neuroshard pretrain experiment=pretrain_adapt"
+DATASHEET = "analytic"  # of costs in caveats; docs/datasheets.md says how large errors are
+ELSEWHERE = "from measurements on other hardware, and may be wrong by 30% or more"
+ADAPT = (  # a remedy
+    "Trust the order of plans more than the milliseconds. For exact milliseconds adapt the models to this machine: run "
+    "`neuroshard collect experiment=collect_adapt`, then `neuroshard pretrain experiment=pretrain_adapt`"
 )
 
 
@@ -73,9 +74,9 @@ def _fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ModelTests:
-    """How each model did on its test samples: of columns and all-to-alls, and (`others`) of other parts by name.
+    """Test results of each model: of column-wise tables and all-to-alls, and (`others`) of other parts by name.
 
-    None of exchanges that nobody measured: they are a datasheet's.
+    `forward` and `backward` are None if exchanges were not measured: a datasheet predicts them.
     """
 
     compute: ModelTest
@@ -129,8 +130,8 @@ class Card:
     moved_gb_per_s: tuple[NonNegative, NonNegative, NonNegative] | None = None
 
 
-def hardware_warning(models: str | None, measured: Fingerprint | None) -> str | None:
-    """Return a warning if the models may have been measured on other hardware than this machine; None if they were not.
+def hardware_warning(models: str | None, measured: Fingerprint | None) -> Message | None:
+    """Return a warning if the models may have been measured on other hardware than this machine's; None if not.
 
     On a machine without such a device there is no warning: plans for GPUs are searched anywhere.
     """
@@ -139,24 +140,29 @@ def hardware_warning(models: str | None, measured: Fingerprint | None) -> str | 
     here = fingerprint(measured.kind)
     if here.count == 0 or here.surely(measured):
         return None
-    return f"the models {models!r} were measured on {measured}; this machine is {here}: {ADAPT}"
+    return Message(
+        "models-of-other-hardware",
+        f"the models {'without a name' if models is None else repr(models)} were measured on {measured}",
+        limit=f"this machine is {here}, so predicted costs may be wrong by 30% or more",
+        remedy=ADAPT,
+    )
 
 
 def versions_caveat(made_with: Mapping[str, str], measured: Fingerprint | None) -> str | None:
-    """Say in a few words if models were measured with other versions of torch or FBGEMM than are here; else None.
+    """Return a caveat if models were measured with other versions of torch or FBGEMM than those installed here.
 
-    A machine without such a device has no kernels that they are for, as with `hardware_warning`.
+    None if the versions are alike, and on a machine without a device of the models' type, as with `hardware_warning`.
     """
     other = other_kernels(made_with)
     if other is None or (measured is not None and fingerprint(measured.kind).count == 0):
         return None
     there, here = other
-    return f"measured with {there}, where {here} is installed: margins may not hold"
+    return f"from measurements with {there}, but {here} is installed here: errors may be larger than the margins"
 
 
 @dataclass(frozen=True)
 class Range:
-    """What one quantity ranged over in the measurements."""
+    """The smallest and the largest value of one quantity in the training data."""
 
     name: str
     least: NonNegative
@@ -164,7 +170,13 @@ class Range:
 
     def __post_init__(self) -> None:
         if self.least > self.most:
-            raise UserError(f"range of {self.name}: least={self.least:g} is above most={self.most:g}")
+            raise UserError(
+                "range-least-above-most",
+                f"least is {self.least:g}",
+                where=f"training range of {self.name}",
+                limit=f"most is {self.most:g}",
+                remedy="Set least to most or less",
+            )
 
     @classmethod
     def of(cls, name: str, values: Sequence[float] | FloatArray) -> "Range":
@@ -175,18 +187,27 @@ class Range:
         """Return the smallest range that holds both."""
         return Range(self.name, min(self.least, other.least), max(self.most, other.most))
 
-    def warning(self, values: Sequence[float] | FloatArray) -> str | None:
-        """Return a line on the values that are outside by more than 5%; None if there are none."""
+    def warning(self, values: Sequence[float] | FloatArray) -> Message | None:
+        """Return a warning of the values that are outside by more than 5%; None if there are none."""
         amounts = np.asarray(values, dtype=np.float64)
         outside = amounts[(amounts < self.least * (1 - _SLACK)) | (amounts > self.most * (1 + _SLACK))]
         if not outside.size:
             return None
         worst = outside[np.argmax(np.maximum(outside / max(self.most, 1e-9), self.least / np.maximum(outside, 1e-9)))]
         least, most, farthest = map(readable_number, (self.least, self.most, float(worst)))
-        fitted = f"the training range, {least} to {most}"
+        fitted = f"the training range of the models, {least} to {most}"
         if amounts.size == 1:
-            return f"{self.name}: {farthest} is outside {fitted}"
-        return f"{self.name}: {outside.size} of {amounts.size} outside {fitted}; the farthest is {farthest}"
+            what = f"{farthest} is outside {fitted}"
+        else:
+            verb = "is" if outside.size == 1 else "are"
+            what = f"{outside.size:,} of {amounts.size:,} values {verb} outside {fitted} (the farthest is {farthest})"
+        return Message(
+            "values-outside-training-range",
+            what,
+            where=self.name,
+            limit="predicted costs may be wrong",
+            remedy="Collect such samples and pretrain models on them, or measure the plan",
+        )
 
 
 @dataclass(frozen=True)
@@ -234,13 +255,16 @@ class Ranges:
         most = [one.most for one in self.others.get(part, ()) if one.name == quantity]
         return np.maximum(1.0, values / most[0]) if most else np.ones(len(values))
 
-    def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[str, ...]:
-        """List another part's values outside the training range, a line per quantity; empty if the part is unknown."""
-        warnings = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]
-        return tuple(f"{part}: {warning}" for warning in warnings if warning is not None)
+    def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[Message, ...]:
+        """Return a warning for each quantity of another part with values outside its training range.
 
-    def warnings(self, task: Task) -> tuple[str, ...]:
-        """List values of the task and its pooled tables outside the training range, one line for each quantity.
+        There are none if the part is unknown.
+        """
+        warnings = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]
+        return tuple(replace(one, where=f"{part}: {one.where}") for one in warnings if one is not None)
+
+    def warnings(self, task: Task) -> tuple[Message, ...]:
+        """Return a warning for each quantity of the task and its pooled tables outside the training range.
 
         Tables that no batch reads cost nothing, and are ignored.
         """
@@ -257,8 +281,8 @@ class Ranges:
             (self.features, [table.features for table in tables]),
         )
 
-    def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[str, ...]:
-        """List values of a plan's devices outside the training range, from their numbers of tables and columns, (D,).
+    def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[Message, ...]:
+        """Return warnings of a plan's devices outside the training range, by their numbers of tables and columns, (D,).
 
         Devices without tables are ignored.
         """
@@ -266,8 +290,8 @@ class Ranges:
         return _warnings((self.tables_on_a_device, counts), (self.columns_on_a_device, columns))
 
 
-def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[str, ...]:
-    """List a line for each known range with values outside it."""
+def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[Message, ...]:
+    """Return a warning for each known range with values outside it."""
     warnings = [its.warning(values) for its, values in known if its is not None]
     return tuple(warning for warning in warnings if warning is not None)
 

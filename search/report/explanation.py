@@ -98,7 +98,7 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
         {f"{score}_greedy": _heuristic(score, same, simulator) for score in SCORES},
         _even_ms(plan, np.full_like(cost.compute, cost.compute.mean()), simulator),
         cost.total_ms - _even_ms(plan, cost.compute, simulator),
-        (*(f"the plan breaks its task: {broken}" for broken in plan.violations), *simulator.warnings(plan)),
+        (*(f"the plan breaks its task: {broken}" for broken in plan.violations), *map(str, simulator.warnings(plan))),
     )
 
 

@@ -204,7 +204,7 @@ class Search(ModelSettings):
         said = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
         remark = "; ".join(filter(None, said)) or None
         doubts = found.warning, *simulator.warnings(plan), *self._left_out(simulator.models)
-        warnings = "\n".join(filter(None, doubts)) or None
+        warnings = "\n".join(str(doubt) for doubt in doubts if doubt) or None
         told = plan.prediction
         assert told is not None
         return SearchRecord(
