@@ -38,7 +38,7 @@ class When(IntEnum):
 
 
 class Called(NamedTuple):
-    """What D devices of B plans do, by the K kernel calls in `CALLS`.
+    """The work of D devices of B plans, by the K kernel calls in `CALLS`.
 
     Attributes:
         ms: (B, D, K) of kernels.
@@ -188,7 +188,7 @@ class Cost(Step):
 
     @property
     def scope(self) -> str:
-        """What the cost counts, in a few words, such as "kernels and exchanges"."""
+        """The kinds of work that the cost counts, in a few words, such as "kernels and exchanges"."""
         return ", ".join(dict.fromkeys(map(_scope_of, self.counted)))
 
     @property
@@ -243,7 +243,7 @@ class Cost(Step):
 
 
 def _scope_of(part: Part) -> str:
-    """Name what a part of a cost counts."""
+    """Name the kind of work that a part of a cost counts."""
     if part.when is When.HOST:
         return part.about
     if part.name.startswith(f"{FRAMEWORK}."):

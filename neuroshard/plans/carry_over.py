@@ -70,7 +70,7 @@ class Carried:
 
     @property
     def fitting(self) -> "Carried":
-        """What stays if each device keeps as many column shards as it has memory for.
+        """The shards that stay if each device keeps as many column shards as fit in its memory.
 
         Shards of unchanged tables come before shards of changed tables, and larger shards before smaller ones. Caches
         are counted as wide as if all column shards stayed.

@@ -545,7 +545,7 @@ def copies_remarks(plan: Plan) -> tuple[Message, ...]:
             f"{number_of(len(copied), 'table')} {'is' if len(copied) == 1 else 'are'} data_parallel in TorchRec "
             f"({', '.join(copied[:_SHOWN_TABLES])}{more})",
             limit="the fused optimizer does not update data_parallel tables",
-            remedy="Train these tables by neuroshard.torchrec.data_parallel_optimizer(model), or search without data_parallel "
-            "tables: searcher.sharding_types=[column_wise,row_wise]",
+            remedy="Train these tables by neuroshard.torchrec.data_parallel_optimizer(model), or search without "
+            "data_parallel tables: searcher.sharding_types=[column_wise,row_wise]",
         ),
     )

@@ -170,13 +170,13 @@ class Groups:
         return ranks % number == 0 or number % ranks == 0
 
     def _among(self, ranks: int) -> int:
-        """Count a group's ranks among so many successive ones of the job."""
+        """Count the ranks of a group among `ranks` successive ranks of the job."""
         if self.use_inter_host_allreduce:
             return min(ranks, self.sharding_group_size)
         return max(ranks // self.num_groups, 1)
 
     def _copies_among(self, ranks: int) -> int:
-        """Count the ranks, of so many successive ones, that hold the same shard for different groups."""
+        """Count the ranks, among `ranks` successive ranks, that have the same shard for different groups."""
         if self.use_inter_host_allreduce:
             return max(ranks // self.sharding_group_size, 1)
         return min(ranks, self.num_groups)

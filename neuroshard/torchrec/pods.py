@@ -38,7 +38,7 @@ class RankSizes(Protocol):
 
     @property
     def intra_group_size(self) -> int:
-        """Number of ranks in each pod; a context that is told of no pods has 1."""
+        """Number of ranks in each pod; a context without pods has 1."""
 
 
 def check_sizes(topology: TorchRecTopology) -> None:
