@@ -1,1 +1,1 @@
-"""What plans ask of devices, loads and traffic, and what they cost."""
+"""The work that plans give devices (loads and traffic), and the costs of plans."""

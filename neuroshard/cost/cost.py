@@ -1,4 +1,4 @@
-"""What a plan costs: named parts, by device, and the timeline over devices that they make."""
+"""Costs of plans: named parts of a step, by device, and the timeline over devices that the parts make."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class When(IntEnum):
 
 
 class Called(NamedTuple):
-    """What D devices of B plans do, by the K kernel calls in `CALLS`.
+    """The work of D devices of B plans, by the K kernel calls in `CALLS`.
 
     Attributes:
         ms: (B, D, K) of kernels.
@@ -188,7 +188,7 @@ class Cost(Step):
 
     @property
     def scope(self) -> str:
-        """What the cost counts, in a few words, such as "kernels and exchanges"."""
+        """The kinds of work that the cost counts, in a few words, such as "kernels and exchanges"."""
         return ", ".join(dict.fromkeys(map(_scope_of, self.counted)))
 
     @property
@@ -243,7 +243,7 @@ class Cost(Step):
 
 
 def _scope_of(part: Part) -> str:
-    """Name what a part of a cost counts."""
+    """Name the kind of work that a part of a cost counts."""
     if part.when is When.HOST:
         return part.about
     if part.name.startswith(f"{FRAMEWORK}."):
@@ -252,18 +252,20 @@ def _scope_of(part: Part) -> str:
 
 
 def described_expectation(total_ms: float, expected_ms: float) -> str | None:
-    """Say what a predicted cost is expected to be, for people; None where that isn't known, or as good as the same."""
+    """Return the expected cost as text; None if it isn't known or rounds to the predicted cost."""
     if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
         return None
-    return f"{expected_ms:.2f} ms, for a step waits for whichever device turns out to be the straggler"
+    return (
+        f"{expected_ms:.2f} ms, higher than predicted because prediction errors make some device slower than predicted"
+    )
 
 
 def described_wait(waited_ms: float) -> str | None:
-    """Say what devices wait for their hosts, for people; None where that is as good as nothing."""
+    """Return the time that devices wait for their hosts, as text; None if the time rounds to zero."""
     if f"{waited_ms:.2f}" == "0.00":
         return None
     return (
-        f"devices wait {waited_ms:.2f} ms until it has launched all their work; dense work hides that "
+        f"devices wait {waited_ms:.2f} ms until the host has launched all their work; a dense network hides this wait "
         "(dense_ms=8 predicts the cost with a dense network of 8 ms)"
     )
 
@@ -290,7 +292,7 @@ class Prediction:
         cost_ms: the plan's cost.
         margin_ms: half the width of its 90% interval; None where the models know none.
         expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin.
-        caveat: what is said wherever the cost is shown (`Cost.caveat`); None if nothing is.
+        caveat: text that is shown wherever the cost is shown (`Cost.caveat`); None if there is no caveat.
         counts_input: whether the exchange of indices, which a pipeline hides, counts as well.
         scope: what the cost counts, in a few words (`Cost.scope`); None in files from before that was known.
     """

@@ -238,8 +238,8 @@ class Traffic:
     ) -> "Traffic":
         """Sum up the traffic of B plans from the loads of their devices, (B D) sets, one plan after the other.
 
-        They train at a global batch size, on hosts of so many devices; each load makes its device put `given` (n, C)
-        bytes into every collective.
+        The plans train at a global batch size, on hosts of `host_size` devices. Each load makes its device put
+        `given` (n, C) bytes into every collective.
         """
         size_bytes = np.stack([device_loads.totals(given[:, collective]) for collective in Collective], axis=-1)
         plans = len(device_loads) // num_devices

@@ -39,7 +39,7 @@ def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -
 
 
 def are(loads: Loads, has: Callable[[Layout], bool]) -> BoolArray:
-    """Tell whether the layout of each load, (n,), has something."""
+    """Return, (n,), whether the layout of each load has something."""
     return np.array([has(layout) for layout in LAYOUTS.values()])[loads.form]
 
 

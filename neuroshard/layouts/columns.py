@@ -30,7 +30,7 @@ class Columns(Layout):
     free: ClassVar[bool] = True
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Tell whether all shards have all rows, and at most one of them all columns."""
+        """Return True if all shards have all rows, and at most one of them all columns."""
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) < 2
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
@@ -50,10 +50,10 @@ class Columns(Layout):
         return {Collective.ALL_TO_ALL: output_bytes}
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Refuse sequence tables in shards of several widths."""
+        """Return the reason if a sequence table has shards of several widths."""
         if len(set(widths)) < 2:
             return None
-        return f"in shards of {' and '.join(map(str, sorted(set(widths))))} columns; give them all as many"
+        return f"in shards of {' and '.join(map(str, sorted(set(widths))))} columns, not of equal width"
 
     def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
         """Return table_wise for a table in one shard, and column_wise for a table in several shards."""

@@ -29,10 +29,10 @@ class Copies(Layout):
     own_samples: ClassVar[bool] = True
     everywhere: ClassVar[bool] = True
     note: ClassVar[str] = "data-parallel"
-    counted: ClassVar[str] = ", data-parallel, which counts as one shard"
+    counted: ClassVar[str] = " as data_parallel, which counts as 1 shard"
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Tell whether several shards have all columns, and all have all rows."""
+        """Return True if several shards have all columns, and all have all rows."""
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) > 1
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
@@ -43,19 +43,25 @@ class Copies(Layout):
         """Check that every device has the whole table in its own memory, and that the table has no other shards."""
         if (home := placements[0].tier_assignment) != ON_DEVICE:
             raise UserError(
-                f"plan: table {table.name!r} is data_parallel in {home}; put data-parallel tables in tier device"
+                "plan-copies-tier",
+                f"table {table.name!r} is data_parallel in tier {home}",
+                limit="data_parallel tables are in device memory only",
+                remedy="Set the table's tier to device",
             )
         for placement in placements:
             if placement.shard.dim < table.dim:
                 raise UserError(
-                    f"plan: {place_of(table, placement.shard.column, 0)} is covered twice: other devices have the "
-                    f"whole table, and device {placement.device} has a shard of it"
+                    "plan-copies-and-shard",
+                    f"{place_of(table, placement.shard.column, 0)} is covered twice",
+                    limit=f"other devices have the whole table, and device {placement.device} has a shard of the table",
+                    remedy="Remove that shard, or the whole tables",
                 )
         if missing := set(range(topology.num_devices)).difference(placement.device for placement in placements):
             raise UserError(
-                f"plan: table {table.name!r} is covered twice: {len(placements)} devices have the whole table, and "
-                f"device {min(missing)} does not; put the table on one device, or on each of the "
-                f"{topology.num_devices} devices"
+                "plan-copies-missing",
+                f"table {table.name!r} is covered twice",
+                limit=f"{len(placements)} devices have the whole table, and device {min(missing)} does not",
+                remedy=f"Place the table on one device, or on each of the {topology.num_devices} devices",
             )
 
     def placed(

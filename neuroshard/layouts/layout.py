@@ -17,7 +17,7 @@ from neuroshard.words.topology import Topology
 
 
 class Whole(Protocol):
-    """What is laid out: tables (T,), the memory (T,) that holds each of them, and the devices. A task has all three."""
+    """Tables (T,), the tier assignment (T,) of each table, and the devices. A task has all three."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -50,7 +50,8 @@ class Layout(ABC):
         blocks: True if shards are blocks of rows, which rules count as blocks.
         joins: True if tables that are kept together on one device may have these sharding types.
         note: text behind the name of a shard in a printed plan.
-        counted: text that says as how many shards a table counts, if that is not its number of devices.
+        counted: text behind the number of a table's devices that says as how many shards the table counts, if the two
+            numbers differ.
     """
 
     form: ClassVar[Form]
@@ -95,7 +96,7 @@ class Layout(ABC):
         """Lay out the table of that index over a group of devices.
 
         Raises:
-            UserError: there is no such table, or it is too small.
+            UserError: there is no such table, or the table has too few rows.
         """
 
     @abstractmethod
@@ -103,7 +104,7 @@ class Layout(ABC):
         """Check that placements, at most one on a device, make up the table, and that the family allows them.
 
         Raises:
-            UserError: they do not; the message names the table, and the row and column or the device.
+            UserError: the placements do not; the message names the table, and the row and column or the device.
         """
 
     def placed(
@@ -128,13 +129,13 @@ class Layout(ABC):
         return devices if self.own_samples else 1
 
     def num_shards(self, devices: int) -> int:
-        """Count the shards that rules count where so many devices hold one."""
+        """Return the number of shards, as rules count them, of a table on this number of devices."""
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
         """Return why no collection serves a sequence table in shards of these widths, one per device, or None.
 
-        In messages the text follows "is a sequence table".
+        The text follows "is a sequence table".
         """
         return None
 
@@ -155,23 +156,28 @@ def table_of(whole: Whole, index: int) -> Table:
     """Look up the table of that index.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no table of that index.
     """
     if not 0 <= index < len(whole.tables):
-        raise UserError(f"plan: no table {index} in a task of {len(whole.tables)} tables")
+        raise UserError(
+            "plan-table-outside",
+            f"the plan places table number {index}",
+            limit=f"the task has the tables 0 to {len(whole.tables) - 1}",
+            remedy="Correct the number of the table",
+        )
     return whole.tables[index]
 
 
 def place_of(table: Table, column: int, row: int) -> str:
     """Name an element of a table, in words."""
-    return f"column {column} of table {table.name!r}, row {row},"
+    return f"row {row}, column {column} of table {table.name!r}"
 
 
 def check_cover(table: Table, shards: Sequence[Shard]) -> None:
     """Check that shards, in any order, cover every element of a table exactly once.
 
     Raises:
-        UserError: one reaches beyond the table, two overlap, or they leave a gap.
+        UserError: a shard reaches beyond the table, two shards overlap, or the shards leave a gap.
     """
     for shard in shards:
         _check_inside(table, shard)
@@ -180,21 +186,42 @@ def check_cover(table: Table, shards: Sequence[Shard]) -> None:
     for shard in sorted(shards, key=lambda shard: (shard.row, shard.column)):
         for edge in edges[bisect_left(edges, shard.column) : bisect_left(edges, shard.column_end)]:
             if covered[edge] > shard.row:
-                raise UserError(f"plan: {place_of(table, edge, shard.row)} is covered twice")
+                raise UserError(
+                    "plan-shards-overlap",
+                    f"{place_of(table, edge, shard.row)} is covered twice",
+                    limit="the shards of a table must not overlap",
+                    remedy="Correct the shards of the table, or search for the plan again",
+                )
             if covered[edge] < shard.row:  # all shards to come begin below
-                raise UserError(f"plan: {place_of(table, edge, covered[edge])} is covered by no shard")
+                raise _gap(table, edge, covered[edge])
             covered[edge] = shard.row_end
     for edge, row in covered.items():
         if row < table.rows:
-            raise UserError(f"plan: {place_of(table, edge, row)} is covered by no shard")
+            raise _gap(table, edge, row)
+
+
+def _gap(table: Table, column: int, row: int) -> UserError:
+    """Make the error that an element of a table is in no shard."""
+    return UserError(
+        "plan-shards-gap",
+        f"{place_of(table, column, row)} is covered by no shard",
+        limit="the shards of a table must cover the whole table",
+        remedy="Correct the shards of the table, or search for the plan again",
+    )
 
 
 def _check_inside(table: Table, shard: Shard) -> None:
     if shard.column_end > table.dim:
         raise UserError(
-            f"plan: table {table.name!r} has {table.dim} columns; a shard of it ends with column {shard.column_end - 1}"
+            "plan-shard-columns-outside",
+            f"a shard of table {table.name!r} ends with column {shard.column_end - 1}",
+            limit=f"the table has {table.dim} columns, 0 to {table.dim - 1}",
+            remedy="Correct the shard, or search for the plan again",
         )
     if shard.row_end > table.rows:
         raise UserError(
-            f"plan: table {table.name!r} has {table.rows} rows; a shard of it ends with row {shard.row_end - 1}"
+            "plan-shard-rows-outside",
+            f"a shard of table {table.name!r} ends with row {shard.row_end - 1}",
+            limit=f"the table has {table.rows} rows, 0 to {table.rows - 1}",
+            remedy="Correct the shard, or search for the plan again",
         )

@@ -11,6 +11,7 @@ from neuroshard.layouts.layout import Layout, Whole, check_cover, table_of
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import number_of
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import lookup_share, range_reuse
 from neuroshard.words.collective import Collective
@@ -95,9 +96,9 @@ class Rows(Layout):
         }
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Refuse row-wise sequence tables that are not on all devices."""
+        """Return the reason if a row-wise sequence table is not on all devices."""
         fewer = len(widths) < num_devices
-        return f"split by rows over {len(widths)} devices; split it over all {num_devices}" if fewer else None
+        return f"that is row-wise over {len(widths)} devices, not over all {num_devices}" if fewer else None
 
     def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
         """Return row_wise on all devices, table_row_wise on one host, grid_shard for column ranges on several hosts."""
@@ -117,9 +118,9 @@ def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int,
     """Place a table's rows, in a block on each of the devices of a group.
 
     Args:
-        task: whose table it is.
-        table: its index.
-        devices: all of the task, or those of one host.
+        task: the task of the table.
+        table: index of the table.
+        devices: all devices of the task, or the devices of one host.
         columns: the first column and the column behind the last; None for all. Other columns must be on other hosts.
 
     Raises:
@@ -146,30 +147,42 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
     size = block_rows(table.rows, count)
     if size * (count - 1) >= table.rows:
         raise UserError(
-            f"table {table.name!r} has {table.rows} rows: in {count} blocks of {size} the last would be empty; "
-            "make the table column-wise or data-parallel"
+            "table-rows-too-few",
+            f"table {table.name!r} has {number_of(table.rows, 'row')}, too few to be row-wise over {count} devices",
+            limit=f"in blocks of {number_of(size, 'row')} the last block would be empty",
+            remedy="Make the table column_wise or data_parallel",
         )
     return tuple((first, min(size, table.rows - first)) for first in range(0, table.rows, size))
 
 
 def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:
     """Check the blocks, each on a device of its own and in their order, of the columns from one to before another."""
-    where = f"plan: columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
+    where = f"columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
     devices, size = [placement.device for placement in blocks], topology.domain_size
     on_a_host = len(devices) == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1
     if len(devices) != topology.num_devices and not on_a_host:
         named = ", ".join(map(str, devices[:8])) + (", ..." if len(devices) > 8 else "")
         hosts = "" if size == topology.num_devices else f", or on each of the {size} of one host"
         raise UserError(
-            f"{where} are split by rows over {len(devices)} device(s) ({named}); "
-            f"put a block of rows on each of the {topology.num_devices} devices{hosts}"
+            "plan-blocks-devices",
+            f"{where} are row-wise over {number_of(len(devices), 'device')} ({named})",
+            limit="TorchRec needs a block of rows on every device of the job or of a host",
+            remedy=f"Place a block of rows on each of the {topology.num_devices} devices{hosts}",
         )
     if len(devices) == topology.num_devices and columns != (0, table.dim):
-        raise UserError(f"{where} are split by rows over all devices; give these blocks of rows all columns")
+        raise UserError(
+            "plan-blocks-columns",
+            f"{where} are row-wise over all devices",
+            limit=f"blocks of rows on all devices need all {table.dim} columns",
+            remedy="Give these blocks of rows all columns, or place them on the devices of one host",
+        )
     for placement, (row, rows) in zip(blocks, row_blocks(table, len(devices)), strict=True):
         shard = placement.shard
         if (shard.row, shard.rows) != (row, rows):
             raise UserError(
-                f"{where}: device {placement.device} has rows {shard.row} to {shard.row_end - 1}, not {row} to "
-                f"{row + rows - 1}; blocks are of ceil(rows / devices) rows, in order of device"
+                "plan-block-rows",
+                f"device {placement.device} has rows {shard.row} to {shard.row_end - 1}, not {row} to {row + rows - 1}",
+                where=where,
+                limit="blocks have ceil(rows / devices) rows, in the order of the devices",
+                remedy="Correct the rows, or search for the plan again",
             )

@@ -22,7 +22,7 @@ def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
     """Return sharding types of these names, in their order.
 
     Raises:
-        UserError: a name is unknown; it names the most similar one.
+        UserError: a name is unknown; the error names the most similar name.
     """
     types = tuple(map(str, names))
     for name in types:

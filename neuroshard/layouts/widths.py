@@ -1,4 +1,4 @@
-"""How wide shards are: FBGEMM's kernels take so many columns, and a device cuts what it holds of a wider table."""
+"""Widths of shards: FBGEMM's kernels have a maximum width, and a device splits columns of a table beyond that."""
 
 from collections.abc import Iterator
 

@@ -19,7 +19,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.placement import TIERS, Tier
 
 _MOST_CLASSES = 4  # of widths that are kept apart
-_MOST_WIDTHS = 64  # that are told apart; others count as the next wider one
+_MOST_WIDTHS = 64  # that are kept apart; other widths count as the next larger of them
 
 
 def separated(task: Task, left_out: Collection[str] = ()) -> Iterator[Task]:

@@ -70,7 +70,7 @@ class Carried:
 
     @property
     def fitting(self) -> "Carried":
-        """What stays if each device keeps as many column shards as it has memory for.
+        """The shards that stay if each device keeps as many column shards as fit in its memory.
 
         Shards of unchanged tables come before shards of changed tables, and larger shards before smaller ones. Caches
         are counted as wide as if all column shards stayed.
@@ -156,11 +156,15 @@ def restated(before: Plan, task: Task) -> Plan | None:
         The plan, which may break limits of the task; None if a table's new shape does not allow its old placement.
 
     Raises:
-        UserError: the tables have other names.
+        UserError: the tables of the plan and of the task have different names.
     """
     before_of = {table.name: number for number, table in enumerate(before.task.tables)}
     if before_of.keys() != {table.name for table in task.tables}:
-        raise UserError("the plan is of tables with other names")
+        raise UserError(
+            "plan-tables-renamed",
+            "the plan's tables have other names than the task's tables",
+            remedy="Use a plan and a task whose tables have the same names",
+        )
     placements: list[Placement] = []
     for new, table in enumerate(task.tables):
         again = _laid_out_again(before, before_of[table.name], task, new)
@@ -242,6 +246,6 @@ def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
 
 
 def have_same_devices(one: Task, other: Task) -> bool:
-    """Tell whether two tasks have as many devices, and as many of them on a host and with fast links."""
+    """Return True if two tasks have equal numbers of devices: in all, on a host and with fast links."""
     ours, theirs = ((its.num_devices, its.host_size, its.domain_size) for its in (one.topology, other.topology))
     return ours == theirs

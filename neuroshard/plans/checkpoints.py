@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from neuroshard.layouts import Layout
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import readable_list
 from neuroshard.tasks.constraints import TableLimits, TableRule
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.tasks.task import Task
 
-_SHOWN = 3  # tables that the remark names
+_SHOWN = 3  # tables that the warning names
 
 
 class _Sharded(NamedTuple):
@@ -31,7 +32,7 @@ class _Sharded(NamedTuple):
         return f"{self.column_ranges} column shards" if self.column_ranges > 1 else self.sharding_type
 
 
-def checkpoint_remark(before: Plan, after: Plan) -> str | None:
+def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
     """Return the warning that optimizer state saved under `before` does not load under `after`; None if it loads."""
     old, new = _sharded(before), _sharded(after)
     pairs = {name: (old[name], sharded) for name, sharded in new.items() if name in old}
@@ -42,15 +43,23 @@ def checkpoint_remark(before: Plan, after: Plan) -> str | None:
     dense = {name: (was, now) for name, (was, now) in pairs.items() if was.dense is not now.dense and name not in split}
     conditions = []
     if dense:
-        conditions.append(f"only if data_parallel_optimizer trains the data-parallel tables ({_listed(dense)})")
+        tables = number_of(len(dense), "table")
+        conditions.append(
+            f"loads for {tables} only if data_parallel_optimizer trains the data-parallel tables ({_listed(dense)})"
+        )
     if split:
-        conditions.append(f"never if the number of column shards changes ({_listed(split)})")
+        tables = number_of(len(split), "table")
+        conditions.append(f"does not load for {tables} with another number of column shards ({_listed(split)})")
     if not conditions:
         return None
-    return (
-        f"checkpoints: {len(dense) + len(split):,} table(s) change their sharding type or number of column shards, and "
-        f"optimizer state that was saved under the previous plan loads {', and '.join(conditions)}; keep_types=true "
-        "keeps both, unless constraints forbid it"
+    return Message(
+        "checkpoint-state-lost",
+        f"the new plan changes the sharding type or the number of column shards of "
+        f"{number_of(len(dense) + len(split), 'table')}",
+        where="checkpoints",
+        limit=f"optimizer state that was saved under the previous plan {', and '.join(conditions)}",
+        remedy="Set keep_types=true to keep the sharding types and the numbers of column shards, unless constraints "
+        "forbid them",
     )
 
 

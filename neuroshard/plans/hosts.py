@@ -25,7 +25,7 @@ _PRECISION = 1.002  # of the least host memory that is named
 
 
 def may_overfill(task: Task) -> bool:
-    """Tell whether a plan of the task could overfill a host's memory: there are several hosts, and too small."""
+    """Return True if a plan of the task could overfill a host: there are several hosts, none with room for all."""
     topology = task.topology
     used = sum(task.memory.host_bytes(task.loads).tolist())
     return len(topology.hosts) > 1 and used > topology.host_bytes

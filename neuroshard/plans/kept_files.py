@@ -20,14 +20,20 @@ def is_kept(content: object) -> bool:
 
 
 def kept_content(content: object, where: str) -> dict[str, Any]:
-    """Return the content of a kept plan's file, without its format and digest; errors begin with `where`.
+    """Return the content of a kept plan's file, without its format and digest; errors name the file as `where`.
 
     Raises:
         UserError: the file is not a kept plan of this version, or was changed after it was written.
     """
     fields = of_format(content, _FORMAT, where)
     if fields.pop("digest", None) != digest(fields):
-        raise UserError(f"{where} was changed or damaged after it was written: its digest doesn't fit")
+        raise UserError(
+            "kept-plan-damaged",
+            "the file was changed or damaged after it was written",
+            where=where,
+            limit="the checksum does not match the content",
+            remedy="Restore the file, or delete it and plan again",
+        )
     return fields
 
 

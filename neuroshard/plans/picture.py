@@ -37,7 +37,7 @@ _LONGEST_LABEL = 48
 
 @contextmanager
 def canvas(width: float, height: float) -> Iterator[tuple["Figure", BytesIO]]:
-    """Render what the block draws on a figure of so many inches, to PNG at its end; texts are never formulas."""
+    """Render what the block draws on a figure (sizes in inches) to PNG; texts are never formulas."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

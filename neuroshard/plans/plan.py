@@ -18,6 +18,7 @@ from neuroshard.plans.kept_files import is_kept, kept_content
 from neuroshard.plumbing.arrays import IntArray, own_places
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import (
     MAX_SHARD_DIM,
     CacheShare,
@@ -37,7 +38,7 @@ from neuroshard.words.topology import Topology
 _FORMAT = "neuroshard-plan-3"
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
-_SHOWN_TABLES = 5  # that a remark names
+_SHOWN_TABLES = 5  # that a warning names
 _IN_HOST_MEMORY = {Tier.UVM_CACHING: "behind a cache", Tier.UVM: "in host memory"}
 
 
@@ -88,8 +89,8 @@ class Plan:
         """List the tables whose layouts have something, by name, in the task's order."""
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
-    def check_layouts(self, served: Callable[[Layout], bool], what: str, do: str) -> None:
-        """Refuse layouts that something does not serve; `what` is the reason, and `do` the advice, in the message.
+    def check_layouts(self, served: Callable[[Layout], bool], limit: str, remedy: str) -> None:
+        """Refuse layouts that are not `served`; `limit` and `remedy` are parts of the error.
 
         Raises:
             UserError: a table has one of these layouts; the message names the table.
@@ -97,7 +98,13 @@ class Plan:
         refused = {layout for layout in set(self.layouts) if not served(layout)}
         for table, layout, name in zip(self.task.tables, self.layouts, self.sharding_types, strict=True):
             if layout in refused:
-                raise UserError(f"plan: table {table.name!r} is {name}, and {what}; {do}")
+                raise UserError(
+                    "plan-sharding-type-unsupported",
+                    f"table {table.name!r} is {name}",
+                    where="plan",
+                    limit=limit,
+                    remedy=remedy,
+                )
 
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
@@ -187,22 +194,25 @@ class Plan:
         rooms = zip(self.device_bytes, task.shard_memory, task.topology.device_memory, strict=True)
         for device, (used, free, there) in enumerate(rooms):
             if used > free:  # of its memory, buffers of its own samples take what isn't free
-                needed = f"device {device} needs {readable_bytes(used + there - free)}, it has {readable_bytes(there)}"
-                yield needed + self._of_wide_caches(device)
+                sizes = readable_bytes(used + there - free), readable_bytes(there)
+                yield f"device {device} needs {sizes[0]}, but has {sizes[1]}{self._of_wide_caches(device)}"
         for host, used in enumerate(self.host_bytes):
             if used > (free := task.topology.host_bytes):
-                needed = f"{readable_bytes(used)} of its memory for tables"
-                yield f"host {host} needs {needed}, it has {readable_bytes(free)}"
+                sizes = readable_bytes(used), readable_bytes(free)
+                yield f"host {host} needs {sizes[0]} of host memory for tables, but has {sizes[1]}"
         pairs = zip(task.tables, self.by_table, strict=True)
         held = {table.name: _columns_by_device(its) for table, its in pairs}
         each = zip(task.tables, task.limits, self.layouts, self.tier_assignments, self.by_table, strict=True)
         for table, limits, layout, home, placed in each:
             widths = [one.shard.dim for one in placed]
             if (widest := max(widths)) > MAX_SHARD_DIM:
-                yield f"table {table.name!r} has a shard of {widest} columns, and kernels take {MAX_SHARD_DIM} at most"
+                yield (
+                    f"table {table.name!r} has a shard of {widest} columns, but FBGEMM's kernels take at most "
+                    f"{MAX_SHARD_DIM}"
+                )
             if not limits.sharding_types & layout.allowed_by(placed, task.topology):
                 its, allowed = layout.sharding_type(placed, task.topology), " or ".join(sorted(limits.sharding_types))
-                yield f"table {table.name!r} must not be {its}, only {allowed}"
+                yield f"table {table.name!r} is {its}, but constraints allow only {allowed}"
             yield from _broken_limits(table.name, layout, limits, held[table.name])
             yield from _broken_home(table.name, home, limits)
             if not table.pooled and (why := layout.unserved(widths, task.topology.num_devices)) is not None:
@@ -210,8 +220,8 @@ class Plan:
         yield from _broken_groups(task.constraints, held, others)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """A line on tables that are in host memory although the task lets them be in device memory."""
+    def warnings(self) -> tuple[Message, ...]:
+        """A warning of tables that are in host memory although the task lets them be in device memory."""
         triples = zip(self.task.tables, self.task.limits, self.tier_assignments, strict=True)
         fallen = {
             table.name: home.tier
@@ -223,8 +233,15 @@ class Plan:
         tiers = list(fallen.values())
         where = ", ".join(f"{tiers.count(tier)} {word}" for tier, word in _IN_HOST_MEMORY.items() if tier in tiers)
         return (
-            f"host memory: {len(fallen)} of {len(self.task.tables)} tables are not in device memory ({where}; such as "
-            f"{next(iter(fallen))!r}), and a step waits for their rows; give more devices or memory, or tiers in rules",
+            Message(
+                "plan-tables-in-host-memory",
+                f"{len(fallen)} of {len(self.task.tables)} tables are not in device memory ({where}; such as "
+                f"{next(iter(fallen))!r})",
+                where="host memory",
+                limit="a step waits for the rows of these tables",
+                remedy="Use more devices or more device memory, or set tiers in rules for the tables that may be in "
+                "host memory",
+            ),
         )
 
     def _of_wide_caches(self, device: int) -> str:
@@ -235,8 +252,8 @@ class Plan:
             return ""
         widest = int(memory.cache_widths(here)[here.loads.tier == TIERS.index(Tier.UVM_CACHING)].max())
         return (
-            f" ({readable_bytes(more)} of this because one cache serves narrow and wide tables, with rows of {widest} "
-            "columns for all; put cached tables of unequal widths on different devices, or cache fewer rows)"
+            f" ({readable_bytes(more)} of this because narrow and wide tables share a cache with rows of {widest} "
+            "columns: put cached tables of unequal widths on different devices, or cache fewer rows)"
         )
 
     def __str__(self) -> str:
@@ -292,12 +309,22 @@ class Plan:
         """
         if Path(path).is_dir():
             plans = sorted(Path(path).glob("plans/*.json"))
-            raise UserError(f"{path} is a directory; give a plan file{f', such as {plans[0]}' if plans else ''}")
+            raise UserError(
+                "plan-file-directory",
+                f"{path} is a directory",
+                limit="a plan file is expected",
+                remedy=f"Pass a plan file{f', such as {plans[0]}' if plans else ''}",
+            )
         content = read_json(Path(path), "plan")
         if is_kept(content):
             content = kept_content(content, f"kept plan {path}").get("plan")
             if content is None:
-                raise UserError(f"kept plan {path} has no table that NeuroShard planned, only TorchRec's")
+                raise UserError(
+                    "kept-plan-without-tables",
+                    f"kept plan {path} has no table that NeuroShard planned",
+                    limit="TorchRec planned all tables of this kept plan",
+                    remedy="Pass another plan file",
+                )
         return cls.from_json(content, str(path))
 
     def to_json(self) -> dict[str, Any]:
@@ -311,29 +338,34 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: object, where: str = "plan") -> "Plan":
-        """Read the plan in `content`, as `to_json` gives it; `where` is what an error begins with.
+        """Read the plan in `content`, as `to_json` returns it; `where` names the content in errors.
 
         Raises:
-            UserError: it is malformed, or its shards don't cover its tables exactly once.
+            UserError: the content is malformed, or the shards don't cover the tables exactly once.
         """
         plan_file = parse(of_format(content, _FORMAT, where), _PlanFile, where)
         try:
             return cls(plan_file.task, tuple(placed.read() for placed in plan_file.placements), plan_file.prediction)
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise error.at(where) from None
 
 
 def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout, topology: Topology) -> None:
     """Check that placements make up a table in a layout, in one memory.
 
     Raises:
-        UserError: they don't; it names the table, and the row and column or the device.
+        UserError: the placements don't; the error names the table, and the row and column or the device.
     """
     if other := next(
         (one.tier_assignment for one in placements if one.tier_assignment != placements[0].tier_assignment), None
     ):
         first, second = sorted(map(str, (placements[0].tier_assignment, other)))
-        raise UserError(f"plan: shards of table {table.name!r} are in {first} and in {second}; put all in one tier")
+        raise UserError(
+            "plan-table-tiers-differ",
+            f"shards of table {table.name!r} are in {first} and in {second}",
+            limit="all shards of a table are in one tier, with one cache_load_factor",
+            remedy="Set the same tier for all shards of the table",
+        )
     layout.check(table, placements, topology)
 
 
@@ -351,7 +383,12 @@ def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
         index, device = placement.shard.table, placement.device
         table, last = table_of(task, index), task.topology.num_devices - 1
         if device > last:
-            raise UserError(f"plan: device {device} of table {table.name!r} must be in 0..{last}")
+            raise UserError(
+                "plan-device-outside",
+                f"the plan places table {table.name!r} on device {device}",
+                limit=f"the task has devices 0 to {last}",
+                remedy="Correct the device, or use a task with more devices",
+            )
         whole_columns = placement.shard.rows >= table.rows and placement.shard.dim < table.dim
         if (index, device) in taken:
             crowded.add((index, device))
@@ -364,7 +401,13 @@ def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
 
 
 def _crowded(table: Table, device: int) -> UserError:
-    return UserError(f"plan: two shards of table {table.name!r} on device {device}; merge them into one")
+    return UserError(
+        "plan-shards-on-one-device",
+        f"two shards of table {table.name!r} are on device {device}",
+        limit="a device has one shard of a table, or column shards that together have more than "
+        f"{MAX_SHARD_DIM} columns",
+        remedy="Merge the two shards",
+    )
 
 
 def _columns_by_device(placements: Iterable[Placement]) -> dict[int, int]:
@@ -414,43 +457,50 @@ class _PlanFile:
 
 
 def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
-    """Name what a table breaks of its limits; `held`: columns by device."""
+    """Yield a line for each limit that a table breaks; `held`: columns by device."""
     if wrong := set(held).difference(limits.devices):
-        yield f"table {name!r} must not be on device {min(wrong)}"
+        yield f"table {name!r} is on device {min(wrong)}, but constraints forbid that device"
     if not limits.may_count(layout, len(held)):
         least, most = limits.counts_of(layout)
-        yield f"table {name!r} is on {len(held)} devices{layout.counted}, not on {least} to {most}"
+        allowed = number_of(least, "shard") if least == most else f"{least} to {most} shards"
+        yield f"table {name!r} is on {number_of(len(held), 'device')}{layout.counted}, but constraints allow {allowed}"
     if min(held.values()) < limits.min_dim:
-        yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"
+        yield (
+            f"table {name!r} has a shard of {min(held.values())} columns, but constraints need {limits.min_dim} or more"
+        )
 
 
 def _broken_home(name: str, home: TierAssignment, limits: TableLimits) -> Iterator[str]:
     """Yield a line if a table's tier assignment breaks its limits: the tier, or the cache load factor."""
     if home.tier not in limits.tiers:
-        yield f"table {name!r} must not be in tier {home.tier.value}, only in {' or '.join(sorted(limits.tiers))}"
+        allowed = " or ".join(sorted(limits.tiers))
+        yield f"table {name!r} is in tier {home.tier.value}, but constraints allow only {allowed}"
     elif not limits.may_lie_in(home):
-        yield f"table {name!r} has cache_load_factor {home.cache_load_factor}, not {limits.cache_load_factor}"
+        yield (
+            f"table {name!r} has cache_load_factor {home.cache_load_factor}, but constraints need "
+            f"{limits.cache_load_factor}"
+        )
 
 
 def _broken_groups(
     constraints: Constraints, held: Mapping[str, Mapping[int, int]], others: Collection[str]
 ) -> Iterator[str]:
-    """Name broken pins and groups; `others` are tables whose shards aren't free: nothing of them is pinned."""
+    """Yield a line for each broken pin and group; `others` are tables whose shards aren't free, so not pinned."""
     for name, pinned in constraints.pins.items():
         if name in others or not _pins_met(pinned, held[name]):
-            yield f"the pinned shards of table {name!r} are not where they belong"
+            yield f"table {name!r} does not have the pinned shards of constraints on the devices that these name"
     for group in constraints.together:
         if len({frozenset(held[name]) for name in group}) > 1:
-            yield f"tables {', '.join(group)} are not together"
+            yield f"tables {', '.join(group)} are on different devices, but constraints keep them together"
     for group in constraints.apart:
         devices = [device for name in dict.fromkeys(group) for device in held[name]]
         if crowded := [device for device in devices if devices.count(device) > 1]:
             both = [name for name in dict.fromkeys(group) if crowded[0] in held[name]]
-            yield f"tables {', '.join(both)} are both on device {crowded[0]}"
+            yield f"tables {', '.join(both)} are both on device {crowded[0]}, but constraints keep them apart"
 
 
 def _pins_met(pinned: Sequence[PinnedShard], held: Mapping[int, int]) -> bool:
-    """Tell whether every pinned shard has a device of its own with just as many columns; `held`: columns by device."""
+    """Return True if every pinned shard has a device of its own with as many columns; `held`: columns by device."""
     fits = [[device in shard.devices and dim == shard.dim for device, dim in held.items()] for shard in pinned]
     return own_places(np.array(fits)) is not None
 
@@ -472,7 +522,7 @@ def _name(placed: Placement, table: Table, layout: Layout) -> str:
 
 
 def _inside(shard: Shard, table: Table, layout: Layout) -> str:
-    """Say what of the table is in the shard, in brackets; nothing where all of it is."""
+    """Return the part of the table that is in the shard, in brackets; empty if that is the whole table."""
     rows = f"{shard.row}:{shard.row_end}" if layout.blocks else ""
     columns = f"{shard.column}:{shard.column_end}" if shard.dim < table.dim else ""
     inside = f"{rows}, {columns or ':'}" if rows else columns
@@ -483,14 +533,19 @@ def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def copies_remarks(plan: Plan) -> tuple[str, ...]:
-    """Return the warning that TorchRec's fused optimizer does not train data-parallel tables; nothing without any."""
+def copies_remarks(plan: Plan) -> tuple[Message, ...]:
+    """Return the warning that TorchRec's fused optimizer does not update data-parallel tables; empty without any."""
     copied = plan.names_where(lambda layout: layout.dense)
     if not copied:
         return ()
     more = f" and {len(copied) - _SHOWN_TABLES} more" if len(copied) > _SHOWN_TABLES else ""
     return (
-        f"{len(copied)} table(s) are data_parallel in TorchRec ({', '.join(copied[:_SHOWN_TABLES])}{more}): the "
-        "fused optimizer does not update them. Train them by neuroshard.torchrec.data_parallel_optimizer(model), or "
-        "search without data-parallel tables: searcher.sharding_types=[column_wise,row_wise]",
+        Message(
+            "plan-data-parallel-tables",
+            f"{number_of(len(copied), 'table')} {'is' if len(copied) == 1 else 'are'} data_parallel in TorchRec "
+            f"({', '.join(copied[:_SHOWN_TABLES])}{more})",
+            limit="the fused optimizer does not update data_parallel tables",
+            remedy="Train these tables by neuroshard.torchrec.data_parallel_optimizer(model), or search without "
+            "data_parallel tables: searcher.sharding_types=[column_wise,row_wise]",
+        ),
     )

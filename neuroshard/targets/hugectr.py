@@ -19,7 +19,7 @@ from neuroshard.words.placement import Tier
 _FORMAT = "neuroshard-hugectr-1"
 
 _Matrix = list[list[str]]
-_Entry = str | tuple[str, int]  # a table, or one that is cut in so many columns
+_Entry = str | tuple[str, int]  # a table, or a table with its number of column shards
 _Strategy = list[tuple[str, list[_Entry]]]
 
 

@@ -7,13 +7,13 @@ blocks, and if hot rows are next to each other, the lookups are spread more even
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 
 import numpy as np
 
 from neuroshard.layouts.sharding_types import ROW_WISE, TABLE_WISE
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Target
@@ -87,8 +87,8 @@ _Variable = _Static | _Hybrid
 
 def _write(plan: Plan) -> Exported:
     placed = plan.by_table
-    for remark in _empty_gpus(plan):
-        raise UserError(f"plan: {remark}")
+    if (empty := _empty_gpu(plan)) is not None:
+        raise empty
     variables = [_variable(table, its) for table, its in zip(plan.task.tables, placed, strict=True)]
     num_gpus = plan.task.topology.num_devices
     content = {"format": _FORMAT, "num_gpus": num_gpus, "variables": [_fields(variable) for variable in variables]}
@@ -99,22 +99,28 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
     """Build the variable of a table that has these placements.
 
     Raises:
-        UserError: its share in GPU memory is less than SOK counts, or it has elements that SOK has in GPU memory only.
+        UserError: the table has a cache of less than 1 GiB, or elements that SOK stores in GPU memory only.
     """
     home, mode = placed[0].tier_assignment, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
     if home.tier is Tier.DEVICE:
         return _Static(table.name, table.rows, table.dim, _TYPES[table.bytes_per_element], mode)
     if table.bytes_per_element != _FLOAT_BYTES:
         raise UserError(
-            f"plan: table {table.name!r} has {table.bytes_per_element} bytes per element in host memory, and SOK "
-            f"stores {_FLOAT_BYTES} there; plan it with bytes_per_element={_FLOAT_BYTES}, or in device memory"
+            "sok-host-element-bytes",
+            f"table {table.name!r} has {table.bytes_per_element} bytes per element in host memory",
+            where="plan",
+            limit=f"SOK stores {_FLOAT_BYTES} bytes per element in host memory",
+            remedy=f"Plan the table with bytes_per_element={_FLOAT_BYTES}, or in device memory",
         )
     rows = max(placement.shard.rows for placement in placed)
     in_gpu = 0 if home.cache_load_factor is None else int(rows * home.cache_load_factor * table.dim * _FLOAT_BYTES)
     if home.cache_load_factor is not None and in_gpu < _GIB:
         raise UserError(
-            f"plan: table {table.name!r} has a cache of {readable_bytes(in_gpu)} on a device, and SOK counts whole GiB "
-            "(max_hbm_for_vectors); give it a larger share with a rule (cache_load_factor), or tier device or uvm"
+            "sok-cache-small",
+            f"table {table.name!r} has a cache of {readable_bytes(in_gpu)} on a device",
+            where="plan",
+            limit="SOK sizes caches in whole GiB (max_hbm_for_vectors), so the minimum is 1 GiB",
+            remedy="Add a rule for the table with a larger cache_load_factor, or with tiers=[device] or tiers=[uvm]",
         )
     capacity = int(hash_slots(np.array([rows]))[0])
     return _Hybrid(table.name, table.rows, table.dim, mode, capacity, in_gpu // _GIB)
@@ -127,12 +133,25 @@ def _fields(variable: _Variable) -> dict[str, str | int]:
     return variable_type | asdict(variable)
 
 
-def _empty_gpus(plan: Plan) -> tuple[str, ...]:
-    """Say which GPU has no table, if one has none: `sok.lookup_sparse` refuses that."""
-    holding = {placement.device for placement in plan.placements}
-    empty = (device for device in range(plan.task.topology.num_devices) if device not in holding)
-    do = "search with fewer devices (topology.num_devices), or with row-wise tables"
-    return tuple(f"device {device} holds no table, and SOK wants one on every GPU; {do}" for device in islice(empty, 1))
+def _empty_gpu(plan: Plan) -> UserError | None:
+    """Return the error that a GPU has no table, which `sok.lookup_sparse` refuses; None if every GPU has a table."""
+    used = {placement.device for placement in plan.placements}
+    empty = next((device for device in range(plan.task.topology.num_devices) if device not in used), None)
+    if empty is None:
+        return None
+    return UserError(
+        "sok-device-empty",
+        f"device {empty} has no table",
+        where="plan",
+        limit="SOK needs a table on every GPU",
+        remedy="Search with fewer devices (topology.num_devices), or with row-wise tables",
+    )
+
+
+def _remarks(plan: Plan) -> tuple[Message, ...]:
+    """Return the warning that SOK refuses the plan, if a GPU has no table."""
+    empty = _empty_gpu(plan)
+    return () if empty is None else (empty.message,)
 
 
 def _snippet(num_gpus: int, variables: Sequence[_Variable]) -> str:
@@ -157,7 +176,9 @@ NUM_GPUS = {num_gpus}
 def make_tables(initializer):
     """The variable of each table, by the table's name; `initializer` fills those in GPU memory."""
     if hvd.size() != NUM_GPUS:
-        raise RuntimeError(f"this plan is for {{NUM_GPUS}} processes, there are {{hvd.size()}}")
+        raise RuntimeError(
+            f"{{hvd.size()}} processes are running, but this plan is for {{NUM_GPUS}}. Start {{NUM_GPUS}} processes"
+        )
     return {{
 {calls}    }}
 '''
@@ -165,7 +186,7 @@ def make_tables(initializer):
 # A GPU also reserves memory for a table that is on another GPU, so the snippet gives it the smallest size.
 _HYBRID = f'''
 def hybrid(dimension, mode, capacity, max_hbm_for_vectors, name=None):
-    """A table with vectors in host memory; GPUs that hold nothing of it make no room for it."""
+    """A table with vectors in host memory; a GPU without rows of the table reserves no memory for the table."""
     if mode not in ("distributed", f"localized:{{hvd.rank()}}"):
         capacity, max_hbm_for_vectors = {LEAST_SLOTS}, 0
     return sok.DynamicVariable(
@@ -190,6 +211,6 @@ TARGET = Target(
     _write,
     sharding_types=frozenset({TABLE_WISE, ROW_WISE}),
     sequence_types=frozenset({ROW_WISE}),
-    remarks=_empty_gpus,
+    remarks=_remarks,
     host_tables="hkv",
 )

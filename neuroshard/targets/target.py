@@ -1,4 +1,4 @@
-"""Other systems: what each can express of plans, tasks whose plans it takes, and plans in its words, by its name."""
+"""Other systems by name: the plans that each system can express, rules for tasks, and exports of plans."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
 from neuroshard.plumbing.files import beginning, check_file, has_format, write_atomically, write_json
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, PathName
 from neuroshard.tables import Table
@@ -39,12 +40,12 @@ class Exported:
     Attributes:
         content: JSON-ready content.
         snippet: Python code that sets the tables up in the system; None if the system reads the JSON.
-        remarks: requirements of the plan for training, a line each.
+        remarks: requirements of the plan for training.
     """
 
     content: dict[str, Any]
     snippet: str | None = None
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Message, ...] = ()
 
     @property
     def suffix(self) -> str:
@@ -59,11 +60,18 @@ class Exported:
         """
         path = Path(out)
         if path.suffix != self.suffix:
-            raise UserError(f"out={out} must end in {self.suffix}")
+            raise UserError(
+                "export-out-suffix",
+                f"out is {out}",
+                limit=f"this export is a *{self.suffix} file",
+                remedy=f"Set out=FILE{self.suffix}",
+            )
         paths = (path,) if self.snippet is None else (path, path.with_suffix(".json"))
         for one in paths:
             if one.is_dir():
-                raise UserError(f"{one} is a directory; give another out=FILE{self.suffix}")
+                raise UserError(
+                    "export-out-directory", f"{one} is a directory", remedy=f"Set another out=FILE{self.suffix}"
+                )
         return paths
 
     def save(self, out: str | Path) -> tuple[Path, ...]:
@@ -84,18 +92,19 @@ class Target:
     """A system that trains embedding tables, and what it can express of a plan.
 
     Attributes:
-        name: as settings name it.
-        title: as people do.
-        write: a plan that it can express, in its words.
-        sharding_types: that it has for pooled tables.
-        sequence_types: that it has for sequence tables.
+        name: name of the system in settings.
+        title: name of the system in messages.
+        write: translates a plan that the system can express.
+        sharding_types: the system's sharding types for pooled tables.
+        sequence_types: the system's sharding types for sequence tables.
         equal_widths: True if all column shards of a table must have equal widths.
-        tiers: of memory that it has.
-        element_bytes: of weights that it stores.
-        remarks: lines on what a plan, which it can express, asks of whoever trains with it.
-        host_tables: what keeps its tables in host memory, as `MemoryUse.host_tables` has it; None if any may.
-        steps: what costs may count beyond kernels and exchanges: what TorchRec adds to a step where that trains,
-            nothing where another framework does, or whatever the models are asked for.
+        tiers: the system's memory tiers.
+        element_bytes: bytes of each weight in the data types that the system stores.
+        remarks: warnings for whoever trains with a plan that the system can express.
+        host_tables: library that keeps the system's tables in host memory, as in `MemoryUse.host_tables`; None if any
+            may.
+        steps: the framework overhead that costs may count: "torchrec" for TorchRec's, "other" for none, because
+            another framework trains, "any" for the overhead that the models are asked for.
     """
 
     name: str
@@ -106,7 +115,7 @@ class Target:
     equal_widths: bool = False
     tiers: frozenset[Tier] = frozenset(Tier)
     element_bytes: tuple[int, ...] = (2, 4)
-    remarks: Callable[[Plan], tuple[str, ...]] = lambda _: ()
+    remarks: Callable[[Plan], tuple[Message, ...]] = lambda _: ()
     host_tables: str | None = None
     steps: Literal["torchrec", "other", "any"] = "other"
 
@@ -114,46 +123,65 @@ class Target:
         """Translate a plan into the target's words.
 
         Args:
-            plan: any.
-            name: that errors give a plan that breaks its task.
+            plan: a plan.
+            name: name of the plan in the error that the plan breaks its task.
 
         Raises:
             UserError: the plan breaks its task, or the target has no words for it, as `check` says.
         """
         if plan.violations:
-            raise UserError(f"{name}: doesn't fit its task: {plan.violations[0]}; search again, or mend the task")
+            raise UserError(
+                "export-plan-breaks-task",
+                "the plan does not fit its task",
+                where=name,
+                limit=plan.violations[0],
+                remedy="Search again, or correct the task",
+            )
         self.check(plan)
         exported = self.write(plan)
         return replace(exported, remarks=(*plan.task.padded_remarks, *exported.remarks))
 
     def check(self, plan: Plan) -> None:
-        """Raise UserError unless the target can lay every table out as planned, with table, limit and what to do."""
+        """Raise UserError unless the target can shard every table as planned."""
         for number, placed in enumerate(plan.by_table):
             table, layout = plan.task.tables[number], plan.layouts[number]
             self._check_stored(table)
-            if (why := self._refused(table, layout, placed, plan.task)) is not None:
-                raise UserError(f"plan: table {table.name!r} {why}; find another with search target={self.name}")
+            if (refused := self._refused(table, layout, placed, plan.task)) is not None:
+                what, limit = refused
+                raise UserError(
+                    "export-table-unsupported",
+                    f"table {table.name!r} {what}",
+                    where="plan",
+                    limit=limit,
+                    remedy=f"Search for another plan with target={self.name}",
+                )
         own = self._own_memory(plan.task)
         if own is not plan.task and (broken := replace(plan, task=own).violations):
             raise UserError(
-                f"plan: {broken[0]}, as {self.title} keeps tables in host memory; find another with search "
-                f"target={self.name}"
+                "export-host-memory",
+                broken[0],
+                where="plan",
+                limit=f"this is the memory that {self.title} takes for tables in host memory",
+                remedy=f"Search for another plan with target={self.name}",
             )
 
     def constrained(self, task: Task) -> Task:
-        """Add rules to a task that keep its plans to what the target can express; none where that is everything.
+        """Add rules to a task that allow only plans that the target can express; none if it can express all plans.
 
-        Memory counts as the target takes it.
+        The memory of tables in host memory is counted as the target takes it.
 
         Raises:
-            UserError: the target can't serve a table of it, or its own rules ask for what the target can't express.
+            UserError: the target can't serve a table of the task, or the task's own rules contradict the target's.
         """
         for table in task.tables:
             self._check_stored(table)
             if table.dim > MAX_SHARD_DIM and COLUMN_WISE not in self.sharding_types:
                 raise UserError(
-                    f"target={self.name}: table {table.name!r} has {table.dim} columns, shards have {MAX_SHARD_DIM} at "
-                    f"most, and {self.title} leaves columns together; make the table narrower, or several of it"
+                    "target-table-wide",
+                    f"table {table.name!r} has {table.dim} columns",
+                    where=f"target={self.name}",
+                    limit=f"{self.title} does not split columns, and a shard has at most {MAX_SHARD_DIM} columns",
+                    remedy="Make the table narrower, or replace it by several tables",
                 )
         rules = [self._rule()]
         if (types := _rule_types(self.sequence_types)) is not None:
@@ -164,7 +192,7 @@ class Target:
         try:
             return own.with_rules(rules)
         except UserError as error:
-            raise UserError(f"target={self.name}: {error}") from None
+            raise error.at(f"target={self.name}") from None
 
     def usual_framework(self, measured_in: str | None = None) -> str | None:
         """Return the framework whose overhead counts if nobody chooses one: None, or "torchrec" where TorchRec trains.
@@ -176,17 +204,19 @@ class Target:
         return {"torchrec": TORCHREC, "other": None, "any": measured_in}[self.steps]
 
     def costed(self, models: CostModels) -> CostModels:
-        """Adapt models to the target's steps: what TorchRec adds counts where it trains and they know it.
+        """Adapt models to the target's steps: TorchRec's overhead counts if TorchRec trains and the models know it.
 
         Models that were loaded with framework="none" stay as they are.
 
         Raises:
-            UserError: it counts, and another framework trains.
+            UserError: the models count TorchRec's overhead, and another framework trains.
         """
         if self.steps == "other" and models.of_whole_steps:
             raise UserError(
-                f"costs by {models.label} count what TorchRec adds to a step, and {self.title} trains without it; "
-                "leave framework=torchrec out, or search with target=torchrec"
+                "target-other-framework",
+                f"costs by {models.label} count the overhead of TorchRec",
+                limit=f"{self.title} trains without TorchRec",
+                remedy="Remove framework=torchrec, or search with target=torchrec",
             )
         return models.in_torchrec_if_known() if self.steps == "torchrec" else models
 
@@ -195,16 +225,22 @@ class Target:
         """Whether the target is a system that trains, whose memory holds more than weights."""
         return self.name != _PLAIN
 
-    def memory_warnings(self, task: Task) -> tuple[str, ...]:
-        """Return a line if the target trains and the task's memory counts the weights alone."""
+    def memory_warnings(self, task: Task) -> tuple[Message, ...]:
+        """Return a warning if the target trains and the task's memory counts only the weights."""
         if not self.trains or task.memory != MemoryUse(host_tables=task.memory.host_tables):
             return ()
         return (
-            f"memory: plans for {self.title} count the weights alone, so training may run out of memory; give the task "
-            "memory=ns.MemoryUse('rowwise_adagrad', batches_in_flight=1), or on the command line memory=training",
+            Message(
+                "memory-weights-only",
+                f"plans for {self.title} count only the weights",
+                where="memory",
+                limit="training may run out of memory",
+                remedy="Pass memory=ns.MemoryUse('rowwise_adagrad', batches_in_flight=1) to the task, or "
+                "memory=training on the command line",
+            ),
         )
 
-    def cost_warnings(self, models: CostModels) -> tuple[str, ...]:
+    def cost_warnings(self, models: CostModels) -> tuple[Message, ...]:
         """Return a warning if the models' costs leave out the target's overhead in a step; none if that is intended."""
         if self.steps == "any" or (self.steps == "torchrec" and models.framework is not None):
             return ()
@@ -228,31 +264,35 @@ class Target:
     def _check_stored(self, table: Table) -> None:
         if table.bytes_per_element not in self.element_bytes:
             raise UserError(
-                f"table {table.name!r} has {table.bytes_per_element} bytes per element, and {self.title} stores "
-                f"{' or '.join(map(str, self.element_bytes))}; plan it with bytes_per_element="
-                f"{self.element_bytes[0]}"
+                "target-element-bytes",
+                f"table {table.name!r} has {table.bytes_per_element} bytes per element",
+                limit=f"{self.title} stores {' or '.join(map(str, self.element_bytes))} bytes per element",
+                remedy=f"Plan the table with bytes_per_element={self.element_bytes[0]}",
             )
 
-    def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> str | None:
-        """Return why the target can't express a table's placements, as text; None if it can."""
+    def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> tuple[str, str] | None:
+        """Return why the target can't express a table's placements; None if it can.
+
+        The reason is a predicate of the table, such as "is row_wise", and the target's limit.
+        """
         types, which = self.sharding_types, "tables"
         if not table.pooled:
             types, which = types & self.sequence_types, "sequence tables"
         if not types & layout.allowed_by(placed, task.topology):
             has = " and ".join(name for name in SHARDING_TYPES if name in types)
-            return f"is {layout.sharding_type(placed, task.topology)}, and {self.title} has {has} {which} only"
+            return f"is {layout.sharding_type(placed, task.topology)}", f"{self.title} has only {has} {which}"
         if (tier := placed[0].tier_assignment.tier) not in self.tiers:
-            return f"is in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
+            return f"is in tier {tier.value}", f"{self.title} has only {' and '.join(sorted(self.tiers))}"
         return self._refused_widths(placed) if self.equal_widths else None
 
-    def _refused_widths(self, placed: Sequence[Placement]) -> str | None:
-        """Return why the target can't express the column shards of a table, as text; None if it can."""
+    def _refused_widths(self, placed: Sequence[Placement]) -> tuple[str, str] | None:
+        """Return why the target can't express the column shards of a table, as `_refused` does; None if it can."""
         widths = {placement.shard.dim for placement in placed}
         if len(widths) > 1:
             wide = " and ".join(map(str, sorted(widths)))
-            return f"is in shards of {wide} columns, and {self.title} needs equal widths"
+            return f"is in shards of {wide} columns", f"{self.title} needs equal widths"
         if len({placement.device for placement in placed}) < len(placed):
-            return f"has several shards on one device, and {self.title} has one of each table there"
+            return "has several shards on one device", f"{self.title} has one shard of a table on a device"
         return None
 
 
@@ -262,7 +302,7 @@ def _rule_types(types: frozenset[str]) -> tuple[str, ...] | None:
 
 
 def _is_like(path: Path, exported: Exported) -> bool:
-    """Tell whether a file is an export to the same system, as its beginning says."""
+    """Return True if the beginning of a file is that of an export to the same system."""
     if exported.snippet is None or path.suffix == ".json":
         return has_format(path, f'{exported.content["format"]}"')
     return _heading(beginning(path).decode(errors="replace")) == _heading(exported.snippet)
@@ -277,11 +317,11 @@ def target_named(name: str | None, module: str = "") -> Target:
     """Load the target of that name: "sok", "hugectr", "torchrec" or "json".
 
     Args:
-        name: of the target; None for "json", which can express every plan.
-        module: of TorchRec, path of the collection inside the model that has the tables.
+        name: name of the target; None for "json", which can express every plan.
+        module: with TorchRec, path of the collection inside the model that has the tables.
 
     Raises:
-        UserError: there is none, or it has no modules.
+        UserError: there is no target of that name, or `module` is set for another target than TorchRec.
     """
     name = _PLAIN if name is None else name
     check_name("target", name, TARGETS)
@@ -290,7 +330,12 @@ def target_named(name: str | None, module: str = "") -> Target:
     if not module:
         return target
     if name != _TORCHREC:
-        raise UserError(f"module={module!r} goes with torchrec only; {target.title} has no modules")
+        raise UserError(
+            "target-without-modules",
+            f"module is {module!r}",
+            limit=f"{target.title} has no modules",
+            remedy="Remove module, or export to torchrec",
+        )
     return replace(target, write=partial(held.write, module=module))
 
 
@@ -306,8 +351,8 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
     Requirements of the plan for training are in `remarks` of the result, and in one `NeuroShardWarning`.
 
     Raises:
-        UserError: there is no such system, the plan breaks its task, or the system can't express it; the line names the
-            table and the limit.
+        UserError: there is no such system, the plan breaks its task, or the system can't express the plan; the error
+            names the table and the limit.
     """
     exported = target_named(to, module).export(plan)
     warn_of("neuroshard.export_plan", exported.remarks)
@@ -315,7 +360,7 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
 
 
 def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
-    """Constrain tasks to plans that a target can express; leave them as they are without one.
+    """Constrain tasks to plans that a target can express; without a target return the tasks unchanged.
 
     Raises:
         UserError: there is no such target, or it can't serve a task's tables or rules.
@@ -330,19 +375,22 @@ def memory_for(
     pipeline: str | None = None,
     dense_optimizer: str | None = None,
 ) -> MemoryUse:
-    """Return what counts against a device's memory in addition to the weights, if nobody says more.
+    """Return the memory that counts on a device in addition to the weights; defaults depend on the target.
 
-    Plans for a system that trains count the state of row-wise Adagrad and the buffers of a batch; other plans count the
-    weights alone, as in the papers.
+    Plans for a system that trains count the state of row-wise Adagrad and the buffers of a batch; other plans count
+    only the weights, as in the papers.
 
     Args:
-        target: sok | hugectr | torchrec | json: the system that plans are for; null for none.
-        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: whose state counts; null for
-            rowwise_adagrad with a target, else for none.
-        batches_in_flight: batches whose inputs and outputs are in memory at once; null for 1 with a target, else for 0.
-        pipeline: none | sparse_dist | prefetch | semi_sync: the training pipeline whose buffers count instead.
+        target: sok | hugectr | torchrec | json: the system that plans are made for, which decides the defaults of
+            optimizer and batches_in_flight; null: no system.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer whose state counts in
+            device memory; null: rowwise_adagrad if the target trains (sok, hugectr, torchrec), else no state.
+        batches_in_flight: number of batches whose inputs and outputs are in device memory at once; null: 1 if the
+            target trains, else 0.
+        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count instead
+            of those of batches_in_flight; null: batches_in_flight counts.
         dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
-            data-parallel tables; null counts the state of `optimizer`.
+            data-parallel tables, whose state counts in device memory; null: the same optimizer as for other tables.
     """
     trains = target_named(target).trains
     usual = MemoryUse("rowwise_adagrad", batches_in_flight=1) if trains else MemoryUse()
@@ -356,11 +404,13 @@ class Export:
     """Everything `neuroshard export` needs.
 
     Attributes:
-        plan: a plan file, without a key: export PLAN.json.
-        to: sok | hugectr | torchrec | json: sok is NVIDIA's SparseOperationKit, hugectr the embedding collection of
-            NVIDIA's HugeCTR, json plain placements.
-        out: with to=sok and to=hugectr a file *.py, next to which a *.json has the same content; else a file *.json.
-        module: with to=torchrec, path of the collection of the tables inside the model, such as sparse_arch.ebc.
+        plan: path of the plan file, written without plan=: export PLAN.json.
+        to: sok | hugectr | torchrec | json: the system to export for: sok is NVIDIA's SparseOperationKit, hugectr is
+            the embedding collection of NVIDIA's HugeCTR, json is a plain list of placements for other tools.
+        out: path of the file to write: *.py for sok and hugectr, with the same content as *.json next to it; *.json
+            for torchrec and json.
+        module: path inside the model of the collection that has the tables, such as sparse_arch.ebc, only with
+            to=torchrec; empty: the file names no collection.
     """
 
     plan: PathName
@@ -372,8 +422,8 @@ class Export:
         """Read the plan, and write it in the target's words.
 
         Raises:
-            UserError: there is no such target, the file is no plan or breaks its task, the target can't express it, or
-                `out` holds something else than an earlier export or can't be written.
+            UserError: there is no such target, the file is not a plan or breaks its task, the target can't express the
+                plan, or `out` is another file than an earlier export or can't be written.
         """
         target = target_named(self.to, self.module)
         plan = Plan.load(self.plan)
@@ -382,25 +432,33 @@ class Export:
         there = [path for path in paths if path.exists()]
         for path in there:
             if path.samefile(self.plan):
-                raise UserError(f"{path} is the plan that is exported; give another out=FILE{exported.suffix}")
+                raise UserError(
+                    "export-out-is-plan",
+                    f"{path} is the plan that is exported",
+                    remedy=f"Set another out=FILE{exported.suffix}",
+                )
         for path in there:
             if not _is_like(path, exported):
-                raise UserError(f"{path} is no earlier export; give another out=FILE{exported.suffix}")
+                raise UserError(
+                    "export-out-other-file",
+                    f"{path} exists, and is not an earlier export to {target.name}",
+                    remedy=f"Set another out=FILE{exported.suffix}, or delete the file",
+                )
         check_file(paths[0])
         return ExportResult(target, plan, exported.save(self.out), exported.remarks)
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written, and what it asks of whoever trains with it."""
+    """The files of an export, and the plan's requirements for training."""
 
     target: Target
     plan: Plan
     paths: tuple[Path, ...]
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Message, ...] = ()
 
     def show(self, console: Console) -> None:
-        """Print the files written and what the target's users must know."""
+        """Print the files and the plan's requirements for training."""
         task = self.plan.task
         what = f"{len(task.tables)} tables on {task.topology.num_devices} devices for {self.target.title}"
-        print_lines(console, [f"{what}: {', '.join(map(str, self.paths))}", *self.remarks])
+        print_lines(console, [f"{what}: {', '.join(map(str, self.paths))}", *map(str, self.remarks)])

@@ -2,11 +2,14 @@
 
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan, copies_remarks
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.targets.target import Exported, Target
 
-_NO_MODULE = (
-    "no module=...: the file doesn't say where in the model the tables are; export with module=PATH of their "
-    "collection, such as sparse_arch.ebc, or read the file with load_sharding_plan(file, model)"
+_NO_MODULE = Message(
+    "export-without-module",
+    "module is not set, so the file does not say which collection of the model has the tables",
+    remedy="Export with module=PATH of the tables' collection, such as module=sparse_arch.ebc, or load the file with "
+    "load_sharding_plan(file, model)",
 )
 
 
@@ -19,24 +22,28 @@ def write(plan: Plan, module: str = "") -> Exported:
     return Exported(file_content(to_sharding_plan(plan, module), remarks), remarks=remarks)
 
 
-def _remarks(plan: Plan) -> tuple[str, ...]:
+def _remarks(plan: Plan) -> tuple[Message, ...]:
     """Return requirements of a plan for a job: an optimizer for data-parallel tables, and the pod size for row-wise."""
     return (*copies_remarks(plan), *_pod_remarks(plan))
 
 
-def _dotted_remarks(plan: Plan) -> tuple[str, ...]:
-    """Return a line on names with a dot, which a file without the module's path has for tables of several modules."""
+def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
+    """Return the warning that a file without a module reads names with a dot as a module's path and a table's name."""
     dotted = [table.name for table in plan.task.tables if "." in table.name]
     if not dotted:
         return ()
     path, _, name = dotted[0].rpartition(".")
     return (
-        f"{len(dotted)} table(s) have a dot in their names: {dotted[0]!r} is read as table {name!r} of module "
-        f"{path!r}. A table of TorchRec can't have a dot in its own name: rename such tables",
+        Message(
+            "export-dotted-names",
+            f"the plan has {number_of(len(dotted), 'table')} with a dot in the name",
+            limit=f"TorchRec has no such names, and {dotted[0]!r} is read as table {name!r} of module {path!r}",
+            remedy="Rename such a table if the part before the dot is not the path of a module",
+        ),
     )
 
 
-def _pod_remarks(plan: Plan) -> tuple[str, ...]:
+def _pod_remarks(plan: Plan) -> tuple[Message, ...]:
     """Return the pod size that row-wise tables on several hosts need: TorchRec does not read it from the plan."""
     topology = plan.task.topology
     hosts = topology.domain_size // topology.host_size
@@ -48,9 +55,13 @@ def _pod_remarks(plan: Plan) -> tuple[str, ...]:
     if hosts == 1 or not tables:
         return ()
     return (
-        f"{len(tables)} table(s), such as {tables[0]!r}, are row-wise on {topology.domain_size} devices of {hosts} "
-        f"hosts: set TORCHREC_RESOLVED_POD_SIZE={hosts} in every process of the job; without it TorchRec trains other "
-        "rows, without an error",
+        Message(
+            "export-pod-size",
+            f"the plan has {number_of(len(tables), 'table')} (such as {tables[0]!r}) row-wise on "
+            f"{topology.domain_size} devices of {hosts} hosts",
+            limit="without the pod size TorchRec trains other rows, without an error",
+            remedy=f"Set TORCHREC_RESOLVED_POD_SIZE={hosts} in every process of the job",
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.precision import Narrowed
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.messages import Message
 
 _BYTES_PER_MS_OF_GB_PER_S = 1e6
 _BYTES_PER_MS_OF_GIB_PER_S = 1024**3 / 1000  # TorchRec's own figures are in these
@@ -33,8 +34,8 @@ def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulat
 
     `inter_host_bw` is the network card of each device, in one direction. `intra_host_bw` is the links of a device
     within a host, in both directions, and scales the published exchanges of the datasheet. Bandwidths that are
-    TorchRec's defaults say nothing. A warning names those that the models cannot use: what was measured holds the
-    bandwidths of its own machine.
+    TorchRec's defaults have no effect. A warning names the bandwidths that the models cannot use: measured models have
+    the bandwidths of the machine that they were measured on.
     """
     named, models = named_bandwidths(topology), simulator.models
     links = _LINKS.get((models.name or "").removeprefix(ROOFLINE))
@@ -74,9 +75,12 @@ def _changed(model: CommModel, changes: dict[str, float]) -> CommModel:
 
 def _warn(name: str, value: float, models: CostModels) -> None:
     _log.warning(
-        "topology: %s=%.4g bytes per ms is not used: the exchanges of %s have bandwidths of their own. Give models "
-        "that were measured on such links, or the datasheet of the GPU, such as models='roofline:h100'",
-        name,
-        value,
-        models.label,
+        Message(
+            "topology-bandwidth-unused",
+            f"{name}={value:.4g} bytes per ms has no effect",
+            where="topology",
+            limit=f"the exchanges of {models.label} have bandwidths of their own",
+            remedy="Pass models that were measured on such links, or analytic models of the GPU, such as "
+            "models='roofline:h100'",
+        )
     )

@@ -52,12 +52,22 @@ def data_parallel_optimizer(
     collections = _collections(model)
     names = {table for collection in collections for table in collection.module_sharding_plan}
     if unknown := sorted(given.keys() - names):
-        raise UserError(f"settings= names {listed(unknown)}, but the sharded model has no such table")
+        raise UserError(
+            "data-parallel-table-unknown",
+            f"settings= names {listed(unknown)}",
+            limit="the sharded model has no such table",
+            remedy="Use the names of the model's tables",
+        )
     tables = _dense_tables(model, collections)
     for table, its in given.items():
         if other := sorted(its.keys() - KNOWN_SETTINGS):
             known = ", ".join(sorted(KNOWN_SETTINGS))
-            raise UserError(f"settings= of table {table!r} has {listed(other)}; known are {known}")
+            raise UserError(
+                "data-parallel-setting-unknown",
+                f"settings= of table {table!r} has {listed(other)}",
+                limit=f"the known settings are {known}",
+                remedy="Correct the name, or remove the setting",
+            )
     params = {table: merge_fused_params(dict(table.fused_params), dict(given.get(table.name, {}))) for table in tables}
     found = {table: row_settings(table.name, its).on(table.weights.device) for table, its in params.items()}
     return DataParallelOptimizer(found)
@@ -163,13 +173,14 @@ class DataParallelOptimizer(KeyedOptimizer):
 
 
 def _collections(model: nn.Module) -> list[Any]:
-    """Find the sharded collections of a model; UserError if there are none."""
+    """Find the sharded collections of a model; raise UserError if there are none."""
     kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
     found = [module for module in model.modules() if isinstance(module, kinds)]
     if not found:
         raise UserError(
-            f"{type(model).__name__} has no sharded collection of tables. Call this after "
-            "DistributedModelParallel(model, ...), with its result"
+            "model-not-sharded",
+            f"{type(model).__name__} has no sharded collection of tables",
+            remedy="Call this after DistributedModelParallel(model, ...), with its result",
         )
     return found
 

@@ -42,15 +42,28 @@ class Groups:
 
     def __post_init__(self) -> None:
         if self.num_groups < 1 or self.job.world_size % self.num_groups:
-            raise UserError(f"num_groups={self.num_groups} must divide the job's {self.job.world_size} ranks")
+            raise UserError(
+                "groups-number-not-divisor",
+                f"num_groups is {self.num_groups}",
+                limit=f"the number of groups must divide the job's {self.job.world_size} ranks",
+                remedy=f"Set num_groups to a divisor of {self.job.world_size}, or to 'auto'",
+            )
         if self.sync_steps < 1:
-            raise UserError(f"sync_steps={self.sync_steps} must be at least 1")
+            raise UserError(
+                "groups-sync-steps-low",
+                f"sync_steps is {self.sync_steps}",
+                limit="the minimum is 1",
+                remedy="Set sync_steps to 1 or more",
+            )
         check_sizes(self.job)
         if not self._has_equal_parts_of(self.job.local_world_size):
-            what = "ranks in a group" if self.use_inter_host_allreduce else "groups"
+            host = self.job.local_world_size
+            number = "ranks in a group" if self.use_inter_host_allreduce else "groups"
             raise UserError(
-                f"num_groups={self.num_groups}: hosts of {self.job.local_world_size} devices would have unequal parts "
-                f"of a group; the number of {what} must divide that, or be a multiple of it"
+                "groups-hosts-unequal",
+                f"num_groups={self.num_groups} gives hosts of {host} devices unequal parts of a group",
+                limit=f"the number of {number} must divide {host}, or be a multiple of {host}",
+                remedy="Set num_groups to such a number, or to 'auto'",
             )
 
     @property
@@ -129,7 +142,7 @@ class Groups:
         return models.wrapped(compute=WithParts(compute, (adds,)))
 
     def counts(self, models: CostModels) -> bool:
-        """Tell whether the models know what a synchronisation takes."""
+        """Return True if the models can predict the time of a synchronisation."""
         knows = Collective.ALL_REDUCE in models.backward.collectives and isinstance(models.compute, SumModel)
         return knows and models.num_devices in (None, self.num_groups)
 
@@ -157,13 +170,13 @@ class Groups:
         return ranks % number == 0 or number % ranks == 0
 
     def _among(self, ranks: int) -> int:
-        """Count a group's ranks among so many successive ones of the job."""
+        """Count the ranks of a group among `ranks` successive ranks of the job."""
         if self.use_inter_host_allreduce:
             return min(ranks, self.sharding_group_size)
         return max(ranks // self.num_groups, 1)
 
     def _copies_among(self, ranks: int) -> int:
-        """Count the ranks, of so many successive ones, that hold the same shard for different groups."""
+        """Count the ranks, among `ranks` successive ranks, that have the same shard for different groups."""
         if self.use_inter_host_allreduce:
             return max(ranks // self.sharding_group_size, 1)
         return min(ranks, self.num_groups)
@@ -179,7 +192,12 @@ def groups_of(
     """
     if num_groups != "auto":
         if not isinstance(num_groups, int) or isinstance(num_groups, bool):
-            raise UserError(f"num_groups={num_groups!r} must be a whole number or 'auto'")
+            raise UserError(
+                "groups-number-type",
+                f"num_groups is {num_groups!r}",
+                limit="a whole number or 'auto' is expected",
+                remedy="Set num_groups to a whole number, or to 'auto'",
+            )
         return (Groups(job, num_groups, sync_steps, use_inter_host_allreduce),)
     groups = [Groups(job, 1, sync_steps, use_inter_host_allreduce, chosen=True)]
     for number in range(2, job.world_size + 1):

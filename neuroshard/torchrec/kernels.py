@@ -66,7 +66,12 @@ def home_of(table: str, kernel: str, cache: CacheParams | None) -> TierAssignmen
     if kernel == DENSE:
         return ON_DEVICE
     if kernel not in _TIERS:
-        raise UserError(f"table {table!r} has compute kernel {kernel!r}; known are {', '.join([*_TIERS, DENSE])}")
+        raise UserError(
+            "table-kernel-unsupported",
+            f"table {table!r} has the compute kernel {kernel!r}",
+            limit=f"the supported kernels are {', '.join([*_TIERS, DENSE])}",
+            remedy="Plan the table with one of these kernels",
+        )
     tier = _TIERS[kernel]
     share = None if cache is None else cache.load_factor
     return TierAssignment(tier, (share or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)

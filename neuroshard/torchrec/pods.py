@@ -14,6 +14,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingPlan, Sharding
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.torchrec.kernels import shards_of
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.sharding_plan import parameters_in
@@ -37,7 +38,7 @@ class RankSizes(Protocol):
 
     @property
     def intra_group_size(self) -> int:
-        """Number of ranks in each pod; a context that is told of no pods has 1."""
+        """Number of ranks in each pod; a context without pods has 1."""
 
 
 def check_sizes(topology: TorchRecTopology) -> None:
@@ -45,13 +46,19 @@ def check_sizes(topology: TorchRecTopology) -> None:
     world, host = int(topology.world_size), int(topology.local_world_size)
     if host < 1 or world % host:
         raise UserError(
-            f"topology: local_world_size={host} does not divide the job's {world} ranks, and TorchRec would take all "
-            "ranks for one host; give every host the same number of ranks"
+            "topology-host-size-not-divisor",
+            f"local_world_size is {host}",
+            where="topology",
+            limit=f"the number must divide the job's {world} ranks, else TorchRec takes all ranks for one host",
+            remedy="Set local_world_size to the number of ranks on a host, and start as many ranks on every host",
         )
     if topology.intra_group_size < host:
         raise UserError(
-            f"topology: pod_size={topology.intra_group_size // host} must be at least 1: the number of hosts that fast "
-            "links join; leave pod_size out if they join the ranks of a host only"
+            "topology-pod-size-low",
+            f"pod_size is {topology.intra_group_size // host}",
+            where="topology",
+            limit="the minimum is 1: pod_size is the number of hosts that fast links join",
+            remedy="Set pod_size to 1 or more, or remove pod_size if fast links join only the ranks of a host",
         )
 
 
@@ -66,22 +73,27 @@ def ranks_per_pod(sizes: RankSizes) -> int:
     return host if world % pod else pod
 
 
-def ignored_pods_remark(topology: TorchRecTopology) -> str | None:
-    """Say that pods do not divide a job's ranks, so that costs count fast links within hosts only; None if they do."""
+def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
+    """Return the warning that pods do not divide a job's ranks, so that costs count fast links within hosts only.
+
+    None if pods divide the ranks.
+    """
     world, host, pod = int(topology.world_size), int(topology.local_world_size), int(topology.intra_group_size)
     if ranks_per_pod(topology) == min(pod, world):
         return None
-    return (
-        f"topology: pods of {pod // host} hosts ({pod} ranks) do not divide the job's {world} ranks: the plan counts "
-        f"fast links within hosts only, and TorchRec refuses {POD_SIZE}={pod // host}; give a pod_size that divides "
-        f"the job's {world // host} hosts"
+    return Message(
+        "topology-pods-ignored",
+        f"pods of {pod // host} hosts ({pod} ranks) do not divide the job's {world} ranks",
+        where="topology",
+        limit=f"the plan counts fast links within hosts only, and TorchRec refuses {POD_SIZE}={pod // host}",
+        remedy=f"Set pod_size to a number that divides the job's {world // host} hosts",
     )
 
 
-def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> str | None:
-    """Say that DistributedModelParallel would shard tables over other ranks than the plan, and what to set.
+def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> Message | None:
+    """Return the warning that DistributedModelParallel would shard tables over other ranks than the plan.
 
-    It returns None if the plan has no such tables, or if the environment of this process fits the plan.
+    None if the plan has no tables that are sharded over a pod, or if the environment of this process fits the plan.
     """
     tables = [name for _, name, sharding in parameters_in(sharding_plan) if sharding.sharding_type in BY_POD]
     host, pod = int(topology.local_world_size), ranks_per_pod(topology)
@@ -90,10 +102,13 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
         return None
     settings = [f"{POD_SIZE}={pod // host}"] + ([] if started == host else [f"LOCAL_WORLD_SIZE={host}"])
     found = "is unset" if hosts is None else f"is {hosts!r}"
-    return (
-        f"{len(tables)} table(s) are sharded by rows over {pod} ranks, the {host} of each of {pod // host} host(s) "
-        f"({listed(tables)}), but {POD_SIZE} {found} here, with {started} ranks on a host: TorchRec would train other "
-        f"rows without an error. Set {' and '.join(settings)} in every process that runs the plan"
+    return Message(
+        "pod-size-differs",
+        f"the plan has {number_of(len(tables), 'table')} ({listed(tables)}) whose rows are sharded over {pod} ranks "
+        f"({host} on each of {number_of(pod // host, 'host')}), but {POD_SIZE} {found} here, with {started} ranks on "
+        "a host",
+        limit="TorchRec would train other rows, without an error",
+        remedy=f"Set {' and '.join(settings)} in every process that runs the plan",
     )
 
 
@@ -106,9 +121,9 @@ def _started_per_host(topology: TorchRecTopology) -> int:
 
 
 def check_by_pod(what: str, sharding: ParameterSharding, topology: TorchRecTopology) -> None:
-    """Raise UserError, begun by `what`, unless each column range of a table has a block of rows on every rank of a pod.
+    """Raise UserError unless each column range of a table has a block of rows on every rank of a pod.
 
-    Tables of other sharding types pass.
+    `what` names the table in the error, such as "table 'user'". Tables of other sharding types pass.
     """
     if sharding.sharding_type not in BY_POD:
         return
@@ -117,7 +132,10 @@ def check_by_pod(what: str, sharding: ParameterSharding, topology: TorchRecTopol
         ranks = [rank for _, rank in its]
         if ranks[0] % pod or ranks != list(range(ranks[0], ranks[0] + pod)):
             raise UserError(
+                "table-blocks-outside-pod",
                 f"{what} is {sharding.sharding_type}, and the blocks of rows at column {column} are on ranks "
-                f"{listed([str(rank) for rank in ranks])}; in this job TorchRec shards rows over {pod} successive "
-                f"ranks, of which the first is a multiple of {pod}; plan it for this job"
+                f"{listed([str(rank) for rank in ranks])}",
+                limit=f"in this job TorchRec shards rows over {pod} successive ranks, of which the first is a multiple "
+                f"of {pod}",
+                remedy="Make a plan for this job",
             )

@@ -37,7 +37,11 @@ def pipeline_of(pipeline: str | None, memory: MemoryUse | None) -> str | None:
     named = MemoryUse(pipeline=pipeline).pipeline
     counted = None if memory is None else memory.pipeline
     if named is not None and counted not in (None, named):
-        raise UserError(f"pipeline={named!r} and memory.pipeline={counted!r} are different pipelines; give one")
+        raise UserError(
+            "pipeline-named-twice",
+            f"pipeline={named!r} and memory.pipeline={counted!r} are different pipelines",
+            remedy="Set only one of the two, or both to the same pipeline",
+        )
     return counted if named is None else named
 
 
@@ -47,7 +51,7 @@ def pipeline_type(pipeline: str | None) -> PipelineType:
 
 
 def pipeline_named(named: PipelineType) -> str | None:
-    """Return the pipeline by TorchRec's name; None if TorchRec names none of those that memory knows."""
+    """Return the pipeline by TorchRec's name; None if `MemoryUse` does not have that pipeline."""
     return next((pipeline for pipeline, its in _PIPELINE_TYPES.items() if its is named), None)
 
 
@@ -60,30 +64,38 @@ def check_prefetching(constraints: Mapping[str, ParameterConstraints], pipeline:
 
 
 def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
-    """Raise UserError, begun by `where`, if the parameters of a cache contradict the job's pipeline, or FBGEMM."""
+    """Raise UserError if the parameters of a cache, at a place `where`, contradict the job's pipeline, or FBGEMM."""
     flag = cache.prefetch_pipeline
     if flag is not None and pipeline is not None and flag is not (pipeline == PREFETCH):
         raise UserError(
-            f"{where}: cache_params.prefetch_pipeline={flag} contradicts pipeline={pipeline!r}; remove it from "
-            f"cache_params, or set pipeline={PREFETCH!r} if and only if the job runs PrefetchTrainPipelineSparseDist"
+            "cache-prefetch-contradicts-pipeline",
+            f"cache_params.prefetch_pipeline={flag} contradicts pipeline={pipeline!r}",
+            where=where,
+            remedy=f"Remove prefetch_pipeline from cache_params. Set pipeline={PREFETCH!r} if, and only if, the job "
+            "runs PrefetchTrainPipelineSparseDist",
         )
     prefetches = flag or pipeline == PREFETCH
     if prefetches and cache.algorithm not in (None, CacheAlgorithm.LRU):
         raise UserError(
-            f"{where}: cache_params.algorithm={cache.algorithm.name} can't prefetch, FBGEMM prefetches into LRU caches "
-            "only; remove the algorithm, or choose another pipeline"
+            "cache-algorithm-without-prefetch",
+            f"cache_params.algorithm={cache.algorithm.name} cannot prefetch",
+            where=where,
+            limit="FBGEMM prefetches only into LRU caches",
+            remedy="Remove the algorithm from cache_params, or choose a pipeline that does not prefetch",
         )
     if cache.multipass_prefetch_config is not None and not prefetches:
         raise UserError(
-            f"{where}: cache_params.multipass_prefetch_config needs a job that prefetches; set pipeline={PREFETCH!r}, "
-            "or remove it"
+            "cache-multipass-without-prefetch",
+            "cache_params.multipass_prefetch_config is set, but the job does not prefetch",
+            where=where,
+            remedy=f"Set pipeline={PREFETCH!r}, or remove multipass_prefetch_config from cache_params",
         )
 
 
 def flagged(sharding_plan: ShardingPlan, pipeline: str | None, where: str) -> ShardingPlan:
     """Return a new plan in which every cached table has the flag that a prefetching pipeline needs.
 
-    For any other pipeline return the plan itself. `where` begins errors.
+    For any other pipeline return the plan itself. `where` names the plan in errors.
 
     Raises:
         UserError: the cache of a table is set up not to prefetch.

@@ -61,9 +61,19 @@ def profile(
     """
     parameters = divide(model, sharders or get_default_sharders(), {}).tables
     if not parameters:
-        raise UserError("the model has no tables that a sharder would shard: there is nothing to count")
+        raise UserError(
+            "profile-model-without-tables",
+            "the model has no tables that a sharder would shard",
+            limit="without tables there are no lookups to count",
+            remedy="Pass the model before it is sharded, and sharders= if its tables need sharders of their own",
+        )
     if isinstance(batches, KeyedJaggedTensor):
-        raise UserError("batches is one batch, not several; give [batch]")
+        raise UserError(
+            "profile-single-batch",
+            "batches is a single KeyedJaggedTensor",
+            limit="an iterable of batches is expected",
+            remedy="Pass [batch]",
+        )
     tables = tuple(parameter.table(name, 1, 1) for name, parameter in parameters.items())
     shapes = [TableShape(table.name, table.rows, table.dim, table.bytes_per_element) for table in tables]
     keys = {key for parameter in parameters.values() for key in parameter.config.feature_names}
@@ -80,22 +90,33 @@ def profile(
 def _devices() -> int:
     if not dist.is_initialized():
         raise UserError(
-            "no process group to ask how many devices share a global batch; give world_size=... or "
-            "global_batch_size=..., or init_process_group() first"
+            "profile-devices-unknown",
+            "the number of devices that share a global batch is unknown",
+            limit="there is no process group to take the number from",
+            remedy="Set world_size or global_batch_size, or call init_process_group() first",
         )
     return dist.get_world_size()
 
 
 def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]) -> dict[str, KeyedJaggedTensor]:
-    """Find the tensor that holds each key; raise UserError if there are none, or two with one that tables `read`."""
+    """Find the tensor of each key; raise UserError if there are none, or two tensors with a key that tables `read`."""
     taken = batch if features is None else features(batch)
     tensor_of: dict[str, KeyedJaggedTensor] = {}
     for tensor in _tensors(taken):
         if tensor.variable_stride_per_key() and not read.isdisjoint(tensor.keys()):
-            raise UserError("batches with another number of samples for each key can't be counted; give whole ones")
-        for key in tensor.keys():  # noqa: SIM118  # it is no mapping
+            raise UserError(
+                "profile-batch-variable",
+                "the keys of a batch have different numbers of samples",
+                limit="only batches with as many samples for every key can be counted",
+                remedy="Pass whole batches, such as those before samples are deduplicated",
+            )
+        for key in tensor.keys():  # noqa: SIM118  # it is not a mapping
             if key in tensor_of and key in read:
-                raise UserError(f"two tensors of a batch have the key {key!r}; take one of them by features=...")
+                raise UserError(
+                    "profile-key-twice",
+                    f"two tensors of a batch have the key {key!r}",
+                    remedy="Pass features=, a function that returns only one of the two tensors",
+                )
             tensor_of[key] = tensor
     return tensor_of
 
@@ -108,18 +129,23 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
             yield from _tensors(inner)
     else:
         raise UserError(
-            f"a batch holds a {type(taken).__name__}, not KeyedJaggedTensors alone; give features=..., a function that "
-            "takes them out of it"
+            "profile-batch-type",
+            f"a batch contains a {type(taken).__name__}",
+            limit="only KeyedJaggedTensors, and mappings and lists of them, can be counted",
+            remedy="Pass features=, a function that returns the KeyedJaggedTensors of a batch",
         )
 
 
 def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]], read: Set[str]) -> int:
-    """Count the samples of what tables `read` of the first batch; raise UserError if there are none, or no batch."""
+    """Count the samples of the first batch for the keys that tables `read`; raise UserError if there are none."""
     tensors = (tensor for its in batches[:1] for key, tensor in its.items() if key in read)
     samples = max((int(tensor.stride()) for tensor in tensors), default=0)
     if not samples:
         raise UserError(
-            "the first batch has no samples of the tables' features, but their number says how large a global batch is"
+            "profile-first-batch-empty",
+            "the first batch has no samples of the tables' features",
+            limit="the global batch size is computed from the number of samples in the first batch",
+            remedy="Set global_batch_size, or begin with a batch that has samples",
         )
     return samples
 
@@ -140,6 +166,12 @@ def _read(
 def _lookups(tensors: Mapping[str, KeyedJaggedTensor], key: str, shape: TableShape, place: int) -> Lookups:
     where = f"batch {place}, table {shape.name!r}"
     if key not in tensors:
-        raise UserError(f"{where}: no feature {key!r} among {', '.join(sorted(tensors)) or 'none'}")
+        raise UserError(
+            "profile-feature-missing",
+            f"the batch has no feature {key!r}",
+            where=where,
+            limit=f"the features of the batch are {', '.join(sorted(tensors))}" if tensors else "the batch is empty",
+            remedy="Add the feature to every batch, or return the feature from features=",
+        )
     values = tensors[key][key]
     return Lookups.of(values.values(), values.lengths(), "lengths", shape.rows, f"{where}, feature {key!r}")

@@ -1,4 +1,4 @@
-"""What differs between the supported releases of TorchRec, 1.8 and 1.9: a line for each difference."""
+"""Differences between the supported releases of TorchRec, 1.8 and 1.9."""
 
 from importlib.metadata import version
 
@@ -8,7 +8,7 @@ _RELEASE = tuple(int(number) for number in version("torchrec").split(".")[:2])
 _IS_1_9 = _RELEASE >= (1, 9)
 
 TORCHREC = f"TorchRec {_RELEASE[0]}.{_RELEASE[1]}"
-"""The installed release, for messages that say what it does."""
+"""The installed release, for messages about its behaviour."""
 
 HAS_DRY_RUN = _IS_1_9
 """Whether TorchRec has a dry run."""
@@ -17,10 +17,10 @@ COMPUTE_DEVICES = ("cpu", "cuda", "mtia", "tpu") if _IS_1_9 else ("cpu", "cuda",
 """The types of devices that topologies have."""
 
 CONTEXT_ERRORS: tuple[type[Exception], ...] = (planner_types.PlannerContextFingerprintError,) if _IS_1_9 else ()
-"""What TorchRec raises if it cannot compute the context hash of a plan."""
+"""The exceptions that TorchRec raises if it cannot compute the context hash of a plan."""
 
 OTHER_CONTEXT = "another job" if _IS_1_9 else "another job, or under another PYTHONHASHSEED"
-"""What a plan with another context hash was made for."""
+"""The job that a plan with another context hash was made for, in words."""
 
 
 def stashing(is_stashed: bool) -> dict[str, bool]:

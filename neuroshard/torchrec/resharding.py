@@ -10,6 +10,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import PASSED_ON
@@ -22,8 +23,8 @@ _MOVED_STATE = ".momentum1"  # all that TorchRec moves of an optimizer
 def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tuple[str, ...]:
     """Move tables of a running job to where a plan has them, weights and optimizer states; all ranks call it.
 
-    TorchRec moves pooled tables whose sharding type stays `table_wise` or `column_wise`. What moves and what can't is
-    known before anything moves; after an error the job runs on as it was.
+    TorchRec moves pooled tables whose sharding type stays `table_wise` or `column_wise`. All tables are checked before
+    anything moves; after an error the job runs on as it was.
 
     Args:
         model: the model in training. Afterwards it has the new plan and a new `fused_optimizer` with the same learning
@@ -87,7 +88,12 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
     """
     old, new = ({(path, name): its for path, name, its in parameters_in(plan)} for plan in (before, after))
     if other := sorted(".".join(filter(None, key)) for key in old.keys() ^ new.keys()):
-        raise UserError(f"only one of the plans has {listed(other)}; a running job keeps its tables")
+        raise UserError(
+            "reshard-tables-differ",
+            f"only one of the two plans has {listed(other)}",
+            limit="a running job keeps its tables",
+            remedy="Make the new plan for the same tables",
+        )
     changed: dict[str, EmbeddingModuleShardingPlan] = {}
     dropped: list[str] = []
     for (path, name), was in old.items():
@@ -98,7 +104,14 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
                 f"{path}.{name}" if path else name, was, now
             )
     if dropped:
-        _log.warning("a running job keeps the settings of its kernels, and the plan has others: %s", listed(dropped))
+        _log.warning(
+            Message(
+                "reshard-settings-kept",
+                f"the new plan changes settings of kernels ({listed(dropped)})",
+                limit="a running job keeps the settings of its kernels, so these changes have no effect",
+                remedy="Restart the job under the new plan if the new settings matter",
+            )
+        )
     return changed
 
 
@@ -109,20 +122,28 @@ def _places(sharding: ParameterSharding) -> tuple[object, ...]:
 
 
 def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
-    """Return a table's sharding afterwards, with its present sharding type; UserError if TorchRec can't move it."""
+    """Return a table's new sharding, with its present sharding type; raise UserError if TorchRec can't move it."""
     types = was.sharding_type, now.sharding_type
     if not {WHOLE, SPLIT}.issuperset(types):
         raise UserError(
-            f"table {name!r} would go from {types[0]} to {types[1]}: TorchRec moves {WHOLE} and {SPLIT} tables of "
-            "running jobs only; load a checkpoint under the new plan"
+            "reshard-sharding-type",
+            f"table {name!r} is {types[0]} now and {types[1]} in the new plan",
+            limit=f"in a running job TorchRec moves only {WHOLE} and {SPLIT} tables",
+            remedy="Save a checkpoint, and load it under the new plan",
         )
     if was.compute_kernel != now.compute_kernel:
-        kernels = f"{was.compute_kernel} to {now.compute_kernel}"
-        raise UserError(f"table {name!r} would go from {kernels}: TorchRec changes no kernel of a running job")
+        raise UserError(
+            "reshard-kernel",
+            f"table {name!r} has the kernel {was.compute_kernel} now and {now.compute_kernel} in the new plan",
+            limit="TorchRec cannot change the kernels of a running job",
+            remedy="Save a checkpoint, and load it under the new plan",
+        )
     if was.sharding_type == WHOLE and len(now.ranks or ()) > 1:
         raise UserError(
-            f"table {name!r} is {WHOLE} and would be cut: TorchRec changes no sharding type of a running job; start it "
-            f"with sharding_types=[{SPLIT!r}], which in one shard is the same"
+            "reshard-table-wise-split",
+            f"table {name!r} is {WHOLE} now and split in the new plan",
+            limit="TorchRec cannot change the sharding types of a running job",
+            remedy=f"Start the job with sharding_types=[{SPLIT!r}]; in one shard {SPLIT} is the same as {WHOLE}",
         )
     return replace(was, ranks=now.ranks, sharding_spec=now.sharding_spec)
 
@@ -130,8 +151,8 @@ def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> Paramet
 def _check_everywhere(
     model: DistributedModelParallel, after: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]
 ) -> None:
-    """Raise UserError on every rank if tables can't move on one: each knows the optimizer of its own shards only."""
-    refused = None
+    """Raise UserError on every rank if tables can't move on one: each rank has the optimizer of its own shards only."""
+    refused: UserError | None = None
     try:
         for path, parameters in changed.items():
             _check_widths(path, after)
@@ -139,13 +160,18 @@ def _check_everywhere(
         if "gloo" in dist.get_backend():
             _check_gloo(model.plan, changed)
     except UserError as error:
-        refused = str(error)
+        refused = error
     answers: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(answers, (refused, hash(_MOVED_STATE)))
-    for reason in [reason for reason, _ in answers if reason]:
-        raise UserError(reason)
+    for first in [error for error, _ in answers if error is not None]:
+        raise first
     if "gloo" in dist.get_backend() and len({number for _, number in answers}) > 1:  # numbers messages
-        raise UserError("start all processes with PYTHONHASHSEED=0: over gloo TorchRec's messages would miss others")
+        raise UserError(
+            "reshard-hash-seeds-differ",
+            "the processes of the job have different hash seeds",
+            limit="over gloo TorchRec numbers messages by hashes, and the messages would miss their receivers",
+            remedy="Start all processes with PYTHONHASHSEED=0",
+        )
 
 
 def _check_widths(path: str, after: ShardingPlan) -> None:
@@ -154,8 +180,10 @@ def _check_widths(path: str, after: ShardingPlan) -> None:
         widths = sorted(set(cut_widths(sharding)))
         if len(widths) > 1:
             raise UserError(
-                f"table {name!r} is cut into shards of {' and '.join(map(str, widths))} columns: TorchRec's reshard "
-                "takes them to be equally wide; set min_partition to an even part of its columns"
+                "reshard-widths-unequal",
+                f"table {name!r} is split into shards of {' and '.join(map(str, widths))} columns",
+                limit="TorchRec's reshard takes all shards of a table to be equally wide",
+                remedy="Set min_partition to an equal part of the table's columns",
             )
 
 
@@ -164,20 +192,37 @@ def _check_movable(model: DistributedModelParallel, path: str, parameters: Mappi
     sharded = model.module.get_submodule(path)
     sharder = model._sharder_map.get(getattr(sharded, "unsharded_module_type", None))
     if not hasattr(sharder, "reshard"):
-        raise UserError(f"TorchRec's {type(sharded).__name__} ({path!r}) can't move tables of running jobs")
+        raise UserError(
+            "reshard-module-unsupported",
+            f"module {path!r} is a {type(sharded).__name__}",
+            limit="TorchRec cannot move tables of this class in a running job",
+            remedy="Save a checkpoint, and load it under the new plan",
+        )
     if getattr(sharded, "_has_mean_pooling_callback", False):
-        raise UserError(f"module {path!r} has tables of mean pooling, whose features TorchRec's reshard mixes up")
+        raise UserError(
+            "reshard-mean-pooling",
+            f"module {path!r} has tables with mean pooling",
+            limit="TorchRec's reshard mixes up the features of such tables",
+            remedy="Save a checkpoint, and load it under the new plan",
+        )
     before = model.plan.plan[path]
     for key, its in sharded.fused_optimizer.state_dict()["state"].items():
         name = key.split(".")[-2]
         if name not in parameters:
             continue
         if lost := sorted(state for state in its if not state.endswith(_MOVED_STATE)):
-            raise UserError(f"TorchRec moves one optimizer state of a table, and would lose {listed(lost)}")
+            raise UserError(
+                "reshard-state-lost",
+                f"the optimizer has further states ({listed(lost)})",
+                limit="TorchRec moves only the first optimizer state of a table, and would lose these states",
+                remedy="Save a checkpoint, and load it under the new plan",
+            )
         if _ranges(before[name]) != _ranges(parameters[name]) and any(len(state.size()) > 1 for state in its.values()):
             raise UserError(
-                f"table {name!r} would be cut at other columns, and its optimizer has a state of every element: "
-                "TorchRec moves such states in whole shards only"
+                "reshard-state-split",
+                f"table {name!r} would be split at other columns, and the optimizer has a state for every element",
+                limit="TorchRec moves such states only in whole shards",
+                remedy="Save a checkpoint, and load it under the new plan",
             )
 
 
@@ -187,8 +232,10 @@ def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShard
         for name, sharding in parameters.items():
             if _columns(before.plan[path][name]) & _columns(sharding):
                 raise UserError(
-                    f"a part of table {name!r} would stay on its device, to which TorchRec sends it too: gloo sends no "
-                    "process its own messages, NCCL does"
+                    "reshard-gloo-own-message",
+                    f"a part of table {name!r} would stay on its device",
+                    limit="TorchRec sends this part to the same process, which NCCL can and gloo cannot",
+                    remedy="Run the job with NCCL, or make a plan in which the whole table moves",
                 )
 
 

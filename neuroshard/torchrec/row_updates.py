@@ -89,26 +89,31 @@ def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
         given["beta1"], given["beta2"] = given["betas"]
     for name in NUMBERS:
         if not isinstance(given.get(name, 0.0), Real):
-            _refuse(table, name, given[name], "it must be a number")
+            _refuse(table, name, given[name], "a number is expected")
     settings = RowSettings(**{name: value for name, value in given.items() if name in _SETTINGS})
     if settings.optimizer not in RULES:
-        _refuse(table, "optimizer", settings.optimizer, f"supported are {', '.join(kind.name for kind in RULES)}")
+        _refuse(
+            table, "optimizer", settings.optimizer, f"supported optimizers: {', '.join(kind.name for kind in RULES)}"
+        )
     if settings.weight_decay_mode not in DECAYS:
         supported = ", ".join(mode.name for mode in DECAYS)
-        _refuse(table, "weight_decay_mode", settings.weight_decay_mode, f"supported are {supported}")
+        _refuse(table, "weight_decay_mode", settings.weight_decay_mode, f"supported modes: {supported}")
     for name, neutral in _UNSUPPORTED.items():
         if given.get(name, neutral) != neutral:
-            _refuse(table, name, given[name], f"supported is {neutral}")
+            _refuse(table, name, given[name], f"only {neutral} is supported")
     return settings
 
 
-def _refuse(table: str, name: str, value: object, supported: str) -> None:
+def _refuse(table: str, name: str, value: object, limit: str) -> None:
     """Raise the UserError for a setting that only a fused kernel honours."""
     shown = getattr(value, "name", value)
     raise UserError(
-        f"table {table!r} has a dense kernel, whose optimizer does not support {name}={shown} ({supported}). "
-        f"Change the setting, for this table alone with data_parallel_optimizer(model, settings={{{table!r}: ...}}); "
-        "plan the table without data_parallel; or train data_parallel_parameters(model) with an optimizer of your own"
+        "dense-optimizer-setting",
+        f"the optimizer of table {table!r}, which has a dense kernel, does not support {name}={shown}",
+        limit=limit,
+        remedy=f"Change the setting, for this table alone by data_parallel_optimizer(model, settings={{{table!r}: "
+        "...}), or plan the table without data_parallel. Or train data_parallel_parameters(model) with another "
+        "optimizer",
     )
 
 

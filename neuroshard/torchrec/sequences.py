@@ -47,13 +47,18 @@ def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -
             continue
         if sharding.sharding_type not in _SERVED:
             raise UserError(
-                f"table {table.name!r} is a sequence table, sharded {sharding.sharding_type}; sequence tables must be "
-                f"{', '.join(_SERVED)}"
+                "sequence-table-type",
+                f"sequence table {table.name!r} is {sharding.sharding_type}",
+                limit=f"TorchRec shards sequence tables only {', '.join(_SERVED)}",
+                remedy="Plan the table with one of these sharding types",
             )
         for width in cut_widths(sharding):
             name, wide = first.setdefault(path, (table.name, width))
             if width != wide:
                 raise UserError(
-                    f"collection {path!r}: sequence tables {name!r} and {table.name!r} are in shards of {wide} and "
-                    f"{width} columns; cut all that are cut into shards of one width"
+                    "sequence-shard-widths",
+                    f"sequence tables {name!r} and {table.name!r} have shards of {wide} and {width} columns",
+                    where=f"collection {path!r}",
+                    limit="TorchRec takes all column-wise shards of a collection's sequence tables to be equally wide",
+                    remedy="Split all of these tables into shards of one width",
                 )

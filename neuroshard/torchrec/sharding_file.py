@@ -22,6 +22,7 @@ from torchrec.distributed.types import (
 
 from neuroshard.plumbing.errors import UserError, check_name, raised_by, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import (
     MAX_DIM,
     MAX_ROWS,
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
     """Write TorchRec's plan as JSON: types, kernels, ranks, shards and caches of every parameter.
 
-    What else it tells kernels, such as `output_dtype`, the file doesn't hold, which a warning says.
+    The file cannot store other fields, such as `output_dtype`: a warning names those that are set.
     """
     write_json(Path(path), file_content(sharding_plan))
     if lost := [
@@ -56,27 +57,41 @@ def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
         for module, name, parameter in parameters_in(sharding_plan)
         for field in _lost(parameter)
     ]:
-        _log.warning("%s doesn't hold %s; set that again on what is loaded", path, listed(lost))
+        _log.warning(
+            Message(
+                "sharding-plan-fields-lost",
+                f"{path} does not contain {listed(lost)}",
+                limit="files of sharding plans cannot store these fields",
+                remedy="Set the fields again in the loaded plan",
+            )
+        )
     if left_out := [path for path, module in sharding_plan.plan.items() if not isinstance(module, dict)]:
-        _log.warning("%s doesn't hold modules that are not of tables: %s", path, listed(left_out))
+        _log.warning(
+            Message(
+                "sharding-plan-modules-lost",
+                f"{path} does not contain the plans of {listed(left_out)}",
+                limit="files of sharding plans store only modules with embedding tables",
+                remedy="Add the plans of these modules to the loaded plan",
+            )
+        )
 
 
 def _lost(parameter: ParameterSharding) -> list[str]:
-    """List the fields that are set for a parameter and that files don't hold."""
+    """List the fields that are set for a parameter and that files cannot store."""
     cache = parameter.cache_params
     of_cache = [field for field in _LOST_OF_CACHES if cache is not None and getattr(cache, field) is not None]
     whole = [field for field in PASSED_ON if field != "cache_params" and getattr(parameter, field) is not None]
     return [*whole, *(f"cache_params.{field}" for field in of_cache)]
 
 
-def file_content(sharding_plan: ShardingPlan, remarks: Sequence[str] = ()) -> dict[str, Any]:
-    """Build what the file of a plan holds, JSON-ready; remarks are for people who look into it."""
-    said = {"remarks": list(remarks)} if remarks else {}
+def file_content(sharding_plan: ShardingPlan, remarks: Sequence[Message] = ()) -> dict[str, Any]:
+    """Build the content of a plan's file, JSON-ready; remarks are for people who look into the file."""
+    said = {"remarks": [str(remark) for remark in remarks]} if remarks else {}
     return {"format": _FORMAT, **said, "modules": modules_json(sharding_plan)}
 
 
 def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
-    """Describe the parameters of every module, JSON-ready; what isn't of tables is left out."""
+    """Describe the parameters of every module, JSON-ready; modules without tables are left out."""
     return {
         module: {name: _parameter_json(parameter) for name, parameter in module_plan.items()}
         for module, module_plan in sharding_plan.plan.items()
@@ -101,7 +116,7 @@ def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
 
 
 def _cache_json(cache: CacheParams) -> dict[str, Any]:
-    """Describe the parameters of a cache that files hold, JSON-ready."""
+    """Describe the parameters of a cache that files store, JSON-ready."""
     return {
         "algorithm": None if cache.algorithm is None else cache.algorithm.name,
         "load_factor": cache.load_factor,
@@ -157,11 +172,17 @@ class ReadParameter:
         shards, ranks = len(self.shards or ()), len(self.ranks or ())
         if self.sharding_type not in COPIED and not 0 < shards == ranks:
             raise UserError(
-                f"{shards} shard(s) on {ranks} rank(s); {self.sharding_type} needs a rank for each, 1 at least"
+                "parameter-shards-without-ranks",
+                f"the parameter has {number_of(shards, 'shard')} on {number_of(ranks, 'rank')}",
+                limit=f"{self.sharding_type} needs 1 shard or more, and a rank for each shard",
+                remedy="Correct ranks or shards",
             )
         if (widest := max((shard.sizes[1] for shard in self.shards or ()), default=0)) > MAX_SHARD_DIM:
             raise UserError(
-                f"a shard has {widest} columns, and FBGEMM's kernels take {MAX_SHARD_DIM} at most; plan the table again"
+                "parameter-shard-wide",
+                f"a shard has {widest} columns",
+                limit=f"FBGEMM's kernels take at most {MAX_SHARD_DIM} columns",
+                remedy="Plan the table again",
             )
 
 
@@ -178,9 +199,9 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
     """Read the plan in a file that `save_sharding_plan`, or `neuroshard export to=torchrec`, wrote.
 
     Args:
-        path: of the file.
-        model: that is to be sharded: tables that the file names no module for, because the export had none, are
-            those of the same names in its collections.
+        path: path of the file.
+        model: the model, before it is sharded. If the file has tables without a module, because they were exported
+            without a module, the model's collections with tables of the same names are their modules.
 
     Raises:
         UserError: the file is missing or malformed, or a table is in none or several of the model's collections, or of
@@ -207,19 +228,29 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
     known = {path for places in paths.values() for path, _ in places}
     if unknown := sorted(set(placed) - known):
         raise UserError(
-            f"{where}: the model has no collection {unknown[0]!r}; it has {', '.join(map(repr, sorted(known)))}"
+            "sharding-plan-module-unknown",
+            f"the model has no collection {unknown[0]!r}",
+            where=where,
+            limit=f"the model has {', '.join(map(repr, sorted(known))) or 'no collections'}",
+            remedy="Correct the path of the collection, or load the plan for the model that it was made for",
         )
     for table, parameter in modules.get("", {}).items():
         places = paths.get(table, [])
         if len(places) != 1:
-            raise UserError(f"{where}: {len(places)} collections of the model have a table {table!r}, not one")
+            raise UserError(
+                "sharding-plan-table-ambiguous",
+                f"the model has {number_of(len(places), 'collection')} with a table {table!r}",
+                where=where,
+                limit="exactly 1 collection must have the table",
+                remedy="Export the plan with module=PATH of the table's collection",
+            )
         ((path, name),) = places
         placed.setdefault(path, {})[name] = parameter
     return placed
 
 
 def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
-    """Build the plan that stands in a file; raise UserError, begun by `where`, if TorchRec has no such shards."""
+    """Build the plan of a file, named `where` in errors; raise UserError if TorchRec refuses the shards."""
     try:
         return ShardingPlan(
             {
@@ -227,10 +258,16 @@ def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
                 for module, parameters in modules.items()
             }
         )
-    except (ValueError, RuntimeError) as error:  # what TorchRec says of shards
+    except (ValueError, RuntimeError) as error:  # TorchRec's checks of shards
         if not raised_by(error, "torchrec", "torch"):
             raise
-        raise UserError(f"{where}: {error}") from error
+        raise UserError(
+            "sharding-plan-shards-refused",
+            "TorchRec refuses the shards of the plan",
+            where=where,
+            limit=str(error),
+            remedy="Correct the shards, or save the plan again",
+        ) from error
 
 
 def _parameter_of(read: ReadParameter) -> ParameterSharding:

@@ -19,6 +19,7 @@ from neuroshard.layouts import Layout, in_columns, in_copies, layout_of
 from neuroshard.layouts.layout import check_cover
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
@@ -63,11 +64,16 @@ def to_sharding_plan(
     check_name("compute_device", compute_device, COMPUTE_DEVICES)
     pipeline = plan.task.memory.pipeline
     if cache is not None:
-        check_cache("cache=", cache, pipeline)
+        check_cache("cache", cache, pipeline)
     topology = plan.task.topology
     local = topology.host_size if local_world_size is None else local_world_size
     if local < 1 or topology.num_devices % local:
-        raise UserError(f"local_world_size={local} must divide the plan's {topology.num_devices} devices")
+        raise UserError(
+            "plan-host-size-not-divisor",
+            f"local_world_size is {local}",
+            limit=f"the number must divide the plan's {topology.num_devices} devices",
+            remedy="Set local_world_size to the number of devices on a host",
+        )
     placements = [sorted(its) for its in plan.by_table]
     pairs = zip(placements, plan.layouts, strict=True)
     sharding_types = [ShardingType(layout.sharding_type(its, topology)) for its, layout in pairs]
@@ -81,10 +87,12 @@ def to_sharding_plan(
         sharding_type = _as_one_group(sharding_types[index], table, path in cut)
         if sharding_type in _BY_HOST and local != topology.host_size:
             raise UserError(
-                f"local_world_size={local}, but table {table.name!r} is row-wise on hosts of "
-                f"{topology.host_size} devices"
+                "plan-host-size-differs",
+                f"local_world_size is {local}",
+                limit=f"the plan has table {table.name!r} row-wise on hosts of {topology.host_size} devices",
+                remedy=f"Set local_world_size={topology.host_size}, or make a plan for hosts of {local} devices",
             )
-        name = table.name.removeprefix(f"{path}.")  # what isn't unique over all modules bears the module's path
+        name = table.name.removeprefix(f"{path}.")  # names that several modules have begin with the module's path
         _check_table_name(name, path)
         module_plan[name] = sharding = _parameter(places, sharding_type, plan.layouts[index], cache)
         shardings.append((path, table, sharding))
@@ -103,8 +111,10 @@ def _check_table_name(name: str, path: str) -> None:
         why = "has a dot" if dotted else "is an attribute of torch.nn.ModuleDict"
         other = plain.replace(".", "_") if dotted else f"{plain}_table"
         raise UserError(
-            f"table {name!r} can't be exported to TorchRec: its collections refuse a table whose name {why}; rename "
-            f"the table ({other!r}) in the tables that you plan and in the model, and search again"
+            "table-name-refused-by-torchrec",
+            f"table {name!r} cannot be exported to TorchRec",
+            limit=f"TorchRec's collections refuse a table whose name {why}",
+            remedy=f"Rename the table, such as to {other!r}, in the planned tables and in the model, and search again",
         )
 
 
@@ -112,7 +122,12 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
     if isinstance(modules, str):
         return modules
     if table.name not in modules:
-        raise UserError(f"no module given for table {table.name!r}; modules names {', '.join(modules) or 'none'}")
+        raise UserError(
+            "table-without-module",
+            f"modules has no path for table {table.name!r}",
+            limit=f"the tables in modules are {', '.join(modules) or 'none'}",
+            remedy="Add the path of the table's collection to modules",
+        )
     return modules[table.name]
 
 
@@ -174,7 +189,13 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
     for index, table in enumerate(task.tables):
         parameters = by_name.get(table.name, [])
         if len(parameters) != 1:
-            raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
+            raise UserError(
+                "sharding-plan-table-not-unique",
+                f"the sharding plan has {number_of(len(parameters), 'parameter')} of the name {table.name!r}",
+                limit="exactly 1 parameter must have the name",
+                remedy="Name the tables of the task as the parameters are named, or PATH.NAME if several modules have "
+                "a parameter of the name",
+            )
         ((path, parameter),) = parameters
         home = home_of(table.name, parameter.compute_kernel, parameter.cache_params)
         placed += (replace(one, tier_assignment=home) for one in _placements(task, index, parameter))
@@ -184,13 +205,19 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
 
 
 def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
-    """Read a table's placements; raise UserError if shards don't make it up, or not as the sharding type wants them."""
+    """Read a table's placements; raise UserError if the shards don't make up the table, or break its sharding type."""
     table, sharding_type = task.tables[index], _sharding_type(task.tables[index], parameter)
     if sharding_type is ShardingType.DATA_PARALLEL:
         return _copies(task, index, parameter)
     ranks, shards = parameter.ranks or [], shards_of(parameter)
     if not ranks or len(ranks) != len(shards):
-        raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
+        raise UserError(
+            "sharding-plan-shards-without-ranks",
+            f"table {table.name!r} has {number_of(len(shards), 'shard')} on {number_of(len(ranks), 'rank')}",
+            where="sharding plan",
+            limit="each shard needs a rank, and a table 1 shard or more",
+            remedy="Correct the table's ranks or shards",
+        )
     rectangles = [_rectangle(index, table, shard) for shard in shards]
     check_cover(table, rectangles)
     layout = layout_of(table, rectangles)
@@ -201,17 +228,19 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
         layout.check(table, placed, task.topology)
     if sharding_type.value not in layout.sharding_types(placed, task.topology):
         raise UserError(
-            f"table {table.name!r} is sharded {sharding_type.value}, but its shards are placed as "
-            f"{layout.sharding_type(placed, task.topology)} on hosts of {task.topology.domain_size} devices; correct "
-            "the sharding type, or the number of devices on a host"
+            "sharding-plan-type-contradicted",
+            f"table {table.name!r} is {sharding_type.value}, but the table's shards are placed as "
+            f"{layout.sharding_type(placed, task.topology)}",
+            where="sharding plan",
+            limit=f"the task has hosts of {task.topology.domain_size} devices",
+            remedy="Correct the sharding type, or the number of devices on a host",
         )
     return placed
 
 
 def _sharding_type(table: Table, parameter: ParameterSharding) -> ShardingType:
     if parameter.sharding_type not in SHARDING_TYPES:
-        error = unknown_name("sharding type", parameter.sharding_type, SHARDING_TYPES)
-        raise UserError(f"table {table.name!r}: {error}")
+        raise unknown_name("sharding type", parameter.sharding_type, SHARDING_TYPES).at(f"table {table.name!r}")
     return ShardingType(parameter.sharding_type)
 
 
@@ -219,15 +248,18 @@ def _placed(table: Table, shard: Shard, rank: int) -> Placement:
     try:
         return Placement(shard, rank)
     except UserError as error:
-        raise UserError(f"table {table.name!r} in the sharding plan: {error}") from None
+        raise error.at(f"table {table.name!r} in the sharding plan") from None
 
 
 def _copies(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
     devices = list(range(task.topology.num_devices))
     if sorted(parameter.ranks or devices) != devices:
         raise UserError(
-            f"table {task.tables[index].name!r} is sharded data_parallel on ranks {parameter.ranks}, not on all "
-            f"{len(devices)}"
+            "sharding-plan-copies-missing",
+            f"table {task.tables[index].name!r} is data_parallel on ranks {parameter.ranks}",
+            where="sharding plan",
+            limit=f"a data_parallel table must be on all {len(devices)} ranks",
+            remedy="Make a plan for this number of devices, or correct the table's ranks",
         )
     return in_copies(task, index)
 
@@ -237,4 +269,4 @@ def _rectangle(index: int, table: Table, shard: ShardMetadata) -> Shard:
     try:
         return Shard(index, column, dim, row, rows)
     except UserError as error:
-        raise UserError(f"table {table.name!r} in the sharding plan: {error}") from None
+        raise error.at(f"table {table.name!r} in the sharding plan") from None
