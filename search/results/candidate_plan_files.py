@@ -18,6 +18,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.journal import Journal
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
 from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Found, Searcher
@@ -87,11 +88,12 @@ class Pass:
     plans: tuple[MeasuredOnce, ...]
 
     def wrong(self, plans: Sequence[Plan]) -> str | None:
-        """Say why the pass isn't of these plans; None if it may be."""
+        """Return why the pass can't be of these plans, as a predicate; None if it may be."""
         devices = [plan.task.topology.num_devices for plan in plans]
         if len(self.plans) == len(plans) and all(map(MeasuredOnce.fits, self.plans, devices)):
             return None
-        return f"is not of {len(plans)} plans for {' or '.join(map(str, sorted({*devices})))} devices"
+        numbers = " or ".join(map(str, sorted({*devices})))
+        return f"does not have the measurements of {number_of(len(plans), 'plan')} for {numbers} devices"
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class Searched:
         """Return the same with the candidate plan to deploy as its answer, and a remark that says why."""
         verdict, why = self.verdict, self.errors[0]
         said = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
-        remark = "; ".join(filter(None, said))
+        remark = "; ".join(str(one) for one in said if one)
         return replace(self, found=Found(self.candidate_plans[verdict.taken], self.answer.warning, remark=remark))
 
 
@@ -189,8 +191,9 @@ class CandidatePlanFiles:
         """Write the candidate plans and how they were found, before they are measured."""
         for number, plan in enumerate(searched.candidate_plans):
             plan.save(self.run / self.plan(number))
-        its = searched.answer
-        self._origins.keep(self.task, _Origin(len(searched.candidate_plans), searched.seconds, its.warning, its.remark))
+        found = searched.answer
+        warning, remark = (None if one is None else str(one) for one in (found.warning, found.remark))
+        self._origins.keep(self.task, _Origin(len(searched.candidate_plans), searched.seconds, warning, remark))
 
     def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
         """Open the journal of the passes over these candidate plans."""
@@ -232,7 +235,11 @@ class CandidatePlanFiles:
         plan = Plan.load(path)
         if replace(plan.task, constraints=task.constraints) != task:  # searches for a target may add rules
             where = self._origins.path(self.task)
-            raise UserError(f"{path} is a plan of another task; delete {where}, and it is searched again")
+            raise UserError(
+                "candidate-plan-other-task",
+                f"{path} is a plan of another task",
+                remedy=f"Delete {where} and search again",
+            )
         return plan
 
     @property
