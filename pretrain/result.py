@@ -185,7 +185,7 @@ class Predicted:
         return float(self._relative_errors(factor).mean())
 
     def is_beaten_by(self, other: "Predicted") -> bool:
-        """Tell whether other predictions of the samples are better: by over a tenth of their error, and not by chance.
+        """Return True if other predictions of the samples are better: by over a tenth of their error, not by chance.
 
         A paired t-test tells chance. Devices of one exchange err alike, and count as one; a single sample can't tell.
         """

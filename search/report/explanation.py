@@ -76,7 +76,7 @@ class Explanation:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether no device costs the plan as much as anybody would notice."""
+        """True if no device makes the plan cost noticeably more than the other devices do."""
         return max(self.compute_excess_ms, self.exchange_excess_ms) < _NOTICED * self.cost.total_ms
 
     @property

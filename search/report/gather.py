@@ -80,7 +80,7 @@ def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, f
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a value is a number that can be drawn."""
+    """Return True if a value is a number that can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
@@ -225,8 +225,8 @@ def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> l
 
 
 def _predicted_by(run: SearchRun) -> str:
-    """Say what predicts a search's costs."""
-    return f", predicted by {run.model}{', the exchange of indices counted' if run.count_input else ''}"
+    """Name the models that predict a search's costs, as the end of a line."""
+    return f", predicted by {run.model}{', with the input dist' if run.count_input else ''}"
 
 
 def _need_files(folder: Path, *names: str) -> None:

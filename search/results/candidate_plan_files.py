@@ -18,7 +18,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.journal import Journal
-from neuroshard.plumbing.messages import number_of
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
 from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Found, Searcher
@@ -34,7 +34,7 @@ class _Origin:
 
     count: PositiveCount
     seconds: NonNegative
-    warning: str | None
+    warning: Message | None
     remark: str | None = None
 
 
@@ -75,7 +75,7 @@ class MeasuredOnce:
         return max(map(sum, zip(*self.parts.values(), strict=True))) if self.step_ms is None else self.step_ms
 
     def fits(self, devices: int) -> bool:
-        """Tell whether the measurement may be of a plan for so many devices."""
+        """Return True if the measurement may be of a plan for so many devices."""
         known, in_parts = self.parts.keys() == self.when.keys(), self.error is None and self.step_ms is None
         sizes = {len(self.parts.get(name, ())) for name in (*PARTS, *self.parts)} if in_parts else {devices}
         return known and sizes == {devices}
@@ -168,7 +168,7 @@ class Searched:
         """Return the same with the candidate plan to deploy as its answer, and a remark that says why."""
         verdict, why = self.verdict, self.errors[0]
         said = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
-        remark = "; ".join(str(one) for one in said if one)
+        remark = "; ".join(filter(None, said))
         return replace(self, found=Found(self.candidate_plans[verdict.taken], self.answer.warning, remark=remark))
 
 
@@ -191,9 +191,8 @@ class CandidatePlanFiles:
         """Write the candidate plans and how they were found, before they are measured."""
         for number, plan in enumerate(searched.candidate_plans):
             plan.save(self.run / self.plan(number))
-        found = searched.answer
-        warning, remark = (None if one is None else str(one) for one in (found.warning, found.remark))
-        self._origins.keep(self.task, _Origin(len(searched.candidate_plans), searched.seconds, warning, remark))
+        its = searched.answer
+        self._origins.keep(self.task, _Origin(len(searched.candidate_plans), searched.seconds, its.warning, its.remark))
 
     def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
         """Open the journal of the passes over these candidate plans."""

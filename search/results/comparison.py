@@ -11,7 +11,7 @@ from rich.text import Text
 
 from neuroshard.cost.cost import Cost, Prediction
 from neuroshard.models.predicted_for import PredictedFor
-from neuroshard.models.trust import LEVEL
+from neuroshard.models.trust import ADAPT, LEVEL
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.messages import Message, number_of
@@ -21,10 +21,6 @@ from neuroshard.words.model_choice import ModelChoice
 
 _NAN = float("nan")
 _BUSY = "this machine is busy, or differs from the machine that the models were measured on"
-_ADAPT = (
-    "Adapt the models to this machine: run `neuroshard collect experiment=collect_adapt`, then `neuroshard pretrain "
-    "experiment=pretrain_adapt`"
-)
 _BIASED = 1.15  # beyond this factor, all predictions are off rather than some
 
 
@@ -189,12 +185,10 @@ def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterato
     for name, its in by_models.items():
         target = PredictedFor.of(name)
         if target is not None and target.differs(here):
-            other_kind = target.other_kind(here)
             message = Message(
                 "predicted-for-other-hardware",
                 f"costs of {_methods(its)} were {target.told(here)}",
-                limit="" if other_kind else "the order of the predicted costs is more reliable than the milliseconds",
-                remedy="Compare measured costs only with measured costs" if other_kind else _ADAPT,
+                remedy="Compare measured costs only with measured costs" if target.other_kind(here) else ADAPT,
             )
             yield f"warning: {message}"
     if len(by_models) > 1:
@@ -259,7 +253,7 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
             "measured-costs-differ",
             f"measured costs are {ratio:.2f} times the predicted costs (median)",
             limit="the models predict for other hardware" if other else _BUSY,
-            remedy=_ADAPT,
+            remedy=ADAPT,
         )
         yield f"warning: {message}"
 

@@ -30,7 +30,8 @@ class SearchRecord:
         predicted_ms: the plan's cost; None where there is no plan.
         margin_ms: half the width of the predicted cost's 90% interval; None where the models know none.
         remark: what the searcher says of its plan.
-        warnings: tables and exchanges outside the training range of the models, a line each.
+        warnings: reasons why the predicted cost may be wrong, such as tables outside the training range of the models;
+            one line for each.
         expected_ms: the cost to be expected (`Cost.expected_ms`); None where the models know no margin.
         measured_ms: on hardware, the mean over the passes of verification; None where it wasn't measured.
         caveat: what is said wherever the predicted cost is shown (`Cost.caveat`).
@@ -77,7 +78,7 @@ def _of_another(task: int, record: SearchRecord) -> str | None:
 
 
 def _is_inside(name: str) -> bool:
-    """Tell whether a path stays in the directory that it starts from, by its words."""
+    """Return True if a relative path stays inside the directory that it starts from, by the names in it."""
     path = PurePosixPath(name)
     return name.isprintable() and not path.is_absolute() and bool(path.parts) and ".." not in path.parts
 

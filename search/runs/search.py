@@ -286,7 +286,10 @@ class SearchResult:
         return [f"count {one}" for one in dict.fromkeys(known) if one is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield the first task's warning for each subject, except warnings that repeat the caveat of the costs."""
+        """Yield the first task's warning for each place, except warnings that repeat the caveat of the costs.
+
+        Records store warnings as text, in which the place stands before the first colon.
+        """
         by_subject: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:
             for warning in (record.warnings or "").splitlines():
@@ -298,7 +301,7 @@ class SearchResult:
 
 
 def _found_nothing(there: RunDirectory) -> bool:
-    """Tell whether a whole search is there that found no plan for its only task: another may take its place."""
+    """Return True if the directory has a finished search of one task without a plan: it may be searched again."""
     if not there.finished or (run := there.read()) is None or run.kind != "search":
         return False
     records = SearchRun.load(there.path).records
