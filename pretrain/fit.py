@@ -58,17 +58,19 @@ class Fit:
     exchanges: Mapping[str, CommModel] = field(default_factory=dict)
 
     def check(self, start: CostModels) -> None:
-        """Raise UserError unless the start's models of columns and all-to-alls are of kinds that are gone on from."""
+        """Raise UserError unless the start's models of columns and all-to-alls are of kinds that can be fine-tuned."""
         pieces = pieces_of(start)
         makers = ((COMPUTE, self.compute, "compute"), (FORWARD, self.comm, "comm"), (BACKWARD, self.comm, "comm"))
         for name, fitter, setting in makers:
             kind = fitter.goes_on_from
             if name in pieces and (kind is None or not isinstance(pieces[name], kind)):
-                why = "begins from nothing" if kind is None else "makes none of its kind"
+                why = "trains models only from scratch" if kind is None else "fine-tunes only models of another kind"
                 raise UserError(
-                    f"the {name} model of {start.name or 'the start'} can't be fitted further: this {setting}_model "
-                    f"{why}; choose the compute_model and comm_model that it was fitted with (a datasheet's was with "
-                    "none), or start from other models, such as cpu"
+                    "init-model-kind",
+                    f"the {name} model of {start.name or 'init'} can't be fine-tuned",
+                    limit=f"this {setting}_model {why}",
+                    remedy="Set compute_model and comm_model to the kinds that trained these models (models of a "
+                    "datasheet have none), or start from other models, such as init=cpu",
                 )
 
     def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:

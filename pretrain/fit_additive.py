@@ -103,11 +103,16 @@ class AdditiveNetwork(nn.Module):
         """Take the weights of a fitted model.
 
         Raises:
-            UserError: they don't have the signs of this kind.
+            UserError: the weights don't have the signs of this kind of model.
         """
         self.network.load(model.network)
         if (model.weight * self._signs.numpy() < 0).any():
-            raise UserError("init is a model whose corrections have other signs; leave init out")
+            raise UserError(
+                "init-correction-signs",
+                "the compute model of init has corrections whose signs differ from those of this compute_model",
+                limit="such a model can't be fine-tuned",
+                remedy="Remove init, or start from other models, such as init=cpu",
+            )
         moved = model.moved[self._moved] * self._typical[:, None]
         with torch.no_grad():
             self.log_moved.copy_(torch.from_numpy(np.log(np.maximum(moved, _NOTHING))))
@@ -135,10 +140,13 @@ class Additive(HiddenLayers, ComputeFitter):
     """An own cost for every table, and a correction of the sum.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags.
-        corrections: numbers that say what tables do to each other. The width of the head's hidden layer.
-        kernel_widths: columns up to which a call's kernel is faster if no table is wider; on GPUs [32, 64, 128].
-        training_further: how a model of another machine is fitted further.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: set of table features that the
+            model sees.
+        corrections: number of corrections to the sum of table costs, which show how tables in one kernel call affect
+            each other. The width of the head's hidden layer.
+        kernel_widths: table widths, in columns, up to which a kernel call is faster if no table is wider, such as
+            [32,64,128] on GPUs; [] assumes that there are none.
+        training_further: settings for fine-tuning a model of another machine.
     """
 
     goes_on_from: ClassVar[Any] = AdditiveCompute
@@ -154,7 +162,11 @@ class Additive(HiddenLayers, ComputeFitter):
         known = FeatureSet(self.features).columns
         if self.kernel_widths and (DIM not in known or sorted({*self.kernel_widths}) != [*self.kernel_widths]):
             raise UserError(
-                f"kernel_widths={list(self.kernel_widths)} must rise; features={self.features} must have {DIM}"
+                "kernel-widths-invalid",
+                f"kernel_widths={list(self.kernel_widths)} is not allowed with features={self.features}",
+                limit=f"the widths must increase, and the features must contain {DIM}",
+                remedy="List each width once in increasing order, such as kernel_widths=[32,64,128], and set "
+                "features=physical_reuse; or set kernel_widths=[]",
             )
 
     @property
@@ -194,8 +206,9 @@ class Ensemble(ComputeFitter):
     """Several additive models, from different initial weights and orders of samples.
 
     Attributes:
-        member: how each is fitted.
-        members: models that are fitted from different starts; their spread tells how sure they are.
+        member: settings of each model.
+        members: number of models in the ensemble, trained from different initial weights; the spread of the predictions
+            shows how certain they are.
     """
 
     goes_on_from: ClassVar[Any] = ComputeEnsemble
@@ -230,7 +243,8 @@ class Regression(ComputeFitter):
     """A weight for every feature, none negative, of the least squared relative error.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: set of table features that the
+            model sees.
     """
 
     features: str = "physical"

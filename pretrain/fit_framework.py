@@ -13,6 +13,7 @@ from neuroshard.models.precision import converted_mb
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.records.samples import HOST, LOCAL_PHASES, LocalSample, Measurement
 from neuroshard.stages.pretrain.result import Predicted
 from neuroshard.tasks.task import Task
@@ -131,8 +132,10 @@ def fit_framework(
     every, known = _Asked.by_part(models, some), {} if start is None else _known(start)
     if start is None and not len(every["kernels"].took_ms):
         raise UserError(
-            f"in all of {len(some)} steps devices waited for their hosts, so they don't tell what devices do; collect "
-            "steps of more work: experiment=collect_gpu num_local_samples=400"
+            "framework-steps-host-bound",
+            f"devices waited for their hosts in all of {number_of(len(some), 'measured step')}",
+            limit="such steps do not show how long devices work",
+            remedy="Collect steps with more work: `neuroshard collect experiment=collect_gpu num_local_samples=400`",
         )
     named = dict[str, dict[str, float]]()
     for name, asked in every.items():

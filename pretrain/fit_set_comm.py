@@ -75,13 +75,16 @@ class _Devices:
         Their features are those that have signs.
 
         Raises:
-            UserError: there is none.
+            UserError: there is no such exchange.
         """
         exchanges = [_devices(m, direction) for m in measurements if m.sample.num_devices > 1]
         if not exchanges:
             raise UserError(
-                "no exchanges between two devices or more to train on, or none to validate with; collect some with "
-                "comm.num_devices=[2,4], or take a datasheet's: exchanges=roofline:h100"
+                "exchanges-between-devices-missing",
+                "the training or validation samples have no exchange between devices",
+                limit="the model is fitted to exchanges between 2 or more devices",
+                remedy="Collect exchanges with comm.num_devices=[2,4], or use the exchanges of a datasheet: set "
+                "exchanges=roofline:h100",
             )
         features, wait, transfer = (np.concatenate(arrays) for arrays in zip(*exchanges, strict=True))
         return cls(features[:, : len(signs)], wait, transfer)
@@ -97,8 +100,9 @@ class SetCommunication(HiddenLayers, CommFitter):
     """One network for every device, which sees the others as a set.
 
     Attributes:
-        parts: of a transfer, in addition to what remains after the last start.
-        training_further: how a model of another machine is fitted further.
+        parts: number of parts of a transfer that may overlap with waiting for slower devices, in addition to the part
+            after the last device has started.
+        training_further: settings for fine-tuning a model of another machine.
     """
 
     goes_on_from: ClassVar[Any] = SetComm

@@ -59,8 +59,8 @@ class HiddenLayers(Fitter):
     """What fitters of one network have in common.
 
     Attributes:
-        hidden: widths of the network's layers.
-        training: how it is fitted.
+        hidden: widths of the network's hidden layers, such as [64,32].
+        training: settings of the training.
     """
 
     hidden: Widths
@@ -79,17 +79,31 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
         UserError: they are of several batch sizes, which the features don't show.
     """
     if not features.sees_batch_size:
-        only_value([m.sample.batch_size for m in measured.everything], "batch sizes", "choose features=physical")
+        only_value(
+            [m.sample.batch_size for m in measured.everything],
+            "batch sizes",
+            f"features={features.name} do not contain the batch size",
+            "Set features of the compute_model to physical or physical_reuse",
+        )
     return ComputeTable.of(measured.train, features), ComputeTable.of(measured.valid, features)
 
 
-def only_value(values: Sequence[int], name: str, remedy: str) -> int:
-    """Check that all samples share one value, and return it.
+def only_value(values: Sequence[int], name: str, limit: str, remedy: str) -> int:
+    """Return the value that all samples share.
+
+    Args:
+        values: the value of each sample.
+        name: plural name of the values, for the error.
+        limit: why there may be only one, for the error.
+        remedy: what to do if there are several, for the error.
 
     Raises:
         UserError: there are several.
     """
     different = sorted(set(values))
     if len(different) > 1:
-        raise UserError(f"measured at {name} {', '.join(map(str, different))}; {remedy}")
+        several = ", ".join(map(str, different))
+        raise UserError(
+            "samples-values-differ", f"the samples have several {name} ({several})", limit=limit, remedy=remedy
+        )
     return different[0]

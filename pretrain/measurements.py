@@ -16,6 +16,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import by_place
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
@@ -53,8 +54,13 @@ class SplitMeasurements:
     def check(self, what: str, where: str) -> None:
         """Raise UserError if a split is empty."""
         if self.empty:
-            good = len(self.everything)
-            raise UserError(f"{where} holds no {what} for the {self.empty[0]} split; collect more (found {good})")
+            raise UserError(
+                "split-empty",
+                f"the {self.empty[0]} split has no {what}",
+                where=where,
+                limit=f"{number_of(len(self.everything), 'sample')} found, and each split needs 1 or more",
+                remedy="Collect more samples",
+            )
 
     @property
     def known(self) -> list[Measurement[Any]]:
@@ -69,7 +75,13 @@ class SplitMeasurements:
         """
         train = [m for m in self.train if most_tables is None or len(m.sample.tables) <= most_tables]
         if self.train and not train:
-            raise UserError(f"max_tables={most_tables} leaves no sample to train on")
+            fewest = min(len(m.sample.tables) for m in self.train)
+            raise UserError(
+                "max-tables-excludes-all",
+                f"max_tables={most_tables} excludes all training samples",
+                limit=f"the smallest training sample has {number_of(fewest, 'table')}",
+                remedy=f"Set max_tables={fewest} or more",
+            )
         return replace(self, train=train[:most])
 
     @property
@@ -208,7 +220,12 @@ class Measured:
                 different splits, or a directory is named twice.
         """
         if twice := [same[-1] for same in by_place(its.path for its in directories) if len(same) > 1]:
-            raise UserError(f"data: {twice[0]} is named twice, and would count twice; name it once")
+            raise UserError(
+                "data-directory-twice",
+                f"data names {twice[0]} twice",
+                limit="the samples of this directory would count twice",
+                remedy="Name each directory once",
+            )
         needed = {IN_COLUMNS, *(calls or ())}
         where = " and ".join(str(directory.path) for directory in directories)
         called, exchanged, drawn = zip(*map(_read, directories), strict=True)
@@ -221,8 +238,8 @@ class Measured:
         for call in sorted(needed, key=CALLS.index):
             measured.compute.get(call, nothing).check(_of_call(call), where)
         for one in sorted(set(exchanges)):
-            named = "" if one is Collective.ALL_TO_ALL else f" {name_of(one)}"
-            measured.comm.get(one, nothing).check(f"exchanges{named}", where)
+            named = "" if one is Collective.ALL_TO_ALL else f"{name_of(one)} "
+            measured.comm.get(one, nothing).check(f"{named}exchanges", where)
         return replace(measured, local=local)
 
     def fittable(self, known: Collection[str]) -> "Measured":
@@ -337,8 +354,11 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
         split = splits.setdefault((table.name, table.rows, table.pooling_factor), drawn_for)
         if split != drawn_for:
             raise UserError(
-                f"{where}: table {table.name!r} is in the {split} and in the {drawn_for} split; "
-                "collect with the same tables and seed, or with other tables"
+                "table-in-two-splits",
+                f"table {table.name!r} is in the {split} split and in the {drawn_for} split",
+                where=where,
+                limit="models must not be tested on tables that they were trained on",
+                remedy="Collect all directories with the same tables and seed, or each with tables of its own",
             )
 
 

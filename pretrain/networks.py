@@ -84,12 +84,17 @@ class MonotoneNetwork(nn.Module):
         """Take the weights of a network of the same widths.
 
         Raises:
-            UserError: they don't have the signs.
+            UserError: the weights don't have the signs that this network's weights must have.
         """
         for layer, sign, columns, bias in zip(self._layers, self._signs, mlp.weights, mlp.biases, strict=True):
             weight = torch.from_numpy(columns.T.copy())
             if (_kept(weight, sign) != weight).any():
-                raise UserError("init is a model whose costs fall where they must rise; leave init out")
+                raise UserError(
+                    "init-weight-signs",
+                    "a model of init predicts costs that fall where they must rise",
+                    limit="such a model can't be fine-tuned",
+                    remedy="Remove init, or start from other models, such as init=cpu",
+                )
             with torch.no_grad():
                 layer.weight.copy_(weight)
                 layer.bias.copy_(torch.from_numpy(bias.copy()))

@@ -32,10 +32,12 @@ class PaperCompute(ComputeFitter):
     """A table network, a sum, a head with one hidden layer.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags.
-        table: widths of the table network's layers. The last is its output.
-        head: width of the head's hidden layer. One layer, so that the search can compile it into its inner loop.
-        training: how it is fitted.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: set of table features that the
+            model sees.
+        table: widths of the table network's layers, such as [128,32]; the last width is the network's output.
+        head: width of the hidden layer of the head, which computes costs from sums over tables. The head has one hidden
+            layer, so that the search can compile it into its inner loop.
+        training: settings of the training.
     """
 
     features: str = "paper"
@@ -78,9 +80,10 @@ class PaperComm(HiddenLayers, CommFitter):
         Raises:
             UserError: the exchanges are of several batch sizes or numbers of devices.
         """
-        only_value([m.sample.batch_size for m in measured.everything], "batch sizes", "choose comm_model=set")
+        limit, remedy = "comm_model=paper serves one batch size and number of devices", "Set comm_model=set"
+        only_value([m.sample.batch_size for m in measured.everything], "batch sizes", limit, remedy)
         counts = [m.sample.num_devices for split in (measured.train, measured.valid, measured.test) for m in split]
-        num_devices = only_value(counts, "numbers of devices", "choose comm_model=set")
+        num_devices = only_value(counts, "numbers of devices", limit, remedy)
         train, valid = (CommTable.of(split, direction) for split in (measured.train, measured.valid))
         normaliser, scale_ms = Normaliser.fitted(train.features), float(np.abs(train.transfer_ms).mean())
         torch.manual_seed(seed)

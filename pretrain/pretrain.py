@@ -38,25 +38,26 @@ class Pretrain:
 
     Attributes:
         data: a directory that neuroshard collect wrote, or in which evaluate or a verified search measured plans;
-            or several directories, [data/cpu, data/more].
-        out: directory for the bundle.
+            or several directories, such as [data/cpu,data/more].
+        out: directory that the bundle of fitted models is written to.
         compute_model, comm_model: the kinds of the models, and how they are fitted.
-        init: a bundle (installed, or a directory) whose models are fitted further. With several bundles, [cpu,
-            models/other], the bundle of the machine most like this machine counts. None starts from nothing.
-        min_finetune_samples: minimum number of training samples of a kernel call from which init's model of the call is
-            fine-tuned. With fewer samples the model is only multiplied by a factor: fine-tuned to a few hundred random
+        init: bundle whose models are fine-tuned: an installed name such as cpu, a directory, or several bundles, such
+            as [cpu,models/other], of which the one of the most similar machine is used; None trains new models.
+        min_finetune_samples: minimum number of training samples of a kernel call for fine-tuning init's model of that
+            call; with fewer samples the model is only multiplied by a factor. Fine-tuned to a few hundred random
             combinations, models chose plans whose steps took longer.
-        max_samples: maximum number of training samples of each kind; None takes all.
-        max_tables: maximum number of tables in a compute sample for training; None takes all samples, 1 leaves
-            combinations out.
-        calls: kernel calls that models are fitted to, in addition to column_wise, such as row_wise, data_parallel,
-            sequence_column_wise, sequence_row_wise; None takes all that were measured.
-        exchanges: a datasheet whose exchanges the models take, such as roofline:h100, for a machine with one device,
-            on which exchanges can't be measured; None fits models to the measured exchanges.
-        host_tiers: a datasheet whose link to the host is added for tables in host memory, such as roofline:h100; None
-            takes measured kernel calls only.
-        seed: seed of the initial weights and the order of samples.
-        allow_regression: write the models even if they are worse than those of init on the same test samples.
+        max_samples: maximum number of training samples of each kernel call, of each exchange and of steps; None uses
+            all samples.
+        max_tables: maximum number of tables in a training sample of a kernel call, such as 1 for single tables only;
+            None uses all samples.
+        calls: kernel calls that models are fitted to in addition to column_wise, such as
+            [row_wise,data_parallel,sequence_column_wise,sequence_row_wise]; None fits models to all measured calls.
+        exchanges: datasheet whose exchange models are used, such as roofline:h100, if the data has no measured
+            exchanges, as on a machine with one device; None fits models to the measured exchanges.
+        host_tiers: datasheet whose link between host and device predicts tables in host memory, such as roofline:h100;
+            None predicts such tables only by measured kernel calls.
+        seed: seed of the initial weights and of the order of samples.
+        allow_regression: true writes the models even if they are worse than those of init on the same test samples.
     """
 
     data: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)]
@@ -81,8 +82,9 @@ class Pretrain:
         """Fit the models, set their margins on validation samples, test them on unseen tables, write the bundle.
 
         Raises:
-            UserError: `out` can't hold a bundle, `data` is no data directory, a split holds nothing of columns, of
-                all-to-alls or of one of `calls`, or `init` is of other kinds, or better than what was fitted.
+            UserError: `out` can't hold a bundle, `data` is not a data directory, a split has no samples of columns, of
+                all-to-alls or of one of `calls`, or the models of `init` are of other kinds, or better than the fitted
+                models.
         """
         check_place(Path(self.out))
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1), progress_bar() as bars:
@@ -94,7 +96,12 @@ class Pretrain:
             directories = [DataDirectory.at(Path(path)) for path in _several(self.data)]
             manifest = _common(directories)
             if given and any(m.repeats for directory in directories for m in directory.comm().read()):
-                raise UserError(f"exchanges={self.exchanges}, but data holds measured exchanges; leave the setting out")
+                raise UserError(
+                    "exchanges-already-measured",
+                    f"exchanges={self.exchanges} is set, but data contains measured exchanges",
+                    limit="a datasheet's exchanges are for data without measured exchanges",
+                    remedy="Remove exchanges",
+                )
             calls = None if self.calls is None else [call_named(name) for name in self.calls]
             needed = () if given else (Collective.ALL_TO_ALL,)
             found = Measured.of(directories, calls, needed).limited(self.max_samples, self.max_tables)
@@ -135,9 +142,11 @@ class Pretrain:
         ]
         if worse:
             raise UserError(
-                f"the fitted models are worse than init={start}, on the same test samples: {', '.join(worse)}; "
-                f"nothing was written to {self.out}: collect more samples, on a quieter machine, use {start} as it "
-                "is, or write them with allow_regression=true"
+                "pretrain-models-worse",
+                f"the fitted models are worse than init={start} on the same test samples: {', '.join(worse)}",
+                limit=f"nothing was written to {self.out}",
+                remedy=f"Collect more samples on a quieter machine, or use {start} unchanged. To write the fitted "
+                "models anyway, set allow_regression=true",
             )
 
     def _card(
@@ -172,14 +181,17 @@ def _common(directories: Sequence[DataDirectory]) -> Manifest:
     """Read the first one's manifest, if all were measured on the same type of machine.
 
     Raises:
-        UserError: they weren't, or one is no data directory.
+        UserError: they weren't, or a directory is not a data directory.
     """
     first, *others = (directory.manifest() for directory in directories)
     here = parse(first.hardware, Fingerprint, f"hardware of {directories[0].path}")
     for directory, other in zip(directories[1:], others, strict=True):
         if not here.same_hardware(other.hardware):
             raise UserError(
-                f"{directory.path} was measured on other hardware than {directories[0].path}; models are of one machine"
+                "data-hardware-differs",
+                f"{directory.path} was measured on other hardware than {directories[0].path}",
+                limit="models are fitted to one type of machine",
+                remedy="Set data to directories that were measured on the same hardware",
             )
     return first
 
@@ -190,23 +202,32 @@ def _several(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
-    """Write the bundle; where that fails, elsewhere, so that the training isn't lost.
+    """Write the bundle to `path`; if that fails, write it to a temporary directory, so that the training isn't lost.
 
     Raises:
-        UserError: it couldn't be written to `path`; says where it is instead.
+        UserError: the bundle couldn't be written to `path`; the error says where the bundle is instead.
     """
     try:
         save_bundle(path, models, card)
         return
     except OSError as error:
-        why = f"can't write the bundle to {path} ({error.strerror or error}); what was there before is unchanged"
-    kept = None
+        what = f"the bundle can't be written to {path} ({error.strerror or error})"
+    unchanged, kept = f"the earlier content of {path} is unchanged", None
     try:
         kept = Path(tempfile.mkdtemp(prefix="neuroshard-"))
         save_bundle(kept, models, card)
     except OSError:
         if kept is not None:
             shutil.rmtree(kept, ignore_errors=True)
-        lost = f"the fitted models are lost: nor is there room in {tempfile.gettempdir()}"
-        raise UserError(f"{why}, {lost}") from None
-    raise UserError(f"{why}, the fitted models are in {kept}: make room and move them")
+        raise UserError(
+            "bundle-lost",
+            what,
+            limit=f"{unchanged}, but the fitted models are lost: there is no room in {tempfile.gettempdir()} either",
+            remedy="Make room, or set out to another directory, and run `neuroshard pretrain` again",
+        ) from None
+    raise UserError(
+        "bundle-kept-elsewhere",
+        what,
+        limit=f"{unchanged}, and the fitted models are in {kept}",
+        remedy=f"Make room and move the files of {kept} to {path}",
+    )

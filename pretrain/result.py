@@ -15,6 +15,7 @@ from neuroshard.cost.cost import PARTS
 from neuroshard.models.trust import LEVEL, Accuracy, Margin, ModelTest
 from neuroshard.plumbing.arrays import FloatArray, IntArray, sums_of
 from neuroshard.plumbing.fitness import UseVerdict
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.progress import print_lines
 from neuroshard.records.noise import FIT_NOISE, pass_repeatability
 from neuroshard.records.samples import Measurement
@@ -78,9 +79,9 @@ class PretrainResult:
             console.print("before: the MAPE of the models that these were fitted from, on the same samples")
         console.print("noise: how far two passes of the measurement itself differ on the same samples")
         console.print(
-            f"in {LEVEL:.0%}: share of the measurements inside the intervals that are meant to hold {LEVEL:.0%}"
+            f"in {LEVEL:.0%}: share of the measurements inside the {LEVEL:.0%} intervals of their predictions"
         )
-        print_lines(console, starmap(_left_out, self.left_out.items()))
+        print_lines(console, map(str, starmap(_left_out, self.left_out.items())))
         self.verdict.show(console)
 
     @property
@@ -97,7 +98,7 @@ class PretrainResult:
         if off := [part for part, its in self.metrics.items() if its.test.mape > _FIT_ERROR]:
             return UseVerdict(
                 False,
-                f"predictions are too far off ({self._errors(off)}, limit {_FIT_ERROR:.0%})",
+                f"the errors of the predictions are too large ({self._errors(off)}, limit {_FIT_ERROR:.0%})",
                 "collect more samples, and pre-train again",
             )
         return self._compared
@@ -122,7 +123,7 @@ class PretrainResult:
             )
         if self.before and not better:
             return UseVerdict(True, "these models are about as good as those they were fitted from")
-        return UseVerdict(True, f"on unseen tables predictions are off by less than {_FIT_ERROR:.0%}")
+        return UseVerdict(True, f"on unseen tables the error of predictions is below {_FIT_ERROR:.0%}")
 
     @property
     def _again(self) -> list[str]:
@@ -141,10 +142,15 @@ class PretrainResult:
         )
 
 
-def _left_out(part: str, sizes: dict[str, int]) -> str:
-    """Say of a part why it has no model."""
-    counts = ", ".join(f"{count} {split}" for split, count in sizes.items())
-    return f"{part} is left out: there are {counts} samples of it, and each split needs some; collect more"
+def _left_out(part: str, sizes: dict[str, int]) -> Message:
+    """Make the message that a part has no model, with its number of samples in each split."""
+    counts = ", ".join(f"{split} {count}" for split, count in sizes.items())
+    return Message(
+        "part-without-model",
+        f"no model was fitted to {part}",
+        limit=f"each split needs 1 sample or more (samples: {counts})",
+        remedy=f"Collect more samples of {part}",
+    )
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,7 @@ class Predicted:
         return float(self._relative_errors(factor).mean())
 
     def is_beaten_by(self, other: "Predicted") -> bool:
-        """Tell whether other predictions of the samples are better: by over a tenth of their error, and not by chance.
+        """Return True if other predictions of the samples are better: by over a tenth of their error, not by chance.
 
         A paired t-test tells chance. Devices of one exchange err alike, and count as one; a single sample can't tell.
         """

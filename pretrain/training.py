@@ -36,13 +36,13 @@ class TrainingSettings:
 
     Attributes:
         epochs: maximum number of passes over the training samples. The best epoch on the validation set is kept.
-        batch_size: number of samples in a step.
-        learning_rate: learning rate of Adam.
-        schedule: constant | cosine: schedule of the learning rate; cosine falls to zero.
-        loss: mse | relative | absolute_relative. "mse" is the loss of the papers; "relative" is the squared error over
-            the squared target, so that cheap samples count as much as expensive samples; "absolute_relative" is the
-            absolute error over the target, as in MAPE.
-        patience: number of epochs without a better validation loss after which training ends.
+        batch_size: number of samples per training step.
+        learning_rate: learning rate of the Adam optimizer.
+        schedule: constant | cosine: schedule of the learning rate; cosine decreases the rate to zero.
+        loss: mse | relative | absolute_relative: loss per sample: the squared error (as in the papers), the squared
+            error divided by the squared target, or the absolute error divided by the target. With "relative" cheap
+            samples count as much as expensive samples; "absolute_relative" is the loss of MAPE.
+        patience: number of epochs without a lower validation loss after which training stops.
     """
 
     epochs: PositiveCount = 1000

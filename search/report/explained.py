@@ -21,7 +21,7 @@ from neuroshard.words.placement import Tier
 
 def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> list[Section]:
     """Explain a plan in sections, the most important first; the pictures stand beside its devices."""
-    warnings = texts({"warning": explanation.warnings})
+    warnings = texts({"warning": [*map(str, explanation.warnings)]})
     return [
         _summary(explanation),
         *([Section("Warnings", table=warnings)] if explanation.warnings else []),

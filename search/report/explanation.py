@@ -11,6 +11,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tables import Table
@@ -46,7 +47,7 @@ class Explanation:
         heuristics: costs of the plans of other methods, or why there is no plan, by name.
         balanced_ms: predicted cost if the plan's compute and columns were spread evenly: a rough estimate of the best
             possible cost. Shards can't be spread that evenly, but other splits may be cheaper.
-        exchange_excess_ms: what it would cost less if its columns alone were.
+        exchange_excess_ms: predicted saving if only the plan's columns were spread evenly.
         warnings: tables and exchanges outside the training range, and limits of the task that the plan breaks.
     """
 
@@ -56,7 +57,7 @@ class Explanation:
     heuristics: dict[str, Cost | str]
     balanced_ms: float
     exchange_excess_ms: float
-    warnings: tuple[str, ...]
+    warnings: tuple[Message, ...]
 
     @property
     def slowest(self) -> int:
@@ -75,7 +76,7 @@ class Explanation:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether no device costs the plan as much as anybody would notice."""
+        """True if no device makes the plan cost noticeably more than the other devices do."""
         return max(self.compute_excess_ms, self.exchange_excess_ms) < _NOTICED * self.cost.total_ms
 
     @property
@@ -98,7 +99,14 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
         {f"{score}_greedy": _heuristic(score, same, simulator) for score in SCORES},
         _even_ms(plan, np.full_like(cost.compute, cost.compute.mean()), simulator),
         cost.total_ms - _even_ms(plan, cost.compute, simulator),
-        (*(f"the plan breaks its task: {broken}" for broken in plan.violations), *map(str, simulator.warnings(plan))),
+        (*(_broken(str(limit)) for limit in plan.violations), *simulator.warnings(plan)),
+    )
+
+
+def _broken(limit: str) -> Message:
+    """Make the warning that a plan breaks a limit of its task."""
+    return Message(
+        "explained-plan-violation", f"the plan doesn't fit its task: {limit}", remedy="Search again, or change the task"
     )
 
 

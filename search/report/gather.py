@@ -80,7 +80,7 @@ def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, f
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a value is a number that can be drawn."""
+    """Return True if a value is a number that can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
@@ -130,7 +130,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"no directory {path}; give directories of runs")
+            raise UserError(
+                "report-directory-missing",
+                f"{path} is not a directory",
+                remedy="Give directories that contain runs",
+            )
     found = [run.path for path in paths for run in runs_below(path)]
     return sorted((same[0] for same in by_place(found)), key=_natural)
 
@@ -168,7 +172,11 @@ def gather(paths: Sequence[Path]) -> Gathered:
                 rows = _read_rows(folder / "results.parquet", _EvaluationRow)
                 evaluated += [row | {"run": str(folder), "solved": row["measured_ms"] is not None} for row in rows]
     if not finished:
-        raise UserError(f"no finished run in {', '.join(map(str, paths))}")
+        raise UserError(
+            "report-no-finished-run",
+            f"there is no finished run in {', '.join(map(str, paths))}",
+            remedy="Finish the runs, or give other directories",
+        )
     searched = _searched(_with_tasks_named(searches, sets))
     return Gathered(_frame(searched, _SEARCHED), _frame(evaluated, _MEASURED), _frame(rounds, _LEARNED), references)
 
@@ -217,22 +225,32 @@ def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> l
 
 
 def _predicted_by(run: SearchRun) -> str:
-    """Say what predicts a search's costs."""
-    return f", predicted by {run.model}{', the exchange of indices counted' if run.count_input else ''}"
+    """Name the models that predict a search's costs, as the end of a line."""
+    return f", predicted by {run.model}{', with the input dist' if run.count_input else ''}"
 
 
 def _need_files(folder: Path, *names: str) -> None:
-    """Raise UserError for what is no file: a pipe would be waited for without end."""
+    """Raise UserError unless the names are those of files in a folder: reading from a pipe would never end."""
     for name in names:
         if not (folder / name).is_file():
-            raise UserError(f"no file {folder / name}; delete the run's directory, or run it again")
+            raise UserError(
+                "run-file-missing",
+                f"there is no file {folder / name}",
+                limit="a finished run has this file",
+                remedy=f"Delete {folder}, or run the command again that wrote it",
+            )
 
 
 def _references(path: Path) -> dict[str, float]:
     content = read_json(path, "policy")
     card = content.get("card") if isinstance(content, dict) else None
     if not isinstance(card, dict) or "references_ms" not in card:
-        raise UserError(f"{path}: card: field 'references_ms' is missing")
+        raise UserError(
+            "policy-references-missing",
+            "field 'references_ms' is missing",
+            where=f"{path}: card",
+            remedy="Train the policy again with `neuroshard train-policy`",
+        )
     return parse(card["references_ms"], dict[str, NonNegative], f"{path}: references_ms")
 
 

@@ -18,6 +18,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.journal import Journal
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
 from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Found, Searcher
@@ -33,7 +34,7 @@ class _Origin:
 
     count: PositiveCount
     seconds: NonNegative
-    warning: str | None
+    warning: Message | None
     remark: str | None = None
 
 
@@ -74,7 +75,7 @@ class MeasuredOnce:
         return max(map(sum, zip(*self.parts.values(), strict=True))) if self.step_ms is None else self.step_ms
 
     def fits(self, devices: int) -> bool:
-        """Tell whether the measurement may be of a plan for so many devices."""
+        """Return True if the measurement may be of a plan for so many devices."""
         known, in_parts = self.parts.keys() == self.when.keys(), self.error is None and self.step_ms is None
         sizes = {len(self.parts.get(name, ())) for name in (*PARTS, *self.parts)} if in_parts else {devices}
         return known and sizes == {devices}
@@ -87,11 +88,12 @@ class Pass:
     plans: tuple[MeasuredOnce, ...]
 
     def wrong(self, plans: Sequence[Plan]) -> str | None:
-        """Say why the pass isn't of these plans; None if it may be."""
+        """Return why the pass can't be of these plans, as a predicate; None if it may be."""
         devices = [plan.task.topology.num_devices for plan in plans]
         if len(self.plans) == len(plans) and all(map(MeasuredOnce.fits, self.plans, devices)):
             return None
-        return f"is not of {len(plans)} plans for {' or '.join(map(str, sorted({*devices})))} devices"
+        numbers = " or ".join(map(str, sorted({*devices})))
+        return f"does not have the measurements of {number_of(len(plans), 'plan')} for {numbers} devices"
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,11 @@ class CandidatePlanFiles:
         plan = Plan.load(path)
         if replace(plan.task, constraints=task.constraints) != task:  # searches for a target may add rules
             where = self._origins.path(self.task)
-            raise UserError(f"{path} is a plan of another task; delete {where}, and it is searched again")
+            raise UserError(
+                "candidate-plan-other-task",
+                f"{path} is a plan of another task",
+                remedy=f"Delete {where} and search again",
+            )
         return plan
 
     @property

@@ -14,12 +14,13 @@ from neuroshard.models.predicted_for import PredictedFor
 from neuroshard.models.trust import ADAPT, LEVEL
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import FORMS
 from neuroshard.words.model_choice import ModelChoice
 
 _NAN = float("nan")
-_BUSY = f"either this machine is busy, or it isn't like the one that the models were measured on; {ADAPT}"
+_BUSY = "this machine is busy, or differs from the machine that the models were measured on"
 _BIASED = 1.15  # beyond this factor, all predictions are off rather than some
 
 
@@ -142,7 +143,7 @@ def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
 
 
 def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
-    """Say what failed, a line for every entry with an error, its own or of `errors`, not to be read as markup."""
+    """Return a line for every entry that failed: with the entry's error, or with the one in `errors`."""
     its = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
     return [f"{entry.method}, task {entry.task}: {error}" for entry, error in its if error is not None]
 
@@ -157,7 +158,7 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
     common = sorted(set.intersection(*([set(tasks) for tasks in solved.values() if tasks] or [set()])))
     failed = [method for method, tasks in solved.items() if not tasks]
     every = "every method" if not failed else f"every method but {', '.join(failed)}"
-    caption = f"costs: means over the {len(common)} task{'' if len(common) == 1 else 's'} that {every} solved"
+    caption = f"costs: means over the {number_of(len(common), 'task')} that {every} solved"
     asked = {method: [entry for entry in entries if entry.method == method] for method in methods}
     chosen = {method: [its[task] for task in common if task in its] for method, its in solved.items()}
     columns = {
@@ -175,7 +176,7 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
     """Yield lines on what predicted costs count, for what hardware, and by which models.
 
-    Models that predict for other hardware than `here` are warned of, and so are unlike models.
+    Lines that begin with "warning:" say that models predict for other hardware than `here`, or that models differ.
     """
     for scope, its in grouped(entries, lambda entry: entry.prediction and entry.prediction.scope).items():
         if scope is not None:
@@ -184,14 +185,21 @@ def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterato
     for name, its in by_models.items():
         target = PredictedFor.of(name)
         if target is not None and target.differs(here):
-            do = "compare measured costs with each other only" if target.other_kind(here) else ADAPT
-            yield f"warning: costs of {_methods(its)} were {target.told(here)}; {do}"
+            message = Message(
+                "predicted-for-other-hardware",
+                f"costs of {_methods(its)} were {target.told(here)}",
+                remedy="Compare measured costs only with measured costs" if target.other_kind(here) else ADAPT,
+            )
+            yield f"warning: {message}"
     if len(by_models) > 1:
-        each = "; ".join(f"{name}: {_methods(its)}" for name, its in by_models.items())
-        yield (
-            f"warning: predicted costs come from {len(by_models)} different models ({each}), and do not compare; "
-            "evaluate plan files with model=NAME, and one model predicts all of them"
+        each = ", ".join(f"{name}: {_methods(its)}" for name, its in by_models.items())
+        message = Message(
+            "predicted-by-several-models",
+            f"predicted costs come from {len(by_models)} different models ({each})",
+            limit="such costs can't be compared",
+            remedy="Evaluate the plan files with model=NAME, so that one model predicts all costs",
         )
+        yield f"warning: {message}"
 
 
 def _models_of(entry: Evaluated) -> ModelChoice | None:
@@ -203,11 +211,11 @@ def _methods(entries: Sequence[Evaluated]) -> str:
 
 
 def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield how far predictions held: measured costs inside their intervals, how many should be, and the bias.
+    """Yield lines on how good predictions are: the number of measured costs inside their intervals, and the bias.
 
-    Before that what is said of predicted costs that nobody measured on such hardware, and of the models' hardware.
-    Predictions for a GPU say nothing of costs that were measured on a CPU (`here`), and the other way round. Predicted
-    costs that count other things than the measured ones, such as framework overhead, are left out with a remark.
+    Before that come the caveats of predicted costs, and warnings about the models' hardware. Predictions for a GPU are
+    not compared with costs that were measured on a CPU (`here`), or the other way round. Predicted costs that count
+    other things than the measured costs, such as framework overhead, are left out with a remark.
     """
     for caveat, its in grouped(entries, lambda entry: entry.caveat).items():
         if caveat is not None:
@@ -218,10 +226,13 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
     of_kind = [entry for entry in entries if _models_of(entry) not in unlike]
     if unlike_scope := [entry for entry in of_kind if entry.differs_in_scope]:
         scopes = " or ".join(dict.fromkeys(e.measured.scope for e in unlike_scope if e.measured is not None))
-        yield (
-            f"predicted costs of {_methods(unlike_scope)} are not compared with measured costs, which count {scopes}; "
-            "to compare them, evaluate the plan files with model=NAME and without framework="
+        message = Message(
+            "predicted-scope-differs",
+            f"predicted costs of {_methods(unlike_scope)} are not compared with measured costs",
+            limit=f"measured costs count {scopes}",
+            remedy="To compare them, evaluate the plan files with model=NAME and without framework=",
         )
+        yield str(message)
     like = [entry for entry in of_kind if not entry.differs_in_scope]
     figures = np.array([(e.predicted_ms, e.measured_ms, e.margin_ms) for e in like], dtype=np.float64)
     known = figures.reshape(-1, 3)[~np.isnan(figures.reshape(-1, 3)).any(axis=1)]
@@ -231,15 +242,20 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
     inside = int((np.abs(measured - predicted) <= margin).sum())
     expected = round(LEVEL * len(known))
     yield (
-        f"{inside} of {len(known)} measured costs are inside their predicted {LEVEL:.0%} intervals, "
-        f"where {expected} should"
+        f"{inside} of {len(known)} measured costs are inside their predicted {LEVEL:.0%} intervals; "
+        f"{expected} are expected to be inside"
     )
     ratio = float(np.median(measured / predicted))
     if inside < expected / 2 and not 1 / _BIASED < ratio < _BIASED:
         others = {name for name, target in targets.items() if target is not None and target.differs(here)}
         other = any(_models_of(entry) in others for entry in like)
-        why = "the models predict for other hardware" if other else _BUSY
-        yield f"warning: measured costs are {ratio:.2f} times the predicted ones (median): {why}"
+        message = Message(
+            "measured-costs-differ",
+            f"measured costs are {ratio:.2f} times the predicted costs (median)",
+            limit="the models predict for other hardware" if other else _BUSY,
+            remedy=ADAPT,
+        )
+        yield f"warning: {message}"
 
 
 def _mean(values: list[float], digits: int) -> str:

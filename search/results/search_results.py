@@ -11,10 +11,13 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.journal import Journal
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.parquet import read_rows, write_frame
 from neuroshard.plumbing.schema import Count, Name, NonNegative, parse, shown
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.words.model_choice import ModelChoice
+
+_SEARCH_AGAIN = "Delete the run and search again"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class SearchRecord:
         predicted_ms: the plan's cost; None where there is no plan.
         margin_ms: half the width of the predicted cost's 90% interval; None where the models know none.
         remark: what the searcher says of its plan.
-        warnings: tables and exchanges outside the training range of the models, a line each.
+        warnings: reasons why the predicted cost may be wrong, such as tables outside the training range of the models;
+            one line for each.
         expected_ms: the cost to be expected (`Cost.expected_ms`); None where the models know no margin.
         measured_ms: on hardware, the mean over the passes of verification; None where it wasn't measured.
         caveat: what is said wherever the predicted cost is shown (`Cost.caveat`).
@@ -47,9 +51,18 @@ class SearchRecord:
 
     def __post_init__(self) -> None:
         if (self.plan is None) == (self.error is None):
-            raise UserError(f"task {self.task} must have either a plan or an error")
+            raise UserError(
+                "search-record-plan-or-error",
+                f"task {self.task} has {'neither a plan nor an error' if self.plan is None else 'a plan and an error'}",
+                limit="each task has either a plan or an error",
+                remedy=_SEARCH_AGAIN,
+            )
         if self.plan is not None and not _is_inside(self.plan):
-            raise UserError(f"task {self.task}: plan {shown(self.plan)} must be a file in the run's directory")
+            raise UserError(
+                "search-record-plan-outside",
+                f"plan {shown(self.plan)} of task {self.task} is not a path inside the run's directory",
+                remedy=_SEARCH_AGAIN,
+            )
 
 
 def predicted_columns(plan: Plan) -> dict[str, float | None]:
@@ -61,11 +74,11 @@ def predicted_columns(plan: Plan) -> dict[str, float | None]:
 
 
 def _of_another(task: int, record: SearchRecord) -> str | None:
-    return None if record.task == task else f"is of task {record.task}"
+    return None if record.task == task else f"belongs to task {record.task}"
 
 
 def _is_inside(name: str) -> bool:
-    """Tell whether a path stays in the directory that it starts from, by its words."""
+    """Return True if a relative path stays inside the directory that it starts from, by the names in it."""
     path = PurePosixPath(name)
     return name.isprintable() and not path.is_absolute() and bool(path.parts) and ".." not in path.parts
 
@@ -112,7 +125,7 @@ class SearchRun:
         """Load the run in a directory.
 
         Raises:
-            UserError: it isn't one, or is malformed.
+            UserError: the directory doesn't have a search run, or the run is malformed.
         """
         results = path / "results.parquet"
         facts = RunDirectory(path).facts("search")
@@ -121,7 +134,13 @@ class SearchRun:
         rows = read_rows(results, "results of a search run")
         records = tuple(parse(row, SearchRecord, str(results)) for row in rows)
         if [record.task for record in records] != list(range(len(records))):
-            raise UserError(f"{results}: its tasks must be 0, 1, ..., {len(records) - 1}, each once")
+            raise UserError(
+                "search-run-task-numbers",
+                "the numbers of the tasks are wrong",
+                where=str(results),
+                limit=f"{number_of(len(records), 'task')} must be numbered from 0 in order, each once",
+                remedy=_SEARCH_AGAIN,
+            )
         return cls(path, described.searcher, records, described.model, described.settings, described.count_input)
 
     @staticmethod

@@ -23,6 +23,8 @@ _INSTALLED = Path(__file__).resolve().parent / "policies"
 _POSITIVE = (".scale", ".scale_ms")  # what is divided by, and the unit of costs
 _POLICIES: dict[str, Any] = {kind.kind: kind for kind in (DreamShardPolicy, AutoShardPolicy)}
 
+_TRAIN_AGAIN = "Train the policy again with `neuroshard train-policy`"
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -46,15 +48,24 @@ class Agent:
         """Take weights that `tensors` gave.
 
         Raises:
-            UserError: they are another agent's, or not finite.
+            UserError: the weights are those of another agent, or not finite.
         """
         expected = self.tensors()
         if strange := expected.keys() ^ {name for name in tensors if name.startswith(("policy.", "costs."))}:
-            raise UserError(f"tensor {shown(min(strange))} is missing, or of another agent")
+            raise UserError(
+                "policy-tensor-names",
+                f"tensor {shown(min(strange))} is missing or belongs to another policy",
+                remedy=_TRAIN_AGAIN,
+            )
         for name, wanted in expected.items():
             _check_like(name, tensors[name], wanted)
             if name.endswith(_POSITIVE) and not (tensors[name] > 0).all():
-                raise UserError(f"tensor {name} must be positive")
+                raise UserError(
+                    "policy-tensor-not-positive",
+                    f"tensor {name} has values that are not positive",
+                    limit="scales must be above 0",
+                    remedy=_TRAIN_AGAIN,
+                )
         self.policy.load_state_dict(within(tensors, "policy"))
         if self.network is not None:
             self.network.load_state_dict(within(tensors, "costs"))
@@ -74,11 +85,21 @@ class Agent:
         kind = read.policy.kind
         check_name("kind of policy", kind, _POLICIES)
         if read.features != FEATURES.columns:
-            raise UserError("made for other table features; train it again with neuroshard train-policy")
+            raise UserError(
+                "policy-features-differ",
+                "the policy was trained with other table features",
+                limit="this version of neuroshard has other features",
+                remedy=_TRAIN_AGAIN,
+            )
         try:
             policy = _POLICIES[kind](**read.policy.settings)
         except TypeError as error:
-            raise UserError(f"settings of the {kind} policy: {error}") from None
+            raise UserError(
+                "policy-settings-wrong",
+                f"the settings of the {kind} policy are wrong",
+                limit=str(error),
+                remedy=_TRAIN_AGAIN,
+            ) from None
         return cls(policy, None if read.costs is None else CostNetwork(read.costs))
 
 
@@ -100,11 +121,15 @@ def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
     """Raise UserError unless a tensor from a file has the shape and type of `wanted`, and finite numbers."""
     if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
         raise UserError(
-            f"tensor {name} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
-            f"not {wanted.dtype} of {tuple(wanted.shape)}"
+            "policy-tensor-shape",
+            f"tensor {name} is {tensor.dtype} of shape {tuple(tensor.shape)}",
+            limit=f"the policy needs {wanted.dtype} of shape {tuple(wanted.shape)}",
+            remedy=_TRAIN_AGAIN,
         )
     if not torch.isfinite(tensor).all():
-        raise UserError(f"tensor {name} holds numbers that are not finite")
+        raise UserError(
+            "policy-tensor-not-finite", f"tensor {name} has values that are not finite", remedy=_TRAIN_AGAIN
+        )
 
 
 def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
@@ -133,12 +158,14 @@ def load_agent(name: str) -> Agent:
     path = _path_of(name)
     content = read_json(path / "policy.json", f"policy (installed: {', '.join(installed_policies())})")
     try:
-        agent = Agent.described(of_format(content, _FORMAT, "it"))
+        agent = Agent.described(of_format(content, _FORMAT, "policy.json"))
         agent.restore(load_file(regular_file(path / "policy.safetensors", "weights")))
     except UserError as error:
-        raise UserError(f"policy {path}: {error}; train it again with neuroshard train-policy") from None
+        raise error.at(f"policy {path}").changed(remedy=_TRAIN_AGAIN) from None
     except (OSError, SafetensorError) as error:
-        raise UserError(f"policy {path} is damaged ({error}); train it again with neuroshard train-policy") from None
+        raise UserError(
+            "policy-file-damaged", f"policy {path} is damaged", limit=str(error), remedy=_TRAIN_AGAIN
+        ) from None
     return agent
 
 

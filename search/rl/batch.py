@@ -51,15 +51,18 @@ class TaskBatch:
         """Batch the tasks, in order.
 
         Raises:
-            UserError: they differ in their number of items or devices.
+            UserError: the tasks differ in their number of items or devices.
             InfeasibleError: a task can't fit, or wants an item split.
         """
         items = tuple(Items.of(Base.empty(task)) for task in tasks)
         shapes = {(len(some), some.task.topology.num_devices) for some in items}
         if len(shapes) > 1:
+            different = ", ".join(f"{tables} and {devices}" for tables, devices in sorted(shapes))
             raise UserError(
-                f"tasks of one batch must have equally many tables and devices, these have {sorted(shapes)}; "
-                "set tasks.draw.min_tables and max_tables to one number"
+                "policy-task-shapes-differ",
+                f"the tasks differ in their numbers of tables and devices ({different})",
+                limit="a policy places tasks with the same numbers of tables and devices at a time",
+                remedy="Set tasks.draw.min_tables and tasks.draw.max_tables to the same number",
             )
         for some in items:
             check_whole(some, method)
@@ -100,9 +103,19 @@ def _tensors(items: Items, most_tables: int, most_rivals: int) -> list[torch.Ten
     task = items.task
     for table in task.tables:
         if not table.pooled:
-            raise UserError(f"learned policies know pooled tables only, and {table.name!r} is a sequence table")
+            raise UserError(
+                "policy-sequence-table",
+                f"table {table.name!r} is a sequence table",
+                limit="learned policies place only pooled tables",
+                remedy="Set searcher=neuroshard",
+            )
     if any(home.tier is not Tier.DEVICE for home in task.tier_assignments):
-        raise UserError("learned policies know tables in device memory only; take searcher=neuroshard")
+        raise UserError(
+            "policy-host-table",
+            "the task has tables in host memory",
+            limit="learned policies place only tables in device memory",
+            remedy="Set searcher=neuroshard",
+        )
     sizes = Sizes.of(items)
     check_total(sizes)
     every = [items.tables(index, item.width) for index, item in enumerate(items.items)]

@@ -40,7 +40,12 @@ class SimulatorCosts:
         """
         model = simulator.models.compute
         if not isinstance(model, SumModel):
-            raise UserError("learned policies need a compute model that sums over tables; these models have another")
+            raise UserError(
+                "policy-model-without-sum",
+                f"the compute model {type(model).__name__} is not a sum over tables",
+                limit="learned policies need a compute model that sums over tables",
+                remedy="Set model to models with such a compute model, such as model=cpu",
+            )
         self._simulator = simulator
         self._model = model
 
@@ -65,8 +70,13 @@ class SimulatorCosts:
         """
         compute = self._model.head(vectors.numpy()) * (count.numpy() > 0)
         columns, task = dims.numpy().astype(np.float64), batch.items[0].task
-        if len({some.task.batch_size for some in batch.items}) > 1:
-            raise UserError("tasks of one batch must have one batch size")
+        if len(sizes := {some.task.batch_size for some in batch.items}) > 1:
+            raise UserError(
+                "policy-batch-sizes-differ",
+                f"the tasks have several batch sizes ({', '.join(map(str, sorted(sizes)))})",
+                limit="a policy places tasks of one batch size at a time",
+                remedy="Give tasks with the same batch size",
+            )
         traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
         forward, backward = self._simulator.communication(traffic, compute)
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
@@ -83,16 +93,16 @@ class SimulatorCosts:
 @dataclass(frozen=True)
 @checked
 class CostNetworkSettings:
-    """What a cost network is made of, and how it is fitted.
+    """Settings of a cost network and of its training.
 
     Attributes:
-        table: widths of the table network's layers.
-        head: width of the head's hidden layer.
-        placements: number of placements that are costed in every round, for the cost network to learn from.
-        partial_share: fraction of the placements that stop after a random number of items.
-        steps: number of training steps of the cost network in every round.
-        batch_size: number of placements in a step.
-        learning_rate: learning rate of Adam.
+        table: widths of the table network's layers, such as [128,32]; the last width is the network's output.
+        head: width of the hidden layer of each head, which predicts a part of the cost.
+        placements: number of placements per round whose costs are added to the training data of the cost network.
+        partial_share: fraction of these placements, from 0 to 1, that stop after a random number of items.
+        steps: number of training steps of the cost network per round.
+        batch_size: number of placements per training step of the cost network.
+        learning_rate: learning rate of the Adam optimizer for the cost network.
     """
 
     table: Widths = (128, 32)

@@ -52,7 +52,7 @@ class ActorCritic:
 
     Attributes:
         entropy: weight of the entropy bonus, which keeps the policy exploring.
-        value: weight of the critic's loss.
+        value: weight of the critic's loss in the total loss.
     """
 
     entropy: NonNegative = 0.001
@@ -95,12 +95,13 @@ class Learner:
         policy: makes an untrained policy network.
         algorithm: training algorithm of the policy.
         cost_network: settings of a cost network that is trained with the policy; None uses the pre-trained cost models.
-        order: order of placement in training; null places the most expensive items first, as papers and searches do.
+        order: order in which items are placed in training; None places the most expensive items first, as the papers
+            and the searches do.
         rounds: number of training rounds; the policy of the best round on the validation tasks is kept.
-        updates: number of policy updates in every round.
-        tasks: number of tasks in an update.
-        episodes: number of episodes of each task in an update.
-        learning_rate: learning rate of Adam for the policy; it decreases to 0 over the rounds.
+        updates: number of policy updates per round.
+        tasks: number of tasks per update, which are drawn at random from the training tasks.
+        episodes: number of episodes of each task per update.
+        learning_rate: learning rate of the Adam optimizer for the policy, which decreases to 0 over the rounds.
     """
 
     policy: Callable[[], Policy]

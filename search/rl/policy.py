@@ -62,12 +62,16 @@ class Policy(nn.Module):
         """Compute the log probabilities of a softmax over the legal devices, (..., D); over all where none is.
 
         Raises:
-            UserError: the scores aren't numbers: the weights are damaged, or their training diverged.
+            UserError: the scores are not numbers: the weights are damaged, or the training diverged.
         """
         scores = self.scores(devices, context, costs)
         if scores.isnan().any() or scores.isposinf().any():
             raise UserError(
-                "the policy's scores aren't numbers: it is damaged or its training diverged; train it again"
+                "policy-scores-not-numbers",
+                "the scores of the policy are not numbers",
+                limit="the policy is damaged, or the training of the policy diverged",
+                remedy="Train the policy again with `neuroshard train-policy`. If the training diverged, set a lower "
+                "learner.learning_rate",
             )
         open_to = legal | ~legal.any(dim=-1, keepdim=True)
         return torch.log_softmax(scores.masked_fill(~open_to, -torch.inf), dim=-1)
@@ -79,9 +83,10 @@ class DreamShardPolicy(Policy):
     Representations are multiples of an even share of all tables', so that tasks of any size look alike.
 
     Args:
-        table: widths of the table network's layers.
-        cost: widths of the layers that see what devices cost so far; [] sees nothing of it.
-        head: width of the head's hidden layer.
+        table: widths of the table network's layers, such as [128,32]; the last width is the network's output.
+        cost: widths of the layers that see the costs of devices so far, such as [64,32]; [] hides these costs from the
+            policy.
+        head: width of the hidden layer of the network that scores devices.
     """
 
     kind = "dreamshard"
@@ -104,10 +109,12 @@ class AutoShardPolicy(Policy):
     """AutoShard's (section 4): an LSTM over the tables, scores from each device's tables and compute cost, a critic.
 
     Args:
-        table: widths of the table network's layers. Its output is shared by the LSTM and the devices.
+        table: widths of the table network's layers, such as [128,32]; the last width is the network's output. The LSTM
+            and the devices share this output.
         memory: width of the LSTM's state.
-        cost: widths of the layers that see what devices cost so far; [] sees nothing of it.
-        head: width of the head's hidden layer. Of the scoring network and of the critic.
+        cost: widths of the layers that see the compute costs of devices so far, such as [64,32]; [] hides these costs
+            from the policy.
+        head: width of the hidden layers of the network that scores devices and of the critic.
     """
 
     kind = "autoshard"

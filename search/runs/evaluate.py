@@ -13,6 +13,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, warn_of
 from neuroshard.plumbing.files import by_place, check_directory
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.records.run_directory import RunDirectory
@@ -29,13 +30,14 @@ class Evaluate(ModelSettings):
 
     Attributes:
         plans: plan files and directories of search runs, without a key: evaluate PLAN.json RUN_DIR.
-        model: cost models that predict the costs of plan files; None takes the predictions in the files.
+        model: cost models that predict the costs of plan files, such as cpu; None uses the predictions in the files.
         hardware: hardware that the plans run on.
-        max_tasks: maximum number of tasks of every search run; None takes all tasks.
-        seed: seed of the lookups.
+        max_tasks: maximum number of tasks to evaluate of every search run; None evaluates all tasks.
+        seed: seed of the random lookups.
         out: directory of the results; None is the next free directory under runs/evaluate.
-        count_input: true also measures the exchange of indices and counts it, also in predictions if `model` is set.
-            Predictions of a search count it if the search had count_input=true.
+        count_input: true also measures the input dist (exchange of indices) and counts it, also in predictions if model
+            is set; false leaves the input dist out. Predictions of a search count the input dist if the search had
+            count_input=true.
         measure: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 
@@ -56,8 +58,13 @@ class Evaluate(ModelSettings):
         entries = self._entries()
         _check_alike(entries)
         if not any(entry.runnable for entry in entries):
-            why = next((f" ({entry.error})" for entry in entries if entry.error is not None), "")
-            raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits its task{why}")
+            first = next((entry.error for entry in entries if entry.error is not None), None)
+            raise UserError(
+                "evaluate-nothing-to-run",
+                f"none of {number_of(len(entries), 'given plan')} can be run",
+                limit="" if first is None else f"the first error is: {first}",
+                remedy="Give plans that fit their tasks and this machine's memory",
+            )
         self.hardware.check()
         self.measure.check((), [*map(plans_of, runnable_by_task(entries).values())], self.hardware)
         if is_follower():
@@ -72,7 +79,9 @@ class Evaluate(ModelSettings):
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
         if twice := [" and as ".join(map(str, dict.fromkeys(same))) for same in by_place(paths) if len(same) > 1]:
-            raise UserError(f"{twice[0]} is given twice; name it once")
+            raise UserError(
+                "evaluate-plan-twice", f"one plan or run is given twice, as {twice[0]}", remedy="Name each path once"
+            )
         simulator = self._simulator()
         by_path = [(path, self._of_run(path) if path.is_dir() else [self._of_file(path, simulator)]) for path in paths]
         methods = [entries[0].method for _, entries in by_path if entries]
@@ -84,14 +93,19 @@ class Evaluate(ModelSettings):
         ]
 
     def _simulator(self) -> Simulator | None:
-        """Build the simulator that predicts plan files; None if what the files say counts.
+        """Build the simulator that predicts the costs of plan files; None if the predictions in the files count.
 
         Raises:
             UserError: settings of models are given without a model.
         """
         if self.model is None:
             if given := self.model_settings:
-                raise UserError(f"{told(given)} needs model=NAME; without a model, costs are those in the plan files")
+                raise UserError(
+                    "model-settings-without-model",
+                    f"{told(given)} is set without model",
+                    limit="without model, costs are those in the plan files",
+                    remedy=f"Set model, such as model=cpu, or remove {told(given)}",
+                )
             return None
         framework = self.measure.framework
         models = CostModels.of(self.choice_of(self.model), framework)
@@ -114,9 +128,12 @@ class Evaluate(ModelSettings):
         return Evaluated(path.stem, 0, str(path), predicted, float("nan"), self._error(plan))
 
     def _error(self, plan: Plan) -> str | None:
-        """Say why a plan can't be run: it breaks its task's limits, or CPU kernels have no room for it on this host."""
+        """Return why a plan can't be run: it breaks its task's limits, or CPU kernels have no room for it on this host.
+
+        None if the plan can be run.
+        """
         if plan.violations:
-            return f"doesn't fit its task: {plan.violations[0]}"
+            return f"the plan doesn't fit its task: {plan.violations[0]}"
         return beyond_memory(plan, self.hardware)
 
 
@@ -127,6 +144,8 @@ def _check_alike(entries: Sequence[Evaluated]) -> None:
         known = first.setdefault(entry.task, entry) if entry.plan is not None else entry
         if known.plan is not None and entry.plan is not None and (what := known.plan.task.unlike(entry.plan.task)):
             raise UserError(
-                f"{known.file} and {entry.file} are plans of tasks that differ in their {what}: only like can be "
-                "compared; evaluate them one by one"
+                "evaluate-tasks-differ",
+                f"the tasks of {known.file} and {entry.file} differ in their {what}",
+                limit="only plans of tasks with the same tables, batch size and devices can be compared",
+                remedy="Evaluate the two plans separately",
             )

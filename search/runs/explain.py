@@ -14,6 +14,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_file
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import PathName
 from neuroshard.stages.search.report.explained import all_shards, difference, picture, sections, titled
 from neuroshard.stages.search.report.explanation import Explanation, explain
@@ -32,8 +33,9 @@ class Explain(ModelSettings):
 
     Attributes:
         plans: one plan file, or two of tables with the same names, without a key: explain PLAN.json OTHER.json.
-        model: cost models; None takes the models that the plan was found with, with any other settings given here.
-        out: path of an HTML page to write; None writes no page.
+        model: cost models, such as cpu; None uses the models that the plan was found with, with any other settings
+            given here.
+        out: path of the HTML page to write, such as plan.html; None writes no page.
     """
 
     plans: PathName | Sequence[PathName]
@@ -49,22 +51,29 @@ class Explain(ModelSettings):
         """
         paths = [self.plans] if isinstance(self.plans, str) else list(self.plans)
         if not 1 <= len(paths) <= 2:
-            raise UserError(f"explain takes one plan, or two to compare; {len(paths)} were given")
+            raise UserError(
+                "explain-plan-count",
+                f"{number_of(len(paths), 'plan')} were given",
+                limit="explain takes one plan, or two plans to compare",
+                remedy="Give one or two plans: `neuroshard explain PLAN.json OTHER.json`",
+            )
         page = None if self.out is None else _page_path(self.out, paths)
         plans = [Plan.load(path) for path in paths]
         changes = TaskChanges.between(plans[0].task, plans[-1].task)
         if changes.added or changes.removed:
             differing = replace(changes, changed=(), devices=(0, 0))
             raise UserError(
-                f"{paths[0]} and {paths[1]} are plans of different tables: {differing}; give plans of tables with the "
-                "same names"
+                "explain-tables-differ",
+                f"{paths[0]} and {paths[1]} are plans of different tables ({differing})",
+                limit="explain compares plans table by table",
+                remedy="Give plans of tables with the same names",
             )
         model, note = models_of(plans, None if self.model is None else self.choice_of(self.model))
         model = replace(model, **self.model_settings)
         counts_input = any(plan.prediction is not None and plan.prediction.counts_input for plan in plans)
         simulator, moves = Simulator(CostModels.of(model), counts_input), table_changes(plans[0], plans[-1])
         plans, other = _on_one_task(plans)
-        notes = note, "they count the exchange of indices, as the plan's did" if counts_input else "", other
+        notes = note, "costs count the input dist, as in the plan file" if counts_input else "", other
         explained = tuple(explain(plan, simulator) for plan in plans)
         note = "; ".join(filter(None, notes))
         result = ExplainResult(tuple(paths), model, note, explained, page, str(changes), moves)
@@ -94,7 +103,7 @@ def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelCh
     """Choose the models asked for, or else those that the plans were found with: costs of others don't compare.
 
     Returns:
-        Their choice, and what a reader might not expect of the choice, if anything.
+        The choice, and a note on what a reader might not expect of the choice; "" if there is nothing to note.
 
     Raises:
         UserError: the plans' own models are not here, or had no name.
@@ -103,24 +112,45 @@ def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelCh
         return asked, ""
     known = [plan.prediction for plan in plans if plan.prediction is not None]
     if not known:
-        return ModelChoice(_DEFAULT), "the plan doesn't say which ones it was found with; model=NAME takes others"
+        return ModelChoice(_DEFAULT), "the plan file names no models; set model=NAME for other models"
     first = known[0].models
     if first is None or (Path(first.name).is_absolute() and not Path(first.name).exists()):
-        found = "models without a name" if first is None else first.name
-        raise UserError(f"the plan was found with {found}, not available here; give model=NAME")
+        found = "models without a name" if first is None else f"the models {first.name}"
+        raise UserError(
+            "explain-models-missing",
+            f"the plan was found with {found}",
+            limit="these models are not available here",
+            remedy="Set model to other models, such as model=cpu",
+        )
     others = sorted({str(prediction.models) for prediction in known} - {str(first)})
     return first, f"the other plan was found with {others[0]}" if others else ""
 
 
 def _page_path(out: str, plans: Sequence[str]) -> Path:
-    """Raise UserError unless the page is named as one, and goes where nothing else is."""
+    """Return the path of the page.
+
+    Raises:
+        UserError: the name is not that of a page, or something other than a page is there.
+    """
     path = Path(out)
     if path.suffix.lower() not in _PAGES:
-        raise UserError(f"out={out} must end in .html: it is where explain writes its page")
+        raise UserError(
+            "explain-out-suffix",
+            f"out={out} does not end in .html",
+            limit="explain writes an HTML page to out",
+            remedy="Set out to a name such as plan.html",
+        )
     if path.exists() and not path.is_file():
-        raise UserError(f"out={out} is not a file; give the page another name")
+        raise UserError(
+            "explain-out-not-file", f"out={out} exists and is not a file", remedy="Set out to another name for the page"
+        )
     if path.exists() and any(Path(plan).exists() and path.samefile(plan) for plan in plans):
-        raise UserError(f"out={out} is a plan that is to be explained; give the page another name")
+        raise UserError(
+            "explain-out-is-plan",
+            f"out={out} is a plan to explain",
+            limit="the page would replace the plan",
+            remedy="Set out to another name for the page",
+        )
     check_file(path)
     return path
 

@@ -23,6 +23,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import warn_of
 from neuroshard.plumbing.journal import Journal
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
@@ -50,9 +51,9 @@ class RankSteps:
     steps: tuple[LocalStep, ...]
 
     def wrong(self, job: RankJob) -> str | None:
-        """Say why these aren't the steps of a rank's job; None if they may be."""
+        """Return why these can't be the steps of a rank's job, as a predicate; None if they may be."""
         fits = len(self.steps) == len(job.plans) and all(step.rank == job.rank for step in self.steps)
-        return None if fits else f"is not of {len(job.plans)} plans on rank {job.rank}"
+        return None if fits else f"does not have the steps of {number_of(len(job.plans), 'plan')} on rank {job.rank}"
 
 
 def ranks_in(run: Path, task: int, jobs: Sequence[RankJob]) -> Journal[RankSteps]:
@@ -210,9 +211,10 @@ class InMirror:
 
     Attributes:
         protocol: how steps are timed; each build of a rank is in a fresh process.
-        exchanges: cost models whose exchanges are added to the local work, that of indices as far as the protocol's
-            pipeline doesn't hide it; None leaves exchanges out.
-        exchange_dtype: type of exchanged numbers, such as fp16, or fp16/bf16 for forward and backward; None for fp32.
+        exchanges: cost models whose exchanges are added to the local work, such as h100; None leaves exchanges out. The
+            input dist is added as far as the protocol's pipeline doesn't hide it.
+        exchange_dtype: data type of embeddings and gradients in these exchanges, such as fp16, or fp16/bf16 for forward
+            and backward; None for fp32.
     """
 
     framework: ClassVar[str | None] = TORCHREC

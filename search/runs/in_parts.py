@@ -221,19 +221,29 @@ class InParts:
         result = _result(directory.path, done, hardware.fingerprint)
         result.save(facts)
         if all(entry.measured is None for entry in done):
-            why = next(entry.error for entry in done if entry.error is not None)
-            raise UserError(f"no plan could be measured: {why}; the results are in {directory.path}")
+            first = next(entry.error for entry in done if entry.error is not None)
+            raise UserError(
+                "evaluate-nothing-measured",
+                "none of the plans could be measured",
+                limit=f"the first error is: {first}",
+                remedy=f"Read the errors of all plans in {directory.path / 'results.parquet'}, correct the cause, and "
+                "evaluate the plans again in a new directory",
+            )
         return result
 
 
 def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
-    """Raise UserError if what is measured would count the exchange of indices, and predictions don't, or they alone."""
+    """Raise UserError if only the measured costs or only the predicted costs would count the input dist."""
     for entry in entries:
         if entry.prediction is not None and entry.prediction.counts_input is not count_input:
-            do = "leave count_input out, or search with it" if count_input else "give count_input=true"
             raise UserError(
-                f"{entry.file or entry.method}: its predicted cost {'leaves out' if count_input else 'counts'} the "
-                f"exchange of indices, and measured ones would {'not' if count_input else 'leave it out'}; {do}"
+                "count-input-differs",
+                f"the predicted cost {'leaves out' if count_input else 'counts'} the input dist (exchange of indices)",
+                where=entry.file or entry.method,
+                limit=f"measured costs would {'count' if count_input else 'leave out'} the input dist",
+                remedy="Remove count_input=true, or search with count_input=true"
+                if count_input
+                else "Set count_input=true",
             )
 
 
@@ -246,9 +256,9 @@ def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
     """Open the journal of what an evaluation measured of each task; `plans` are those of the one that is asked for."""
 
     def wrong(_number: int, one: Pass) -> str | None:
-        """Say what is wrong with a pass; None if it may be of these plans."""
+        """Return what is wrong with a pass; None if the pass may be of these plans."""
         in_steps = any(its.step_ms is not None for its in one.plans)
-        return "holds training steps" if in_steps else one.wrong(plans)
+        return "has times of training steps, not of kernels" if in_steps else one.wrong(plans)
 
     return Journal(run / "tasks", "task", Pass, wrong)
 

@@ -19,6 +19,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import warn_of
 from neuroshard.plumbing.journal import Journal
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
@@ -46,10 +47,10 @@ class Build:
     plans: tuple[BuildTimes, ...]
 
     def wrong(self, plans: int) -> str | None:
-        """Say why it isn't a build of so many plans; None if it may be."""
+        """Return why this can't be a build of so many plans, as a predicate; None if it may be."""
         its = self.plans
         fits = len(its) == plans and all(one.error is not None or len(one.phase_ms) == len(PHASES) for one in its)
-        return None if fits else f"is not of {plans} plans"
+        return None if fits else f"does not have the times of {number_of(plans, 'plan')}"
 
 
 def builds_in(run: Path, task: int, plans: int) -> Journal[Build]:
@@ -250,8 +251,14 @@ class InSteps:
 
 
 def _floor_line(floor: float) -> str:
-    """Say which differences mean something, where equal plans differ by so much."""
+    """Return a line on the smallest difference between plans that means something; a warning if that is large."""
     said = f"the first plan, built twice, differs from itself by {floor:.1%}"
     if np.isnan(floor) or floor > _TRUSTED:
-        return f"warning: {said}, more than {_TRUSTED:.0%}: these figures are not to be trusted; let nothing else run"
-    return f"{said}: smaller differences say nothing"
+        warning = Message(
+            "steps-too-noisy",
+            said,
+            limit=f"figures are reliable only up to {_TRUSTED:.0%}",
+            remedy="Stop other processes on this machine and measure again",
+        )
+        return f"warning: {warning}"
+    return f"{said}; smaller differences between plans are noise"

@@ -9,6 +9,7 @@ from rich.console import Console
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_directory, write_atomically
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import check_nothing_else
 from neuroshard.stages.search.report.gather import Gathered, find_runs, gather
@@ -29,7 +30,7 @@ class Report:
 
     Attributes:
         runs: directories that contain runs, at any depth, without a key (report RUN_DIR ...).
-        out: directory for the page, the tables and the figures.
+        out: directory that the page, the tables and the figures are written to.
     """
 
     runs: PathName | Sequence[PathName]
@@ -72,11 +73,11 @@ class Report:
 def _intro(gathered: Gathered, paths: Sequence[Path]) -> str:
     """Name the directories that were read, and count the runs of each kind in them."""
     counts = {
-        "search run(s)": gathered.searched["path"].nunique(),
-        "evaluation(s) on hardware": gathered.measured["run"].nunique(),
-        "training(s)": gathered.learned["run"].nunique(),
+        ("search run", "search runs"): gathered.searched["path"].nunique(),
+        ("evaluation on hardware", "evaluations on hardware"): gathered.measured["run"].nunique(),
+        ("training", "trainings"): gathered.learned["run"].nunique(),
     }
-    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    listed = ", ".join(number_of(count, *names) for names, count in counts.items() if count)
     return f"{listed} from {', '.join(map(str, paths))}"
 
 
@@ -86,7 +87,12 @@ def _check_out(out: Path, runs: Sequence[Path]) -> None:
     if not out.exists():
         return
     if any(out.samefile(run) for run in runs):
-        raise UserError(f"out={out} holds a run that is to be reported; give the report another directory")
+        raise UserError(
+            "report-out-is-run",
+            f"out={out} is the directory of a run to report",
+            limit="the report needs a directory of its own",
+            remedy="Set out to another directory",
+        )
     check_nothing_else(out, ())
 
 
@@ -99,5 +105,6 @@ class ReportResult:
 
     def show(self, console: Console) -> None:
         """Print the path of the report."""
-        text = f"{self.num_sections} section(s): {self.path / 'report.html'} (tables/*.csv, figures/*.png)"
+        sections = number_of(self.num_sections, "section")
+        text = f"{sections}: {self.path / 'report.html'} (tables/*.csv, figures/*.png)"
         console.print(plain(text), soft_wrap=True)

@@ -20,6 +20,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import check_directory, digest_of
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.progress import plain_console, print_lines, progress_bar
 from neuroshard.plumbing.schema import FileName, PathName
 from neuroshard.plumbing.threads import blas_threads
@@ -45,16 +46,17 @@ class Search(ModelSettings):
     """Everything `neuroshard search` needs.
 
     Attributes:
-        model: cost models: an installed name (`neuroshard models`), or the path of a bundle, as pretrain writes it.
+        model: cost models: an installed name (`neuroshard models` lists them), a datasheet such as roofline:h100, or
+            the directory of a bundle that pretrain wrote.
         tasks: tasks to search plans for.
         searcher: search method.
-        method: name of the searcher in results.
-        out: directory of the run; None is the next free directory under runs/search. A run that was stopped resumes
-            in its directory.
-        count_input: true counts the exchange of indices in predicted costs, and searches place shards by it; false
-            assumes that a pipeline hides it, as papers do.
+        method: name of the search method in results.
+        out: directory of the run, in which a run that was stopped resumes; None is the next free directory under
+            runs/search.
+        count_input: true counts the input dist (exchange of indices) in predicted costs and places shards accordingly;
+            false assumes that a training pipeline hides the input dist, as the papers do.
         verify: measures several plans of each task and takes the best of them; None takes the predicted best.
-        target: None | sok | hugectr | torchrec | json: search only plans that neuroshard export can write for this
+        target: None | sok | hugectr | torchrec | json: search only plans that `neuroshard export` can write for this
             target; None allows all sharding types that the models know.
     """
 
@@ -117,7 +119,10 @@ class Search(ModelSettings):
         run = SearchRun.load(path)
         if len(run.records) != len(self.tasks):
             raise UserError(
-                f"{path} holds results of {len(run.records)} tasks, not {len(self.tasks)}; delete it and search again"
+                "search-run-task-count",
+                f"{path} has results of {number_of(len(run.records), 'task')}",
+                limit=f"this search has {number_of(len(self.tasks), 'task')}",
+                remedy=f"Delete {path} and search again, or set out to another directory",
             )
         return run
 
@@ -202,9 +207,9 @@ class Search(ModelSettings):
         plan.save(directory / name)
         target = target_named(self.target)
         said = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
-        remark = "; ".join(filter(None, said)) or None
+        remark = "; ".join(str(one) for one in said if one) or None
         doubts = found.warning, *simulator.warnings(plan), *self._left_out(simulator.models)
-        warnings = "\n".join(str(doubt) for doubt in doubts if doubt) or None
+        warnings = "\n".join(str(one) for one in doubts if one) or None
         told = plan.prediction
         assert told is not None
         return SearchRecord(
@@ -212,8 +217,8 @@ class Search(ModelSettings):
             measured_ms=answer.measured_ms, **predicted_columns(plan),
         )  # fmt: skip
 
-    def _left_out(self, models: CostModels) -> tuple[str, ...]:
-        """Say in a line what predicted costs leave out of the steps that plans are for, or are measured in."""
+    def _left_out(self, models: CostModels) -> tuple[Message, ...]:
+        """Return a warning if predicted costs leave out part of the steps that plans are for, or are measured in."""
         counts_if_known = self._usual_framework is not None and models.framework is None
         return target_named(self.target).cost_warnings(models) or (
             models.left_out("TorchRec") if counts_if_known else ()
@@ -281,7 +286,10 @@ class SearchResult:
         return [f"count {one}" for one in dict.fromkeys(known) if one is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield the first task's warning for each subject, except warnings that repeat the caveat of the costs."""
+        """Yield the first task's warning for each place, except warnings that repeat the caveat of the costs.
+
+        Records store warnings as text, in which the place stands before the first colon.
+        """
         by_subject: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:
             for warning in (record.warnings or "").splitlines():
@@ -289,11 +297,11 @@ class SearchResult:
                     by_subject[warning.split(":")[0]].append(f"task {record.task}: {warning}")
         for lines in by_subject.values():
             more = len(lines) - 1
-            yield lines[0] + (f" (and in {more} more task{'' if more == 1 else 's'})" if more else "")
+            yield lines[0] + (f" (and in {number_of(more, 'more task')})" if more else "")
 
 
 def _found_nothing(there: RunDirectory) -> bool:
-    """Tell whether a whole search is there that found no plan for its only task: another may take its place."""
+    """Return True if the directory has a finished search of one task without a plan: it may be searched again."""
     if not there.finished or (run := there.read()) is None or run.kind != "search":
         return False
     records = SearchRun.load(there.path).records

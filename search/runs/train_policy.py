@@ -17,6 +17,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import write_atomically
 from neuroshard.plumbing.fitness import UseVerdict
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import progress_bar
 from neuroshard.plumbing.schema import Count, Seed
@@ -39,14 +40,15 @@ class TrainPolicy(ModelSettings):
     """Everything `neuroshard train-policy` needs.
 
     Attributes:
-        model: cost models: an installed name (`neuroshard models`), or the path of a bundle, as pretrain writes it.
+        model: cost models: an installed name (`neuroshard models` lists them), a datasheet such as roofline:h100, or
+            the directory of a bundle that pretrain wrote.
         tasks: tasks to train and validate on, all with the same numbers of tables and devices.
-        num_valid: number of validation tasks, the last of `tasks`: the policy of the round with the cheapest plans for
-            them is kept.
+        num_valid: number of validation tasks, which are the last of all tasks; the policy of the round with the
+            cheapest plans for these tasks is kept.
         learner: settings of the training.
         method: name of the policy in results.
         seed: seed of all random choices; the same seed gives the same policy.
-        out: directory for the policy; it must not hold a run or a policy yet.
+        out: directory that the policy is written to, which must not contain a run or a policy yet.
     """
 
     model: str
@@ -64,8 +66,12 @@ class TrainPolicy(ModelSettings):
             UserError: too few tasks, or `out` already holds a run or a policy.
         """
         if not 0 < self.num_valid < len(self.tasks):
+            most = len(self.tasks) - 1
             raise UserError(
-                f"num_valid={self.num_valid} must be in 1..{len(self.tasks) - 1}: there are {len(self.tasks)} tasks"
+                "num-valid-outside",
+                f"num_valid is {self.num_valid}, of {number_of(len(self.tasks), 'task')}",
+                limit="training and validation need 1 task or more each",
+                remedy=f"Set num_valid to a number from 1 to {most}" if most > 0 else "Give 2 tasks or more",
             )
         simulator = Simulator(CostModels.of(self.choice_of(self.model)))
         for task in self.tasks:

@@ -37,8 +37,8 @@ class Verify:
         hardware: hardware that the plans run on.
         candidate_plans: maximum number of plans that are measured per task.
         passes: number of passes over all candidate plans, at least 2. Differences from pass to pass give the error.
-        seed: seed of the lookups, which differ between passes.
-        means: kernels and exchanges one by one, training steps, or mirrored training steps.
+        seed: seed of the random lookups, which differ between passes.
+        means: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 
     hardware: Hardware
