@@ -51,7 +51,7 @@ class Limits(NamedTuple):
 
 @leaf
 def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int) -> bool:
-    """Tell whether a device may hold a shard of an item beside what `held` (I, D) puts there.
+    """Return True if a device may hold a shard of an item beside what `held` (I, D) puts there.
 
     An item that is `leaving` the device counts as gone; -1 stands for none.
     """
@@ -65,7 +65,7 @@ def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int
 
 @kernel
 def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
-    """Tell which devices may hold a shard of an item beside what `held` (I, D) puts there, (D,)."""
+    """Return which devices may hold a shard of an item beside what `held` (I, D) puts there, (D,)."""
     may_hold: BoolArray = np.zeros(held.shape[1], np.bool_)
     for device in range(len(may_hold)):
         may_hold[device] = may_lie(limits, held, item, device, -1)

@@ -40,8 +40,10 @@ def check_hosts(task: Task) -> None:
         raise InfeasibleError(
             "host-memory-too-small",
             f"the tables in host memory take {readable_bytes(used)}",
-            limit=f"{number_of(hosts, 'host')} of {readable_bytes(topology.host_bytes)} "
-            f"{'has' if hosts == 1 else 'have'} {readable_bytes(topology.all_host_bytes)}",
+            limit=f"the host has {readable_bytes(topology.host_bytes)}"
+            if hosts == 1
+            else f"{hosts} hosts of {readable_bytes(topology.host_bytes)} have "
+            f"{readable_bytes(topology.all_host_bytes)} in all",
             remedy=f"Give each host at least {readable_bytes_up(least)} (topology.host_memory_bytes)",
         )
 
@@ -124,8 +126,10 @@ def described(memory: IntArray) -> str:
 
 
 def memory_in_all(memory: IntArray) -> str:
-    """Return the memory (D,) of each device and of all devices as a clause: "4 devices of 8 GiB have 32 GiB"."""
-    return f"{described(memory)} {'has' if len(memory) == 1 else 'have'} {readable_bytes(memory.sum())}"
+    """Return the memory (D,) of all devices as a clause: "4 devices of 8 GiB have 32 GiB in all"."""
+    if len(memory) == 1:
+        return f"the device has {readable_bytes(memory[0])}"
+    return f"{described(memory)} have {readable_bytes(memory.sum())} in all"
 
 
 def check_total(sizes: Sizes) -> None:
