@@ -116,8 +116,7 @@ class Replan(Searcher):
         rejected = replace(found[cheapest(costs)].plan, task=task)
         plan = replace(best.plan, task=task)
         said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
-        warnings = (begun.warning or best.warning, checkpoint_remark(before, plan))
-        warning = "; ".join(map(str, filter(None, warnings))) or None
+        warning = _both(begun.warning or best.warning, checkpoint_remark(before, plan))
         return Found(plan, warning, rejected if cheapest(costs) not in accepted else None, said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
@@ -150,7 +149,7 @@ class Replan(Searcher):
                 )
                 return Found(plan, remark=forced)
         plan = self.rest.find(carried.task, simulator).plan
-        return Found(plan, str(_from_nothing(refused)))
+        return Found(plan, _from_nothing(refused))
 
     def _left(self, needed: int) -> int | None:
         """Return the bytes that may be moved in addition to the `needed` bytes; None if there is no limit."""
@@ -241,6 +240,13 @@ def _from_nothing(refused: UserError | None) -> Message:
     remedy = "" if refused is None else refused.message.remedy
     what = "the previous plan cannot stay, so the search planned all tables from nothing"
     return Message("replan-from-nothing", what, where="re-planning", limit=reason, remedy=remedy)
+
+
+def _both(first: Message | None, second: Message | None) -> Message | None:
+    """Return one message that renders two, with the code of the first; None if there is neither."""
+    if first is None or second is None:
+        return first or second
+    return replace(first, remedy=". ".join(filter(None, (first.remedy, str(second)))))
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:

@@ -202,7 +202,7 @@ class Search(ModelSettings):
         plan.save(directory / name)
         target = target_named(self.target)
         said = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
-        remark = "; ".join(map(str, filter(None, said))) or None
+        remark = "; ".join(filter(None, said)) or None
         doubts = found.warning, *simulator.warnings(plan), *self._left_out(simulator.models)
         warnings = "\n".join(filter(None, doubts)) or None
         told = plan.prediction
