@@ -99,7 +99,7 @@ def _least_given(gives: FloatArray, least: FloatArray) -> None:
 
 @kernel
 def _remembered(room: Room, layout: IntArray) -> BoolArray:
-    """Tell which items (I,) of a layout (S, 2) may meet their own shards or rivals.
+    """Return which items (I,) of a layout (S, 2) may meet their own shards or rivals.
 
     What is held matters for these alone: that matrix is large, and to write to it takes longer than all else.
     """

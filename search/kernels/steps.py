@@ -58,7 +58,7 @@ class Steps(NamedTuple):
 def may_move(
     limits: Limits, held: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
-    """Tell whether `portion` units of an item may go from one of the `ends` to the other, while `leaving` goes back.
+    """Return True if `portion` units of an item may go from one of the `ends` to the other, while `leaving` goes back.
 
     The item is on `shards` devices now.
     """
@@ -109,7 +109,7 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
-    """Tell whether a step is no better than `worth` because a device with such score and units is ready late."""
+    """Return True if a step is no better than `worth` because a device with such score and units is ready late."""
     return bool(ready_ms(costs, device, score, units, widest) + left_ms >= worth)
 
 

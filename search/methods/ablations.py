@@ -27,8 +27,8 @@ class WithModels(Searcher):
     """A searcher that searches with changed cost models; its plans are judged by the unchanged ones.
 
     Attributes:
-        searcher: any.
-        models: the change.
+        searcher: searcher that sees the changed cost models.
+        models: change of the cost models.
     """
 
     searcher: Searcher
@@ -36,7 +36,7 @@ class WithModels(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """Whether the searcher inside places sequence tables."""
+        """True if the searcher inside places sequence tables."""
         return self.searcher.takes_sequences
 
     def reads(self) -> tuple[str, ...]:
@@ -71,7 +71,8 @@ class OtherModels(ModelChange):
     """Another bundle's models.
 
     Attributes:
-        model: the bundle that the search uses; name or path.
+        model: model bundle by which the search predicts costs: an installed name (`neuroshard models`), or the path of
+            a bundle, as `neuroshard pretrain` writes it.
     """
 
     model: str

@@ -10,6 +10,7 @@ from neuroshard.models.assumed import has_own_margins, with_assumed_margins
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import NonNegative, Share
 from neuroshard.tasks.task import Task
 
@@ -33,22 +34,24 @@ class Acceptance:
     left out, unless the first plan's exchanges are as unbalanced.
 
     Attributes:
-        margin_fraction: the search accepts a gain above this fraction of both plans' margins, or else keeps the
-            published search's plan. For ensembles: their margins tell tables that the models know from others.
-        single_model_margin_fraction: margin_fraction for models that are not ensembles, such as the papers' models.
-            Their margins do not grow away from the data that they were fitted to; at 1 the two intervals must not
-            overlap. By such models a gain counts only as far as it is not a gain of all devices together: the same
-            tables rarely cost less in all, and such models are led astray there most. Datasheets whose margins are
-            assumed are not among these models.
-        sharding_type_margin_fraction: margin_fraction for plans with row-wise or data-parallel tables, if the models
-            know kernels and exchanges only: these types cost more in training than such models show. At 1 the two
-            intervals must not overlap, which is right wherever steps were measured (docs/steps.md). Models of whole
-            steps (framework=torchrec) ignore it.
-        min_gain: minimum gain that the search accepts, as a fraction of the first plan's cost: on average, smaller
-            gains do not come true (docs/results.md).
-        assumed_margin_fraction: lower limit of margin_fraction for models that know no margins of kernels or exchanges,
-            such as datasheets: the search assumes margins of their kind. At 0.5 it accepts gains above the mean of both
-            plans' margins (docs/models.md).
+        margin_fraction: minimum gain that the search accepts, as a fraction of the sum of both plans' margins, if the
+            cost models are ensembles; 0 requires only a lower expected cost. Margins of ensembles distinguish tables
+            that the models know from others.
+        single_model_margin_fraction: minimum gain that the search accepts, as a fraction of the sum of both plans'
+            margins, if the cost models are not ensembles, such as the papers' models. Their margins do not grow away
+            from the data that they were fitted to; at 1 the two intervals must not overlap. By such models a gain
+            counts only as far as it is not a gain of all devices together: the same tables rarely cost less in all, and
+            such models are led astray there most. Analytic models, whose margins are assumed, are not among these
+            models.
+        sharding_type_margin_fraction: minimum margin_fraction for plans with row-wise or data-parallel tables, if the
+            models know kernels and exchanges only, because these types cost more in training than those models predict.
+            At 1 the two intervals must not overlap, which is right wherever steps were measured (docs/steps.md). Models
+            of whole steps (framework=torchrec) ignore it.
+        min_gain: minimum gain that the search accepts, as a fraction of the first plan's cost (0.003 is 0.3%), because
+            smaller gains do not come true on average (docs/results.md).
+        assumed_margin_fraction: minimum gain that the search accepts, as a fraction of the sum of both plans' assumed
+            margins, if the models have no margins of kernels and exchanges, such as analytic (roofline) models. At 0.5
+            it accepts gains above the mean of both plans' margins (docs/models.md).
     """
 
     margin_fraction: NonNegative = 0.0
@@ -111,8 +114,8 @@ def likeliest(costs: Sequence[Cost]) -> int:
     return min(range(len(costs)), key=lambda number: costs[number].likely_ms)
 
 
-def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> str | None:
-    """Describe the plan that the search rejected for `plan`; None if it saves less than 1% or breaks limits.
+def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> Message | None:
+    """Return the message that the search rejected a plan; None if `rejected` saves less than 1% or breaks limits.
 
     Both are plans of the same task, and their costs are those of all its tables.
     """
@@ -122,15 +125,16 @@ def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> 
     if after.total_ms > before.total_ms * (1 - _WORTH_SAYING):
         return None
     if after.outside_training_range > before.outside_training_range:
-        why = "the imbalance of its exchanges is outside the training range"
+        why = "the imbalance of the rejected plan's exchanges is outside the models' training range"
     elif has_own_margins(before):
         why = "the gain is within the models' margins"
     else:
         assumed = with_assumed_margins(before, simulator.models).margin_ms / before.total_ms
-        why = (
-            f"the models know no margins, and the gain is within an assumed margin of {assumed:.0%} (as for their kind)"
-        )
-    return (
-        f"a plan predicted {1 - after.total_ms / before.total_ms:.1%} cheaper was found ({after.total_ms:.2f} ms, not "
-        f"{before.total_ms:.2f}), but the search rejects it: {why}; searcher.acceptance=null takes it"
+        why = f"the models know no margins, and the gain is within the margin assumed for such models ({assumed:.0%})"
+    return Message(
+        "search-cheaper-plan-rejected",
+        f"the search found a plan with a predicted cost {1 - after.total_ms / before.total_ms:.1%} lower "
+        f"({after.total_ms:.2f} ms, not {before.total_ms:.2f} ms), and rejected that plan",
+        limit=why,
+        remedy="Set searcher.acceptance=null to accept every predicted gain",
     )

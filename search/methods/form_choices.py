@@ -31,7 +31,7 @@ from neuroshard.stages.search.space.forms import (
     ranked_changes,
 )
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import NONE_FOUND, check_total, narrowest_shards, shortage
+from neuroshard.stages.search.space.packing import check_total, narrowest_shards, shortage
 from neuroshard.stages.search.space.sizes import Sizes, device_loads
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
@@ -331,7 +331,7 @@ class FormChoices:
             check_total(sizes)
         except InfeasibleError as short:
             return short
-        return error if (self.first == COLUMNS).all() else shortage(sizes, NONE_FOUND)
+        return error if (self.first == COLUMNS).all() else shortage(sizes)
 
 
 @dataclass(frozen=True, eq=False)

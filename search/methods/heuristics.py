@@ -43,10 +43,11 @@ class Greedy(Searcher):
     """Tables in descending order of a score, each to the device with the least score among those with room.
 
     Attributes:
-        score: size | dim | lookup | size_lookup: the score that is balanced. NeuroShard's baselines (section 4): size
-            (bytes), dim (for each feature), lookup (dim x pooling factor), size_lookup (lookup x log10 rows).
-        max_halvings: maximum number of times that a table is halved if no device has room for it; 0 leaves tables
-            whole, as the papers do.
+        score: size | dim | lookup | size_lookup: score of a table that is balanced over devices: size (bytes), dim
+            (columns of all features), lookup (dim x pooling factor) or size_lookup (lookup x log10 of rows). These are
+            NeuroShard's baselines (section 4).
+        max_halvings: maximum number of times that a table is halved if no device has room for the table; 0 never halves
+            a table, as in the papers.
     """
 
     score: str
@@ -57,7 +58,7 @@ class Greedy(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the greedy plan; the simulator isn't asked."""
+        """Find the greedy plan; the simulator is not used."""
         sizes = _sizes(task)
         return Found(sizes.items.plan(self.held(sizes)))
 
@@ -103,8 +104,9 @@ class Random(Searcher):
     """Tables in random order, each to a random device among those with room; `seed` fixes the draws of each call.
 
     Attributes:
-        seed: fixes the choices.
-        max_halvings: maximum number of times that a table is halved if no device has room for it; 0 leaves it whole.
+        seed: seed of the random choices; the same seed gives the same plan.
+        max_halvings: maximum number of times that a table is halved if no device has room for the table; 0 never halves
+            a table.
     """
 
     seed: Seed = 0
@@ -112,7 +114,7 @@ class Random(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the random plan; the simulator isn't asked."""
+        """Find the random plan; the simulator is not used."""
         rng = np.random.default_rng(self.seed)
         sizes = _sizes(task)
         held = _held(
@@ -155,7 +157,7 @@ def _held(
     on.
 
     Raises:
-        InfeasibleError: no device has room for a shard that may not be halved, or none may hold it beside the others.
+        InfeasibleError: no allowed device has room for a shard that may not be halved, or no device is allowed.
     """
     items, room, layout = sizes.items, Room.empty(sizes, sizes.items.free_bytes), fewest_shards(sizes)
     its = sizes.item[layout]

@@ -107,8 +107,8 @@ class ImprovedSearch(Searcher):
         improvement: settings of the local search.
         max_moved_bytes: maximum bytes of weights and optimizer state moved away from the first plan, over all devices,
             as a number or as text such as "20GB"; None sets no limit.
-        acceptance: which gains over the first start's plan the search accepts; None takes the plan that is predicted
-            to be cheapest.
+        acceptance: rule by which the search accepts gains over the first start's plan; None takes the plan that is
+            predicted to be cheapest.
     """
 
     starts: tuple[Start, ...]
@@ -202,7 +202,11 @@ def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
     """Find every start's plan, (I, D), in order; raise InfeasibleError if no start has one."""
     plans = [held for start in starts if (held := start.first_held(catalog)) is not None]
     if not plans:
-        raise InfeasibleError("no plan to start from was found; give the devices more memory")
+        raise InfeasibleError(
+            "search-no-first-plan",
+            "the search found no plan to start from",
+            remedy="Give each device more memory (topology.memory_bytes), or loosen the constraints",
+        )
     return plans
 
 

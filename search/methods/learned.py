@@ -26,9 +26,11 @@ class PolicySearch(Searcher):
     """Whole tables, placed one by one by a trained policy.
 
     Attributes:
-        policy: installed (dreamshard, autoshard), or a directory that train-policy wrote.
-        samples: plans drawn in addition to the likeliest one; the cheapest by prediction counts. The papers use 0.
-        seed: seed of the samples.
+        policy: name of an installed policy (dreamshard, autoshard), or a directory that `neuroshard train-policy`
+            wrote.
+        samples: number of plans drawn at random from the policy, in addition to the policy's likeliest plan; the search
+            takes the plan with the lowest predicted cost, and 0 (as in the papers) draws none.
+        seed: seed of the random samples; the same seed gives the same plan.
     """
 
     policy: str
@@ -41,7 +43,7 @@ class PolicySearch(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """Whether it places sequence tables: policies place pooled tables only."""
+        """False: policies place pooled tables only."""
         return False
 
     def reads(self) -> tuple[str, ...]:
@@ -53,7 +55,7 @@ class PolicySearch(Searcher):
         """Find the cheapest plan among the likeliest one and the samples.
 
         Raises:
-            InfeasibleError: all of them get stuck, with a table that no device has room for.
+            InfeasibleError: every plan leaves out a table that no device has room for.
             UserError: there is no such policy, or the policy cannot read models of this kind.
         """
         simulator.models.check(task)
@@ -62,8 +64,12 @@ class PolicySearch(Searcher):
         found = [plan for plan in plans if plan is not None]
         if not found:
             raise InfeasibleError(
-                f"policy {self.policy}: some table finds no device with room left that may hold it; give the devices "
-                "more memory, try searcher.samples=32, or split columns: searcher=neuroshard"
+                "policy-search-stuck",
+                "the policy found no device for one of the tables",
+                where=f"policy {self.policy}",
+                limit="no device that may hold the table has enough memory left",
+                remedy="Give each device more memory (topology.memory_bytes), try searcher.samples=32, or split tables "
+                "with searcher=neuroshard",
             )
         return Found(found[cheapest(simulator.costs(task, found))])
 

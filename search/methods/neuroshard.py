@@ -77,17 +77,21 @@ class NeuroShard(Searcher):
     types, and searches the likely ones.
 
     Attributes:
-        num_candidates: number of shards that may be split next: this many by size and this many by predicted compute.
-        beam_width: number of layouts kept after every split.
-        max_splits: maximum number of splits in a layout; 0 leaves every table whole.
+        num_candidates: in every round, the published search tries to split this many of the largest shards and this
+            many of the shards with the highest predicted compute.
+        beam_width: number of layouts that the published search keeps after every round of splits.
+        max_splits: maximum number of rounds of splits in the published search, each of which halves one shard of a
+            layout; with 0 that search leaves tables whole, unless a limit requires that they are split.
         grid: caps of the greedy grid search, for the published search and for even splits.
         improvement: settings of the local search.
-        acceptance: which gains over the published search's plan the search accepts; None accepts every gain.
-        sharding_types: sharding types that tables may have, if the models know them: table_wise (never split),
-            column_wise (whole or split by columns), row_wise, table_row_wise (rows on the devices of one host),
-            data_parallel; also table_column_wise and grid_shard.
-        sharding_type_trials: maximum number of choices of sharding types that quick searches try.
-        tolerance: the search takes a plan with fewer shards if it costs at most this fraction more; 0 keeps every gain.
+        acceptance: rule by which the search accepts gains over the published search's plan; None accepts every gain.
+        sharding_types: sharding types that tables may have, if the cost models know them: table_wise (never split),
+            column_wise (whole or split by columns), table_column_wise (column shards on one host), row_wise,
+            table_row_wise (rows on the devices of one host), grid_shard (planned as table_row_wise), data_parallel.
+        sharding_type_trials: number of ways to assign sharding types to tables that a quick placement tries before the
+            full search; with 0 tables are column-wise, if such a plan fits.
+        tolerance: maximum extra cost of a plan with fewer shards that the search takes in place of the cheapest plan,
+            as a fraction of the plan cost (0.005 is 0.5%); with 0 the search never pays for fewer shards.
     """
 
     num_candidates: PositiveCount = 10
@@ -161,8 +165,8 @@ class NeuroShard(Searcher):
         try:
             return task.with_rules([TableRule("*", sharding_types=self.sharding_types)])
         except UserError as error:
-            types = ",".join(self.sharding_types)
-            raise UserError(f"{error}; searcher.sharding_types=[{types}] counts as a rule for every table") from error
+            rule = f"searcher.sharding_types=[{','.join(self.sharding_types)}] is a rule for every table"
+            raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _on_hosts(self, asked: Task, simulator: Simulator) -> Found:
         """Find a plan with row-wise tables on one host each where that pays, or where they must not be on all devices.

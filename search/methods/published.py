@@ -26,9 +26,11 @@ class BeamSearch(Searcher):
     are always costed by whole models.
 
     Attributes:
-        num_candidates: number of shards that may be split next: this many by size and this many by predicted compute.
-        beam_width: number of layouts kept after every split.
-        max_splits: maximum number of splits in a layout; 0 leaves every table whole.
+        num_candidates: in every round, the search tries to split this many of the largest shards and this many of the
+            shards with the highest predicted compute.
+        beam_width: number of layouts that the search keeps after every round of splits.
+        max_splits: maximum number of rounds of splits, each of which halves one shard of a layout; 0 leaves tables
+            whole, unless a limit requires that they are split.
         grid: caps of the greedy grid search.
     """
 
@@ -47,7 +49,7 @@ class BeamSearch(Searcher):
         """Find a plan, as (I, D) units of 4 columns of each item on each device.
 
         Raises:
-            InfeasibleError: there is no plan, or none was found, not even packed by bytes alone.
+            InfeasibleError: no plan was found, not even by packing bytes alone.
         """
         grid = GridSearch(catalog, self.grid)
         found = grid.refined(self._beam_search(grid))

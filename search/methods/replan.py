@@ -16,6 +16,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import digest_of
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import ByteSize, NonNegative, readable_bytes, shown
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
@@ -53,19 +54,19 @@ class Replan(Searcher):
     returns the plan that moves the fewest bytes.
 
     Attributes:
-        start: the running job's plan, as the path of a JSON file or as a `Plan`.
-        max_moved_bytes: maximum bytes of weights and optimizer state moved between devices, over all devices; None sets
-            no limit. A number, or text such as "20GB". Shards that must move in any case count first; new tables are
-            created in place and count nothing.
+        start: the running job's plan: the path of a plan file, such as plans/task-0000.json. In Python also a `Plan`.
+        max_moved_bytes: maximum bytes of weights and optimizer state that move between devices, summed over all
+            devices, as a number or as text such as "20GB"; None sets no limit. Shards that must move in any case count
+            first. New tables are created in place and do not count.
         improvement: settings of the local search.
-        sharding_types: sharding types that tables may change to, if the models know them; with [] each table keeps its
-            sharding type.
-        min_gain: minimum gain that moves must bring, as a fraction of the plan cost; if the gain is smaller, only
-            shards that must move are moved. 0 moves for any gain. 1 searches for no other moves.
-        rest: searcher that places the shards without a place in the running job's plan.
-        keep_types: if true, every table keeps its sharding type and its number of column shards, so that optimizer
-            state loads from checkpoints, unless rules forbid that.
-        acceptance: which predicted gains the search accepts, as in the default search; None accepts all.
+        sharding_types: sharding types that tables may change to, if the cost models know them, such as
+            [column_wise,row_wise]; with [] every table keeps its sharding type.
+        min_gain: minimum predicted gain of moves that are not required, as a fraction of the plan cost (0.01 is 1%); 0
+            allows moves for any gain, and 1 moves only shards that must move.
+        rest: searcher that places the shards that cannot stay where the running job's plan has them.
+        keep_types: true keeps the sharding type and the number of column shards of every table, unless constraints
+            forbid it, so that optimizer state loads from checkpoints; false lets the search change both.
+        acceptance: rule by which the search accepts predicted gains, as in the default search; None accepts every gain.
     """
 
     start: Plan | str
@@ -79,7 +80,13 @@ class Replan(Searcher):
 
     def __post_init__(self) -> None:
         if not isinstance(self.start, (Plan, str)):
-            raise UserError(f"searcher: start={shown(self.start)} must be the path of a plan")
+            raise UserError(
+                "replan-start-not-plan",
+                f"start is {shown(self.start)}",
+                where="searcher",
+                limit="the path of a plan file, or a Plan, was expected",
+                remedy="Set start to the running job's plan, such as start=plans/task-0000.json",
+            )
         object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
@@ -109,8 +116,7 @@ class Replan(Searcher):
         rejected = replace(found[cheapest(costs)].plan, task=task)
         plan = replace(best.plan, task=task)
         said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
-        warnings = (begun.warning or best.warning, checkpoint_remark(before, plan))
-        warning = "; ".join(filter(None, warnings)) or None
+        warning = _both(begun.warning or best.warning, checkpoint_remark(before, plan))
         return Found(plan, warning, rejected if cheapest(costs) not in accepted else None, said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
@@ -119,27 +125,31 @@ class Replan(Searcher):
             return Found(plan)
         if len(TaskChanges.between(before.task, task).added) == len(task.tables):
             raise UserError(
-                f"the starting plan is for other tables: none of its {len(before.task.tables)} has the name of one of "
-                f"the task's {len(task.tables)}, such as {task.tables[0].name!r}; give this job's own plan, or search "
-                "from nothing with searcher=neuroshard"
+                "replan-start-other-tables",
+                f"the starting plan ({number_of(len(before.task.tables), 'table')}) has no table of the task "
+                f"({number_of(len(task.tables), 'table')}, such as {task.tables[0].name!r})",
+                limit="tables are matched by name",
+                remedy="Set start to this job's own plan, or search from nothing with searcher=neuroshard",
             )
         return self._beside(before, carried_over(before, task), simulator)
 
     def _beside(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
-        """Plan the rest beside as much of what is carried over as leaves it room; from nothing where none does."""
+        """Place the rest in addition to as many carried shards as leave room for it; plan from nothing if none do."""
         refused: UserError | None = None
         for share in _HELD:
             try:
                 found = self.rest.find(carried.fitting.largest(share).pinned, simulator).plan
-            except UserError as error:  # what is held leaves the rest no room, or breaks a limit
+            except UserError as error:  # the carried shards leave the rest no room, or break a limit
                 refused = refused or error
             else:
                 plan = Plan(carried.task, found.placements)
                 size, cost_ms = readable_bytes(moved_bytes(before, plan)), simulator.cost(plan.task, plan).total_ms
-                forced = f"{size} must be moved in any case, which alone would give {cost_ms:.2f} ms"
+                forced = (
+                    f"{size} must be moved in any case; the predicted cost with these moves alone is {cost_ms:.2f} ms"
+                )
                 return Found(plan, remark=forced)
         plan = self.rest.find(carried.task, simulator).plan
-        return Found(plan, f"re-planning: the previous plan can't stay ({refused}); planning from nothing")
+        return Found(plan, _from_nothing(refused))
 
     def _left(self, needed: int) -> int | None:
         """Return the bytes that may be moved in addition to the `needed` bytes; None if there is no limit."""
@@ -148,8 +158,11 @@ class Replan(Searcher):
             return None
         if needed > most:
             raise UserError(
-                f"max_moved_bytes={most}: at least {needed} bytes must be moved, because devices are gone or too small "
-                f"or constraints require it; set max_moved_bytes to at least {needed}"
+                "replan-moves-exceed-limit",
+                f"max_moved_bytes is {most}",
+                limit=f"at least {needed} bytes must be moved, because devices are gone or too small, or because "
+                "constraints require moves",
+                remedy=f"Set max_moved_bytes to at least {needed}",
             )
         return most - needed
 
@@ -221,10 +234,25 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
     return carried_over(before, task).plan
 
 
+def _from_nothing(refused: UserError | None) -> Message:
+    """Return the warning that the plan starts from nothing, because the search `refused` to keep the previous plan."""
+    reason = "" if refused is None else str(refused.changed(remedy=""))
+    remedy = "" if refused is None else refused.message.remedy
+    what = "the previous plan cannot stay, so the search planned all tables from nothing"
+    return Message("replan-from-nothing", what, where="re-planning", limit=reason, remedy=remedy)
+
+
+def _both(first: Message | None, second: Message | None) -> Message | None:
+    """Return one message that renders two, with the code of the first; None if there is neither."""
+    if first is None or second is None:
+        return first or second
+    return replace(first, remedy=". ".join(filter(None, (first.remedy, str(second)))))
+
+
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
     """Return the changed tables and devices, the bytes moved, and the predicted saving, as text.
 
-    A starting plan that cannot stay as it is has no known cost: then the text has the new plan's cost only.
+    If the starting plan cannot stay as it is, its cost is unknown, and the text has the new plan's cost only.
     """
     task = plan.task
     state_bytes = int(task.memory.state_bytes(task.loads).sum())

@@ -30,19 +30,20 @@ _ESTIMATES = ("torchrec", "simulator")
 class TorchRecSearch(Searcher):
     """TorchRec's EmbeddingShardingPlanner, run with several settings; the cheapest plan is returned.
 
-    It plans table-wise and column-wise tables, and other `sharding_types` if asked to, with memory as the task counts
-    it.
+    TorchRec's planner chooses among `sharding_types`, and counts memory as the task does.
 
     Attributes:
-        split_factors: numbers of column-wise shards per table to try: 1 (whole), 2, 4, 8. One run for each; TorchRec
-            calls the width of a shard min_partition and allows one width per table.
-        sort_by: orders in which shards are placed: storage, perf. One run for each; TorchRec's default is "storage".
-        estimates: costs that the planner searches with: torchrec for its own arithmetic with its default bandwidths of
-            a GPU, simulator for our cost models.
-        sharding_types: sharding types that the planner may choose, if the models know them and the task allows them.
-            column_wise allows whole tables, too; table_row_wise needs several hosts.
-        cache_load_factor: fractions of a table's rows that caches have room for, if hosts have memory for tables. One
-            run for each, because TorchRec's planner takes the fraction as fixed.
+        split_factors: numbers of column-wise shards per table, such as [1,2,4,8], where 1 leaves tables whole; the
+            planner runs once for each number. TorchRec allows one width of shards per table, `min_partition`.
+        sort_by: orders in which the planner places shards, of storage (most bytes first) and perf (highest estimated
+            cost first); the planner runs once for each order. TorchRec's default is storage.
+        estimates: torchrec | simulator: costs by which TorchRec's planner compares plans: TorchRec's estimates with
+            TorchRec's default GPU bandwidths, or the predictions of NeuroShard's cost models.
+        sharding_types: sharding types that the planner may choose, if the cost models know them and the task allows
+            them, where column_wise includes whole tables, and table_row_wise needs several hosts.
+        cache_load_factor: sizes of caches of tables in host memory, as fractions of a table's rows, such as
+            [0.05,0.2,0.5]; the planner runs once for each fraction if hosts have memory for tables. TorchRec's planner
+            takes the fraction as fixed.
     """
 
     split_factors: Sequence[int] = (1, 2, 4, 8)
@@ -59,7 +60,7 @@ class TorchRecSearch(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """Whether it places sequence tables: TorchRec's planner is asked for pooled tables only."""
+        """False: this searcher runs TorchRec's planner for pooled tables only."""
         return False
 
     @within_hosts
@@ -79,7 +80,12 @@ class TorchRecSearch(Searcher):
 
         for table in task.tables:
             if not table.pooled:
-                raise UserError(f"TorchRec's planner is asked for pooled tables only, and {table.name!r} isn't pooled")
+                raise UserError(
+                    "torchrec-search-not-pooled",
+                    f"table {table.name!r} is not pooled",
+                    limit="this searcher runs TorchRec's planner for pooled tables only",
+                    remedy="Set searcher=neuroshard, or leave this table out of the task",
+                )
         simulator.models.check(task)
         forms = forms_of(self.sharding_types)
         calls = known_calls(simulator.models, forms)
@@ -88,13 +94,22 @@ class TorchRecSearch(Searcher):
         check_least_bytes(task, calls, min(self.cache_load_factor, default=LEAST_CACHED))
         plans = list(_plans(self, task, simulator, allowed, TaskStorageEstimator))
         if not plans:
-            raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")
+            raise InfeasibleError(
+                "torchrec-search-no-plan",
+                "TorchRec's planner found no plan for this task, with whole tables or with split tables",
+                remedy="Give each device more memory (topology.memory_bytes), or set searcher=neuroshard",
+            )
         kept = [plan for plan in plans if not plan.violations]
         if not kept and task.topology.host_bytes and task.memory.shares_caches:
             others = _plans(self, task, simulator, allowed, WidestCacheStorageEstimator)
             kept = [plan for plan in others if not plan.violations]
         if not kept:
-            raise InfeasibleError(f"torchrec: its plans break the task's constraints: {plans[0].violations[0]}")
+            raise InfeasibleError(
+                "torchrec-search-breaks-constraints",
+                "every plan of TorchRec's planner breaks the task's constraints",
+                limit=f"in the first plan, {plans[0].violations[0]}",
+                remedy="Loosen the constraints, or set searcher=neuroshard",
+            )
         return Found(kept[cheapest(simulator.costs(task, kept))])
 
 

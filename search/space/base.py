@@ -26,11 +26,14 @@ def device_memory(task: Task) -> IntArray:
 
 
 def check_buffers(task: Task) -> None:
-    """Raise InfeasibleError if buffers of its own samples take more than some device has: then nothing fits at all."""
+    """Raise InfeasibleError if the buffers for a device's own samples take more memory than the device has."""
     if (least := int(device_memory(task).min())) < 0:
         raise InfeasibleError(
-            f"the buffers of every device's own samples leave {readable_bytes(-least)} too little memory; "
-            "give each device more, or count fewer batches in flight"
+            "device-buffers-too-large",
+            "the buffers of every device's own samples do not fit in the memory of the smallest device",
+            limit=f"the buffers take {readable_bytes(-least)} more than that device has",
+            remedy="Give each device more memory (topology.memory_bytes), or count fewer batches in flight "
+            "(memory.batches_in_flight)",
         )
 
 
@@ -162,9 +165,11 @@ def _check_devices(task: Task, used: IntArray) -> None:
     if (memory < used).any():
         device = int((memory - used).argmin())
         raise InfeasibleError(
-            f"the row-wise and data-parallel tables take {readable_bytes(used.sum())}, of that "
-            f"{readable_bytes(used[device])} on device {device}, which has {readable_bytes(memory[device])}; "
-            "give each device more memory, or allow these tables column_wise"
+            "device-memory-row-wise-tables",
+            f"the row-wise and data-parallel tables take {readable_bytes(used[device])} on device {device} "
+            f"({readable_bytes(used.sum())} on all devices)",
+            limit=f"device {device} has {readable_bytes(memory[device])}",
+            remedy="Give each device more memory (topology.memory_bytes), or allow these tables column_wise",
         )
 
 
@@ -173,6 +178,8 @@ def _check_hosts(task: Task, size_bytes: IntArray, devices: IntArray) -> None:
     np.add.at(used, devices // topology.host_size, size_bytes)
     if used.max() > topology.host_bytes:
         raise InfeasibleError(
-            f"row-wise tables take {readable_bytes(used.max())} of a host's memory, which has "
-            f"{readable_bytes(topology.host_bytes)}; raise topology.host_memory_bytes"
+            "host-memory-row-wise-tables",
+            f"row-wise tables take {readable_bytes(used.max())} of one host's memory",
+            limit=f"each host has {readable_bytes(topology.host_bytes)}",
+            remedy="Raise topology.host_memory_bytes",
         )

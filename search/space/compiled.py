@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from numba import __version__, njit
 
 from neuroshard.plumbing.errors import warn_of
+from neuroshard.plumbing.messages import Message
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _SEARCH = Path(__file__).resolve().parents[1]
@@ -79,7 +80,11 @@ def _warn_uncached() -> None:
     warn_of(
         "neuroshard.search",
         [
-            "the compiled search can't be saved, because neither the installation nor the home directory can be "
-            "written to: every process compiles it again; set NUMBA_CACHE_DIR to a directory that can be written to"
+            Message(
+                "compiled-search-not-saved",
+                "the compiled search cannot be saved, so every process compiles the search again",
+                limit="neither the installation nor the home directory is writable",
+                remedy="Set NUMBA_CACHE_DIR to a writable directory",
+            )
         ],
     )

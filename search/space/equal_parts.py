@@ -95,12 +95,12 @@ def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule |
 
 
 def _piece(table: Table, parts: int) -> Table:
-    """Cut one of so many parts; where a table has no such parts, one about as wide."""
+    """Return one of `parts` equal parts of a table; if the table has no such parts, a part about as wide."""
     return table.with_dim(max(table.dim // parts // DIM_MULTIPLE, 1) * DIM_MULTIPLE)
 
 
 def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
-    """Tell whether a table's own rules allow a further one."""
+    """Return True if a table's own rules allow a further one."""
     try:
         task.constraints.with_rules((rule,)).limits(table, task.topology.num_devices, len(task.topology.domains))
     except UserError:

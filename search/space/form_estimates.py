@@ -324,7 +324,7 @@ def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
-    """Tell which cuts have a finite cost and no other as low a cost and width, (B, Q); of equals, the first."""
+    """Return which cuts have a finite cost and no other as low a cost and width, (B, Q); of equals, the first."""
     no_worse = (cost_ms[:, :, None] <= cost_ms[:, None]) & (columns[:, :, None] <= columns[:, None])  # (B, one, other)
     earlier = np.triu(np.ones(no_worse.shape[1:], dtype=np.bool_), 1)
     beaten = (no_worse & (earlier | ~no_worse.transpose(0, 2, 1))).any(axis=1)

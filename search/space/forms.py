@@ -26,7 +26,8 @@ from neuroshard.words.placement import Placement
 COLUMNS = FORMS.index(IN_COLUMNS.form)
 OTHERS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if not layout.free)  # than columns
 BLOCKS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if layout.blocks)
-_LEFT_OUT = "searcher.sharding_types leaves it out"
+_OF_GROUP = "a table that is kept together with this table may not have this sharding type"
+_LEFT_OUT = "searcher.sharding_types does not include this sharding type"
 
 
 def searched_types(names: Iterable[str]) -> tuple[str, ...]:
@@ -38,7 +39,11 @@ def searched_types(names: Iterable[str]) -> tuple[str, ...]:
     types = sharding_types_named(names)
     if not any(LAYOUTS[form].free for form in forms_of(types)):
         raise UserError(
-            f"searcher: sharding_types={list(types)} must have column_wise or table_wise among them; add one"
+            "searcher-types-not-column-wise",
+            f"sharding_types is {list(types)}",
+            where="searcher",
+            limit="the search needs column_wise or table_wise among them",
+            remedy="Add column_wise to sharding_types",
         )
     return types
 
@@ -106,14 +111,14 @@ def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call], sea
             (its, _hindrance(task, index, its, calls, bound) if its.form in searched else _LEFT_OUT) for its in forms
         )
         types = task.limits[index].sharding_types
-        why = "; ".join(
-            f"{_names(its, types)}: {hindrance or 'a table that it is kept together with must not'}"
-            for its, hindrance in each
-        )
+        why = "; ".join(f"{_names(its, types)}: {hindrance or _OF_GROUP}" for its, hindrance in each)
         names = " or ".join(_names(layout, types) for layout in forms)
         raise UserError(
-            f"constraints: table {task.tables[index].name!r} may be {names} only, and can't be "
-            f"({why}); allow it other sharding types, or change that"
+            "constraints-no-sharding-type",
+            f"table {task.tables[index].name!r} may only be {names}, which is not possible here",
+            where="constraints",
+            limit=why,
+            remedy="Allow this table other sharding types, or remove one of these causes",
         )
 
 
@@ -143,27 +148,31 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     why = None
     if layout.form not in limits.forms:
-        why = "its constraints name other sharding types"
+        why = "the constraints of this table name other sharding types"
     elif layout.blocks and not rows_on_all(limits.sharding_types, len(task.topology.domains)):
-        why = "its constraints allow rows on one host only; searcher.sharding_types must have table_row_wise"
+        why = (
+            "the constraints allow rows on one host only, which needs searcher=neuroshard with table_row_wise in "
+            "searcher.sharding_types"
+        )
     elif Call(layout.form, table.pooled, task.tier_assignments[index].tier) not in calls:
-        why = "the models don't know it"
+        kind, tier = "pooled" if table.pooled else "sequence", task.tier_assignments[index].tier
+        why = f"the cost models do not know this sharding type for {kind} tables in tier {tier}"
     elif layout.free:
         pass
     elif devices == 1:
-        why = "one device has whole tables only"
+        why = "a single device has only whole tables"
     elif table.name in bound:
-        why = "it is pinned, or kept apart from other tables"
+        why = "this table is pinned, or kept apart from other tables"
     elif len(limits.devices) < devices:
-        why = f"it is allowed on {len(limits.devices)} devices of {devices}, and would be on all"
+        why = f"this table is allowed on {len(limits.devices)} of {devices} devices, and would be on all"
     elif not limits.may_count(layout, devices):
         least, most = limits.counts_of(layout)
         limit = f"at least {least}" if layout.num_shards(devices) < least else f"at most {most}"
-        why = f"it must have {limit} shards, and would have {layout.num_shards(devices)} on {devices} devices"
+        why = f"this table must have {limit} shards, and would have {layout.num_shards(devices)} on {devices} devices"
     elif not layout.takes(table.dim):
-        why = f"it has {table.dim} columns, and shards have {MAX_SHARD_DIM} at most"
+        why = f"this table has {table.dim} columns, and a shard has at most {MAX_SHARD_DIM}"
     elif not layout.fits(table.rows, devices):
-        why = f"{table.rows} rows are too few for {devices} devices"
+        why = f"this table has {table.rows} rows, which are too few for {devices} devices"
     return why
 
 

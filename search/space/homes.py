@@ -23,6 +23,7 @@ _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's
 LEAST_CACHED = _SHARES[0]
 FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take
 _PRICES = 40  # of host memory that are tried
+_RAISE_EITHER = "Raise topology.memory_bytes or topology.host_memory_bytes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +145,12 @@ class HomeOptions:
             for size in (self.device_bytes, self.host_bytes, self.device_bytes + self.host_bytes)
         )
         error = memory_shortage(task, least_device, least_host, least)
-        return error or _shortage_of("no memory for every table was found", task)
+        return error or InfeasibleError(
+            "tiers-not-found",
+            "no tiers were found with which all tables fit in the memory of the devices and hosts",
+            limit=_needs_and_has(task),
+            remedy=_RAISE_EITHER,
+        )
 
     def _on_hosts(self, chosen: IntArray) -> int:
         return int(self.host_bytes[np.arange(len(chosen)), chosen].sum())
@@ -176,39 +182,48 @@ class HomeOptions:
 
 
 def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: int) -> InfeasibleError | None:
-    """Make the error that names the memory that is too small; None if neither sum proves a shortage.
+    """Return the error that names the memory that is too small; None if no sum proves a shortage.
 
     Args:
         task: the tables, the devices and the hosts.
-        device_bytes: fewest bytes of device memory that all tables take, whatever they take of host memory.
-        host_bytes: fewest bytes of host memory, whatever they take of device memory.
-        both_bytes: fewest bytes of both together.
+        device_bytes: fewest bytes of device memory that all tables take, with any use of host memory.
+        host_bytes: fewest bytes of host memory that all tables take, with any use of device memory.
+        both_bytes: fewest bytes of both memories together.
     """
     memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
     has = _memory_of(task)
     if device_bytes > memory:
         return InfeasibleError(
-            f"device memory is short: with all tables on hosts, devices still need {readable_bytes(device_bytes)} "
-            f"for buffers, state and tables that may not be in host memory; {has}; give each device more memory"
+            "device-memory-too-small",
+            f"devices need {readable_bytes(device_bytes)} for buffers, state and tables that may not be in host "
+            "memory, even with all other tables on hosts",
+            limit=has,
+            remedy="Give each device more memory (topology.memory_bytes)",
         )
     if host_bytes > hosts:
         return InfeasibleError(
-            f"host memory is short: tables that must be in it take {readable_bytes(host_bytes)}; {has}; raise "
-            "topology.host_memory_bytes"
+            "host-memory-required-tables",
+            f"the tables that must be in host memory take {readable_bytes(host_bytes)}",
+            limit=has,
+            remedy="Raise topology.host_memory_bytes",
         )
-    return _shortage_of("device and host memory are both short", task) if both_bytes > memory + hosts else None
+    if both_bytes > memory + hosts:
+        return InfeasibleError(
+            "both-memories-too-small",
+            "device and host memory together are too small",
+            limit=_needs_and_has(task),
+            remedy=_RAISE_EITHER,
+        )
+    return None
 
 
-def _shortage_of(what: str, task: Task) -> InfeasibleError:
-    return InfeasibleError(
-        f"{what}: the tables take {readable_bytes(task.total_bytes)}; {_memory_of(task)}; raise topology.memory_bytes "
-        "or topology.host_memory_bytes"
-    )
+def _needs_and_has(task: Task) -> str:
+    return f"the tables take {readable_bytes(task.total_bytes)}; {_memory_of(task)}"
 
 
 def _memory_of(task: Task) -> str:
     memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
-    return f"devices have {readable_bytes(memory)} in all, hosts {readable_bytes(hosts)}"
+    return f"the devices have {readable_bytes(memory)} in all and the hosts {readable_bytes(hosts)}"
 
 
 def _hull(size: IntArray, cost: FloatArray) -> list[int]:

@@ -51,7 +51,7 @@ class Limits(NamedTuple):
 
 @leaf
 def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int) -> bool:
-    """Tell whether a device may hold a shard of an item beside what `held` (I, D) puts there.
+    """Return True if a device may hold a shard of an item beside what `held` (I, D) puts there.
 
     An item that is `leaving` the device counts as gone; -1 stands for none.
     """
@@ -65,7 +65,7 @@ def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int
 
 @kernel
 def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
-    """Tell which devices may hold a shard of an item beside what `held` (I, D) puts there, (D,)."""
+    """Return which devices may hold a shard of an item beside what `held` (I, D) puts there, (D,)."""
     may_hold: BoolArray = np.zeros(held.shape[1], np.bool_)
     for device in range(len(may_hold)):
         may_hold[device] = may_lie(limits, held, item, device, -1)
@@ -200,7 +200,7 @@ class Items:
             plan.check_layouts(
                 lambda layout: layout.free,
                 "this search starts from column-wise tables only",
-                "give a plan with this table column_wise",
+                "Give a plan in which this table is column_wise",
             )
         units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
         for placement in plan.placements:
@@ -237,8 +237,11 @@ def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
         if not limits.free:
             forms = " or ".join(sorted(limits.forms))
             raise UserError(
-                f"constraints: table {table.name!r} may be {forms} only, and this search places column-wise tables; "
-                "allow it column_wise"
+                "constraints-not-column-wise",
+                f"table {table.name!r} may only be {forms}",
+                where="constraints",
+                limit="this searcher places column-wise tables only",
+                remedy="Allow this table column_wise, or set searcher=neuroshard",
             )
         if table.name in constraints.group_of:
             group = sorted(index[name] for name in constraints.group_of[table.name])

@@ -18,7 +18,13 @@ from neuroshard.stages.search.space.base import Base, check_buffers, device_memo
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms
 from neuroshard.stages.search.space.homes import LEAST_CACHED, memory_shortage
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import check_confined, check_total, described, narrowest_shards, too_large
+from neuroshard.stages.search.space.packing import (
+    check_confined,
+    check_total,
+    memory_in_all,
+    narrowest_shards,
+    too_large,
+)
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, FORMS, Call
@@ -111,16 +117,17 @@ def _over_all(task: Task, layout: Layout, loads: Loads) -> tuple[IntArray, IntAr
 
 
 def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
-    """Make the error of a task whose tables take too many bytes in all."""
+    """Return the error that all tables of a task together take too many bytes."""
     if all(its.free for its in task.limits):
         try:
             check_total(Sizes.of(Items.of(Base.empty(task))))
         except InfeasibleError as error:
             return error
-    memory = device_memory(task)
     return InfeasibleError(
-        f"no plan exists: the tables take at least {readable_bytes(least_bytes)}, {described(memory)} hold "
-        f"{readable_bytes(memory.sum())}; give each device more memory, or use more devices"
+        "tables-least-exceeds-devices",
+        f"no plan exists, because the tables take at least {readable_bytes(least_bytes)}",
+        limit=memory_in_all(device_memory(task)),
+        remedy="Give each device more memory (topology.memory_bytes), or use more devices",
     )
 
 

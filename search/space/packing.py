@@ -12,6 +12,7 @@ import numpy as np
 from neuroshard.plans.hosts import least_host_bytes
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_BYTES, readable_bytes, readable_bytes_up, to_bytes
 from neuroshard.stages.search.space.base import check_buffers
 from neuroshard.stages.search.space.cache_widths import has_bounds
@@ -23,8 +24,6 @@ from neuroshard.tasks.task import Task
 
 _NAMED_ITEMS = 3
 _FRACTIONS = 1000  # of how many times the memory would do
-NO_PLAN = "no plan exists"  # a sum of bytes proves it, for every sharding type that the task allows
-NONE_FOUND = "no plan found"
 _PRECISION = 1.002  # of the smallest factor that is reported
 _MOST_GROUPS = 256  # different sets of devices that the constraints confine items to, whose sums are checked
 _MOST_NAMED = 24  # amounts of memory that are checked before one is named: the last is 2.9 times the first
@@ -39,9 +38,13 @@ def check_hosts(task: Task) -> None:
     if used > topology.all_host_bytes:
         hosts, least = len(topology.hosts), least_host_bytes(task)
         raise InfeasibleError(
-            f"the tables in host memory take {readable_bytes(used)}, {hosts} host(s) of "
-            f"{readable_bytes(topology.host_bytes)} hold {readable_bytes(topology.all_host_bytes)}; "
-            f"{readable_bytes_up(least)} on each would do: topology.host_memory_bytes"
+            "host-memory-too-small",
+            f"the tables in host memory take {readable_bytes(used)}",
+            limit=f"the host has {readable_bytes(topology.host_bytes)}"
+            if hosts == 1
+            else f"{hosts} hosts of {readable_bytes(topology.host_bytes)} have "
+            f"{readable_bytes(topology.all_host_bytes)} in all",
+            remedy=f"Give each host at least {readable_bytes_up(least)} (topology.host_memory_bytes)",
         )
 
 
@@ -57,40 +60,50 @@ def narrowest_shards(sizes: Sizes) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def check_whole(items: Items, method: str) -> None:
-    """Raise InfeasibleError if the constraints want an item split, for a method that never splits."""
+    """Raise InfeasibleError if the constraints require that an item is split, for a method that never splits."""
     if (split := np.flatnonzero(items.limits.min_shards > 1)).size:
         raise InfeasibleError(
-            f"{method} never splits a table, but {items.name(int(split[0]))} needs "
-            f"{items.limits.min_shards[split[0]]} shards; use searcher=neuroshard"
+            "searcher-never-splits",
+            f"{method} never splits a table",
+            limit=f"the constraints require {items.limits.min_shards[split[0]]} shards of table "
+            f"{items.name(int(split[0]))}",
+            remedy="Set searcher=neuroshard, or remove the constraint",
         )
 
 
 def no_room(
     items: Items, index: int, width: int, size_bytes: int, free_bytes: IntArray, method: str
 ) -> InfeasibleError:
-    """Make the error of a method that finds no device with room for a shard of an item, `width` units wide.
+    """Return the error that a method finds no device with room for a shard of an item, `width` units wide.
 
-    `free_bytes` (n,) are what is left of those devices that may hold it beside what they hold; there may be none.
+    `free_bytes` (n,) is the free memory of each device that may hold the shard; it is empty if no device may.
     """
     full = items.items[index].width
-    what = "" if width == full else f"a shard of {width * DIM_MULTIPLE} of {full * DIM_MULTIPLE} columns of "
-    what = f"{method}: {what}table {items.name(index)}"
+    part = "" if width == full else f"a shard of {width * DIM_MULTIPLE} of {full * DIM_MULTIPLE} columns of "
+    table = f"table {items.name(index)}"
     if not len(free_bytes):
         return InfeasibleError(
-            f"{what} finds no device: all that it is allowed on have tables that it is kept apart from, or another "
-            "shard of it; loosen the constraints, or search with searcher=neuroshard"
+            "searcher-no-device-allowed",
+            f"{part}{table} finds no device",
+            where=method,
+            limit="every allowed device has another shard of the table, or tables that the constraints keep apart from "
+            "the table",
+            remedy="Loosen the constraints, or set searcher=neuroshard",
         )
     return InfeasibleError(
-        f"{what} needs {readable_bytes(size_bytes)}, the emptiest device that may hold it has "
-        f"{readable_bytes(free_bytes.max())} left; give the devices more memory, or search with searcher=neuroshard"
+        "searcher-no-device-with-room",
+        f"{part}{table} takes {readable_bytes(size_bytes)}",
+        where=method,
+        limit=f"the emptiest allowed device has {readable_bytes(free_bytes.max())} left",
+        remedy="Give each device more memory (topology.memory_bytes), or set searcher=neuroshard",
     )
 
 
 def enough(items: Items, factor: float) -> tuple[str, IntArray] | None:
-    """Name the `topology.memory_bytes` that leave shards `factor` times their memory or more.
+    """Return a `topology.memory_bytes` that leaves shards at least `factor` times the memory that they have now.
 
-    Return it as text, and the bytes that it leaves for the items on each device, (D,); None if a device can't have so
-    much.
+    Return it as text, such as "16 GiB" or "1.5 times as much", and the bytes that it leaves for the items on each
+    device, (D,). Return None if a device cannot have this much memory.
     """
     task, shards = items.task, np.maximum(items.free_bytes, 1)
     memory = task.topology.memory_bytes
@@ -107,9 +120,16 @@ def enough(items: Items, factor: float) -> tuple[str, IntArray] | None:
 
 
 def described(memory: IntArray) -> str:
-    """Describe devices with (D,) bytes for shards, for people."""
+    """Return the number of devices and their (D,) bytes for shards, as text: "4 devices of 8 GiB"."""
     smallest, largest = readable_bytes(memory.min()), readable_bytes(memory.max())
-    return f"{len(memory)} devices of " + (smallest if smallest == largest else f"{smallest} to {largest}")
+    return f"{number_of(len(memory), 'device')} of " + (smallest if smallest == largest else f"{smallest} to {largest}")
+
+
+def memory_in_all(memory: IntArray) -> str:
+    """Return the memory (D,) of all devices as a clause: "4 devices of 8 GiB have 32 GiB in all"."""
+    if len(memory) == 1:
+        return f"the device has {readable_bytes(memory[0])}"
+    return f"{described(memory)} have {readable_bytes(memory.sum())} in all"
 
 
 def check_total(sizes: Sizes) -> None:
@@ -124,9 +144,10 @@ def check_total(sizes: Sizes) -> None:
     total = sum(sizes.size_bytes[sizes.whole].tolist())
     if total > sum(memory.tolist()):
         raise InfeasibleError(
-            f"the tables take {readable_bytes(total)}{_of_bounds(items)}, {described(memory)} hold "
-            f"{readable_bytes(memory.sum())}; "
-            f"{_advice(sizes)}, or use more devices"
+            "tables-exceed-devices",
+            f"the tables take {readable_bytes(total)}{_of_bounds(items)}",
+            limit=memory_in_all(memory),
+            remedy=f"{_advice(sizes)}, or use more devices",
         )
     _, least, room = narrowest_shards(sizes)
     if (tight := np.flatnonzero(least > room)).size:
@@ -134,15 +155,19 @@ def check_total(sizes: Sizes) -> None:
 
 
 def too_large(sizes: Sizes, tight: IntArray) -> InfeasibleError:
-    """Make the error of the largest of some items (n,) that fit on no device, however finely they are cut."""
+    """Return the error that the largest of some items (n,) fits on no device, even in the narrowest shards."""
     items = sizes.items
     narrowest, least, room = narrowest_shards(sizes)
     item = int(tight[np.argmax(least[tight])])
     whole = narrowest[item] == sizes.full_width[item] > 1
-    how = "unsplit" if whole else f"even at {narrowest[item] * DIM_MULTIPLE} columns"
+    columns, name, size = narrowest[item] * DIM_MULTIPLE, items.name(item), readable_bytes(least[item])
+    shard = "" if whole else f"the narrowest allowed shard ({columns} columns) of "
+    unsplit = " and may not be split" if whole else ""
     return InfeasibleError(
-        f"table {items.name(item)} takes {readable_bytes(least[item])} {how}{_of_bounds(items)}, "
-        f"a device that may hold it has {readable_bytes(room[item])}; {_advice(sizes)}"
+        "table-exceeds-device",
+        f"{shard}table {name} takes {size}{_of_bounds(items)}{unsplit}",
+        limit=f"the largest allowed device has {readable_bytes(room[item])}",
+        remedy=_advice(sizes),
     )
 
 
@@ -156,30 +181,31 @@ def check_confined(sizes: Sizes) -> None:
         inside = confined[~(allowed[confined] & ~group).any(axis=1)]
         total, room = sum(size[inside].tolist()), sum(memory[group].tolist())
         if total > room:
-            raise shortage(sizes, NONE_FOUND if has_other_homes(items.task) else NO_PLAN)
+            raise shortage(sizes, proven=not has_other_homes(items.task))
 
 
 def _of_bounds(items: Items) -> str:
-    """Return as text why tables may take more than their caches alone; empty if they don't."""
+    """Return the text that bytes count every cache as wide as the widest cached table; empty if they do not."""
     return " with all caches as wide as the widest cached table" if has_bounds(items) else ""
 
 
 def _advice(sizes: Sizes) -> str:
+    """Return the remedy for devices with too little memory, with an amount that suffices if one was found."""
     named = memory_that_does(sizes)
-    return "give each device more" if named is None else f"give each at least {named}"
+    return f"Give each device {'more memory' if named is None else f'at least {named}'} (topology.memory_bytes)"
 
 
 def packed(sizes: Sizes) -> IntArray:
     """Return a packing of the task's columns, `held` (I, D).
 
     Raises:
-        InfeasibleError: none was found; that there is none is said only if a sum of bytes proves it.
+        InfeasibleError: no packing was found. The error states that none exists only if a sum of bytes proves this.
     """
     held = _packed_within(sizes, sizes.items.free_bytes)
     if held is None:
         if not sizes.items.base.others:  # otherwise the sum proves nothing about other sharding types
             check_confined(sizes)
-        raise shortage(sizes, NONE_FOUND)
+        raise shortage(sizes)
     return held
 
 
@@ -191,21 +217,29 @@ def _packed_within(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
     return next((held for held in ways if held is not None), None)
 
 
-def shortage(sizes: Sizes, outcome: str) -> InfeasibleError:
-    """Make the error of having no plan: the `outcome`, and the memory with which columns have been packed."""
+def shortage(sizes: Sizes, proven: bool = False) -> InfeasibleError:
+    """Return the error that there is no plan, with an amount of memory into which the columns have been packed.
+
+    Args:
+        sizes: sizes of all shards.
+        proven: whether a sum of bytes proves that no plan exists, for every sharding type that the task allows.
+    """
     memory, size = sizes.items.free_bytes, sizes.size_bytes[sizes.whole]
     named = memory_that_does(sizes)
     if named is None:
         return InfeasibleError(
-            "no plan found that keeps the constraints, with any amount of memory; loosen some of the constraints, or "
-            "pin shards to devices that may hold them"
+            "constraints-no-plan-found",
+            "no plan was found that keeps the constraints, with any amount of memory",
+            remedy="Loosen some of the constraints, or pin shards to devices that may hold them",
         )
     largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
-    tables = ", ".join(f"{sizes.items.name(index)} {readable_bytes(size[index])}" for index in largest)
-    return InfeasibleError(
-        f"{outcome} for {readable_bytes(size.sum())} of tables on {described(memory)}; "
-        f"{named} on each would do; the largest tables: {tables}"
-    )
+    tables = ", ".join(f"{sizes.items.name(index)} ({readable_bytes(size[index])})" for index in largest)
+    task = f"{readable_bytes(size.sum())} of tables on {described(memory)}"
+    limit = f"the largest table{' is' if len(largest) == 1 else 's are'} {tables}"
+    remedy = f"Give each device at least {named} (topology.memory_bytes)"
+    if proven:
+        return InfeasibleError("plan-impossible", f"no plan exists for {task}", limit=limit, remedy=remedy)
+    return InfeasibleError("plan-not-found", f"no plan was found for {task}", limit=limit, remedy=remedy)
 
 
 def memory_that_does(sizes: Sizes) -> str | None:

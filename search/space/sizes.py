@@ -174,7 +174,7 @@ def takes_bytes(room: Room, item: int, width: int, held: int) -> int:
 
 @leaf
 def may_put(room: Room, item: int, width: int, device: int) -> bool:
-    """Tell whether a shard of an item, `width` units wide, may go to a device."""
+    """Return True if a shard of an item, `width` units wide, may go to a device."""
     held = room.held[item, device]
     gives = room.given[room.first[item] + width]
     return may_join(room, item, device, held, gives, takes_bytes(room, item, width, held))
@@ -182,7 +182,7 @@ def may_put(room: Room, item: int, width: int, device: int) -> bool:
 
 @kernel
 def devices_with_room(room: Room, item: int, width: int) -> BoolArray:
-    """Tell which devices a shard of an item, `width` units wide, may go to, (D,)."""
+    """Return which devices a shard of an item, `width` units wide, may go to, (D,)."""
     has_room: BoolArray = np.zeros(len(room.free_bytes), np.bool_)
     for device in range(len(has_room)):
         has_room[device] = may_put(room, item, width, device)
