@@ -230,9 +230,7 @@ def _check_offered(parameter: Parameter, device: str) -> None:
         elsewhere = list(dict.fromkeys(sharder.sharding_types(ANY_DEVICE)))
         remedy = f"Remove {sharder_name} from sharders=, which leaves the module unsharded"
         if elsewhere:
-            remedy += (
-                f", or pass a topology of {ANY_DEVICE} devices, where {sharder_name} has {', '.join(elsewhere)}"
-            )
+            remedy += f", or pass a topology of {ANY_DEVICE} devices, where {sharder_name} has {', '.join(elsewhere)}"
         raise UserError(
             "delegated-sharder-without-types",
             f"{sharder_name} of {table} has no sharding type on {device}",

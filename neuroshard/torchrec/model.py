@@ -95,8 +95,9 @@ class Model:
                 _log.warning(
                     Message(
                         "given-tables-unknown",
-                        f"module {path!r} of the model does not have all tables of the given plan ({listed(unknown)})",
+                        f"module {path!r} of the model lacks {listed(unknown)}",
                         where="given",
+                        limit="the given plan has these tables",
                         remedy="Remove these tables from the given plan, or make a plan of this model",
                     )
                 )

@@ -145,7 +145,10 @@ class Parameter:
             its, theirs = (" x ".join(map(str, sizes)) for sizes in (shape, planned))
             made_for, remedy = "another table", "Make a plan of this table"
             if planned[0] == shape[0] and shape[1] < planned[1] == padded(shape[1]):
-                made_for, remedy = "the table padded to a multiple of 4", f"Set embedding_dim={planned[1]} for the table"
+                made_for, remedy = (
+                    "the table padded to a multiple of 4",
+                    f"Set embedding_dim={planned[1]} for the table",
+                )
             raise UserError(
                 "planned-table-shape-differs",
                 f"table {self.qualified_name!r} has {its} rows and columns, and the plan's shards have {theirs}",

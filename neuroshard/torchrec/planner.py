@@ -95,11 +95,12 @@ class NeuroShardPlanner(ShardingPlanner):
             of every GPU.
         rules: NeuroShard's constraints, for rules that TorchRec's can't express: devices, tables together or apart,
             pinned shards.
-        memory: what counts in addition to weights; None counts one batch's buffers, the optimizer that the module or
-            the sharders name, and for data-parallel tables the state of Adam: their optimizer is not known beforehand.
+        memory: memory that counts in addition to weights; None counts one batch's buffers, the state of the optimizer
+            that the module or the sharders name, and the state of Adam for data-parallel tables, whose optimizer is not
+            known beforehand.
         searcher: a search method, or the name of a config in `conf/searcher/`; `settings` override its settings.
-        given: a plan whose parameters are kept as they are; their memory is subtracted.
-        tables: statistics of tables by their names, or a file of them; they override the lookups in constraints.
+        given: a plan whose parameters are kept as they are; the memory of these parameters is subtracted.
+        tables: statistics of tables, or a file of statistics; they override the lookups in constraints.
         keep: a file for the plan; a later job with the same inputs reads it. If tables came, went, grew or have other
             statistics, all other tables stay where they are, and a warning says what changed. A file that is not a kept
             plan is refused, not overwritten. If the file was changed or damaged, a warning says so, and the search runs
@@ -137,7 +138,8 @@ class NeuroShardPlanner(ShardingPlanner):
         exchange_dtype: data type of embeddings and gradients in exchanges, such as "fp16", or "fp16/bf16" for forward
             and backward; None for fp32. A warning names sharders that exchange another data type.
         model_optimizer: the optimizer whose states the kernels of analytic models ("roofline:...") read and write, such
-            as "adam": for costs alone, while `memory` says whose states take memory; None for "sgd".
+            as "adam"; None for "sgd". The setting changes costs alone: `memory` sets the optimizer whose states take
+            memory.
 
     Attributes:
         last_plan: the plan that was found last, of the tables that are planned here; None before the first plan, or if
@@ -771,7 +773,7 @@ def _default_models(compute_device: str, dense_ms: float | None) -> str:
             Message(
                 "planner-models-default",
                 f"models is not set, and the planner uses models='{name}'",
-                limit="their kernel times were measured on one H100, and their exchange times come from a datasheet",
+                limit="these models have kernel times of one H100, and exchange times from a datasheet",
                 remedy="Pass models=... that were measured on your GPUs, or an analytic model of your GPUs, such as "
                 "models='roofline:b200'",
             )

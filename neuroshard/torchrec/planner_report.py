@@ -102,9 +102,9 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
     return Message(
         "tables-optimizer-not-applied",
         f"TorchRec does not apply the optimizer ({optimizers}) to {tables} {what}",
-        limit="this optimizer runs inside fused kernels only: your dense optimizer trains these tables instead if you "
-        "select its parameters with in_backward_optimizer_filter, and no optimizer may train them if you select "
-        "parameters by name",
+        limit="this optimizer runs inside fused kernels only; parameters that you select with "
+        "in_backward_optimizer_filter get your dense optimizer instead, and parameters that you select by name get no "
+        "optimizer",
         remedy="Train these tables with neuroshard.torchrec.data_parallel_optimizer(model), or let fused kernels train "
         f"them: {_ways_out(lost)}",
     )
