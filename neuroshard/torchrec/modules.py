@@ -86,7 +86,7 @@ class Division:
                     "tables-delegated",
                     f"TorchRec's EmbeddingShardingPlanner plans {delegated}",
                     limit=f"predicted costs leave out {number_of(len(self.delegated), 'parameter')}",
-                    remedy="If the parentheses name a setting, change the setting to have NeuroShard plan the parameter",
+                    remedy="If parentheses name a setting, change the setting to have NeuroShard plan the parameter",
                 )
             )
         if self.fixed:
