@@ -9,9 +9,11 @@ try:
     import torchrec as _torchrec  # noqa: F401  # only to see whether it is there
 except ImportError as error:
     raise MissingPackageError(
-        f"this needs TorchRec ({error}); in a checkout, with CUDA: "
-        "pip install -e '.[cuda,torchrec]'; on CPU: pip install -e '.[cpu,torchrec-cpu]' && "
-        "pip install --no-deps torchrec==1.8.0"
+        "torchrec-not-installed",
+        "neuroshard.torchrec needs TorchRec",
+        limit=str(error),
+        remedy="In a checkout, run `pip install -e '.[cuda,torchrec]'` for CUDA, or `pip install -e "
+        "'.[cpu,torchrec-cpu]' && pip install --no-deps torchrec==1.8.0` for CPUs",
     ) from None
 
 from neuroshard.torchrec.data_parallel import (

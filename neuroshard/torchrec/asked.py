@@ -1,4 +1,4 @@
-"""What is asked of every plan, and the task that a model's tables make of it."""
+"""The requirements of every plan, and the task that the requirements and a model's tables make."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +39,6 @@ _OPTIMIZERS = {
 _BY_STATE = tuple(STATE_FLOATS)  # the largest comes last
 _DENSE_OPTIMIZER = "adam"  # counted for data-parallel tables: the most common one, with the most state
 _UPDATED_BY_KERNELS = tuple(name for its in LAYOUTS.values() if not its.dense for name in its.type_names)
-NO_TABLE = "no table of the model is planned here; plan() gives what TorchRec's planner makes of it"
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,10 @@ class Asked:
     data_parallel: bool = False
 
     def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "Asked":
-        """Replace the names of tables by those that tasks use, and in TorchRec's constraints by those that it knows.
+        """Replace the names of tables by the names in tasks, and in TorchRec's constraints by the names in TorchRec.
 
         Raises:
-            UserError: a name is that of several tables.
+            UserError: several tables have the same name.
         """
         names = TableNames(tables)
         return replace(
@@ -90,10 +89,10 @@ class Asked:
         )
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
-        """Take the reservation off the devices' memory, and return the devices with what is left.
+        """Subtract the reservation from the devices' memory, and return the devices with the memory that is left.
 
         Raises:
-            InfeasibleError: the reservation leaves none.
+            InfeasibleError: the reservation leaves no memory.
         """
         try:
             left = self.reservation.reserve(
@@ -104,23 +103,32 @@ class Asked:
                 constraints=dict(self.constraints),
             )
         except PlannerError as error:
-            raise InfeasibleError(f"storage_reservation: {error}") from error
+            raise InfeasibleError(
+                "reservation-failed",
+                f"{type(self.reservation).__name__} cannot reserve memory",
+                where="storage_reservation",
+                limit=str(error),
+                remedy="Reserve less memory, or pass a topology with more memory per device",
+            ) from error
         for device, (has, free) in enumerate(zip(device_memory(self.topology), device_memory(left), strict=True)):
             if free <= 0 < has:
                 raise InfeasibleError(
-                    f"storage_reservation: {type(self.reservation).__name__} takes {readable_bytes(has - free)} of "
-                    f"device {device}, which has {readable_bytes(has)}; reserve less, or give larger devices"
+                    "reservation-leaves-nothing",
+                    f"{type(self.reservation).__name__} reserves {readable_bytes(has - free)} of device {device}",
+                    where="storage_reservation",
+                    limit=f"the device has {readable_bytes(has)}",
+                    remedy="Reserve less memory, or pass a topology with more memory per device",
                 )
         return left
 
     def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
-        """Build the task of some tables by name, as devices are asked for them, in the memory that devices have left.
+        """Build the task of some tables, by name, on the devices with the memory that is left.
 
         Raises:
-            UserError: there is none, or the constraints contradict each other or the tables.
+            UserError: there are no tables, or the constraints contradict each other or the tables.
         """
         if not tables:
-            raise UserError(NO_TABLE)
+            raise no_table_planned()
         devices = left.world_size
         guessed = tuple(parameter.table(name, self.batch_size, devices) for name, parameter in tables.items())
         looked_up = with_statistics(guessed, self.known)
@@ -166,16 +174,25 @@ class Asked:
         return ours or parameter.unlike_kernels or parameter.names_data_parallel
 
 
+def no_table_planned() -> UserError:
+    """Return the error that NeuroShard plans no table of the model."""
+    return UserError(
+        "model-no-table-planned",
+        "NeuroShard plans no table of the model",
+        remedy="Use plan(), which returns the plan of TorchRec's planner",
+    )
+
+
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:
-    """Read how many bytes each device has of the memory that holds tables, (D,)."""
+    """Return the bytes of each device (D,) in the memory for tables."""
     memory = memory_of_tables(topology)
     return tuple(getattr(device.storage, memory) for device in topology.devices)
 
 
 def host_memory(topology: TorchRecTopology) -> tuple[int, ...]:
-    """Count each host's bytes (H,) for tables that its devices have no room for.
+    """Return the bytes of each host (H,) for tables that do not fit on the devices.
 
-    0 on CPU, whose own memory it is.
+    They are 0 on CPUs, where host memory is the device memory.
     """
     on_cpu = topology.compute_device == "cpu"
     own: list[int] = [0 if on_cpu else device.storage.ddr for device in topology.devices]
@@ -184,7 +201,7 @@ def host_memory(topology: TorchRecTopology) -> tuple[int, ...]:
 
 
 def _domain(topology: TorchRecTopology) -> int | None:
-    """Return the number of devices that fast links join; None if these are a host's."""
+    """Return the number of devices that fast links join; None if these are the devices of a host."""
     size = ranks_per_pod(topology)
     return None if size == topology.local_world_size else size
 

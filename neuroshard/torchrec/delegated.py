@@ -1,4 +1,4 @@
-"""What isn't planned here: planned by TorchRec's own planner, or taken from a plan that the user gives."""
+"""Parameters that aren't planned here: TorchRec's own planner plans them, or a plan that the user gives has them."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError, raised_by
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, padded
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, SPLIT, WHOLE, widest_shard
@@ -38,7 +39,7 @@ _OF_COPIES = "Sharding spec not found for "  # how TorchRec's warning begins
 
 @contextmanager
 def without_copies_remarks() -> Iterator[None]:
-    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards, which none of them has.
+    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards: no such table has shards.
 
     The root logger emits this warning, so there is no logger of TorchRec whose level could be set instead.
     """
@@ -58,8 +59,8 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
     """Have TorchRec plan some parameters of a model, on devices with the memory that is left to them.
 
     Raises:
-        InfeasibleError: TorchRec finds none.
-        UserError: TorchRec can't plan them.
+        InfeasibleError: TorchRec finds no plan.
+        UserError: TorchRec can't plan the parameters.
     """
     parameters = [_as_served(parameter, left, asked.data_parallel) for parameter in parameters]
     if asked.pipeline != PREFETCH:
@@ -74,7 +75,7 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
 
 
 def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
-    """Have TorchRec plan parameters; their constraints say nothing that it can't train."""
+    """Have TorchRec plan parameters, whose constraints allow only sharding types that TorchRec can train."""
     for parameter in parameters:
         _check_offered(parameter, left.compute_device)
     if not parameters:
@@ -99,11 +100,21 @@ def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         with without_copies_remarks():
             plan = planner.plan(module, _only(parameters))
     except PlannerError as error:
-        raise InfeasibleError(f"{_whose(parameters)}: {str(error).splitlines()[0]}") from error
+        raise InfeasibleError(
+            "delegated-no-plan",
+            f"TorchRec's planner finds no plan for {_described(parameters)}",
+            limit=str(error).splitlines()[0],
+            remedy="Give the devices more memory, or allow more sharding types and compute kernels in constraints",
+        ) from error
     except (RuntimeError, ValueError, AssertionError) as error:
         if not raised_by(error, "torchrec"):
             raise
-        raise UserError(f"{_whose(parameters)}: {error}") from error
+        raise UserError(
+            "delegated-planner-failed",
+            f"TorchRec's planner cannot plan {_described(parameters)}",
+            limit=str(error),
+            remedy="Change the constraints of these parameters, or pass a ShardingPlan of them as given=",
+        ) from error
     for parameter in parameters:
         _check_width(parameter, plan)
     return plan
@@ -117,31 +128,41 @@ def _check_width(parameter: Parameter, plan: ShardingPlan) -> None:
     widest = widest_shard(sharding, dim)
     if widest <= MAX_SHARD_DIM:
         return
-    do = f"constrain it to sharding_types=[{SPLIT!r}] with min_partition={MAX_SHARD_DIM}, or make it narrower"
+    remedy = (
+        f"Set sharding_types=[{SPLIT!r}] and min_partition={MAX_SHARD_DIM} in constraints of the table, or give the "
+        f"table at most {MAX_SHARD_DIM} columns"
+    )
     if parameter.unlike_kernels:
-        do = f"give it {padded(dim)} columns, so that it can be cut, or {MAX_SHARD_DIM} at most"
+        remedy = (
+            f"Give the table {padded(dim)} columns, so that a plan can cut the table, or at most {MAX_SHARD_DIM} "
+            "columns"
+        )
     raise UserError(
-        f"table {parameter.qualified_name!r} of {dim} columns is left to TorchRec's planner, which makes it "
-        f"{sharding.sharding_type} with {widest} columns in a shard, and FBGEMM's kernels take {MAX_SHARD_DIM} at "
-        f"most; {do}"
+        "delegated-shard-too-wide",
+        f"TorchRec's planner makes table {parameter.qualified_name!r} of {dim} columns {sharding.sharding_type} with "
+        f"{widest} columns in a shard",
+        limit=f"FBGEMM's kernels take at most {MAX_SHARD_DIM} columns",
+        remedy=remedy,
     )
 
 
 def _estimators(
     topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], asked: Asked
 ) -> list[ShardEstimator]:
-    """Build TorchRec's default estimators, of which that of memory knows the job's pipeline."""
+    """Build TorchRec's default estimators; the estimator of memory counts the job's pipeline."""
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
     return [perf, storage_estimator(topology, constraints, asked.pipeline)]
 
 
 def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool) -> Parameter:
-    """Limit a parameter's constraints to what TorchRec can train of it: its planner would also choose others.
+    """Limit a parameter's constraints to sharding types that TorchRec can train: its planner chooses others, too.
 
-    Unless `data_parallel`, the type of that name is left out too, if constraints do not name it and another is left.
+    Unless `data_parallel`, the type data_parallel is also left out if constraints do not name it and another type is
+    left.
 
     Raises:
-        UserError: constraints leave it nothing of that; TorchRec would plan it, and fail when the model is sharded.
+        UserError: constraints allow no such type; TorchRec would plan the parameter, and fail when the model is
+            sharded.
     """
     device, num_devices = left.compute_device, int(left.world_size)
     failing = parameter.failing_types(device, num_devices)
@@ -149,13 +170,11 @@ def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool
         dim, types = parameter.config.embedding_dim, [ShardingType.DATA_PARALLEL.value]
         if failing >= COPIED:
             raise parameter.failing_error(types, num_devices)
-        why, do = (
-            f"has {dim} columns, which TorchRec trains as a data_parallel table only",
-            f", or give it {padded(dim)} columns",
-        )
-        return _limited_to(parameter, why, do, sharding_types=types, compute_kernels=[DENSE])
+        why = f"TorchRec trains a table of {dim} columns only as data_parallel"
+        remedy = f", or give the table {padded(dim)} columns"
+        return _limited_to(parameter, why, remedy, sharding_types=types, compute_kernels=[DENSE])
     if parameter.is_virtual and device != "cpu":  # on CPUs it is an ordinary table
-        why = "is a virtual table, which TorchRec shards in whole buckets of rows on all devices"
+        why = "TorchRec shards a virtual table in whole buckets of rows on all devices"
         return _limited_to(parameter, why, sharding_types=[ShardingType.ROW_WISE.value])
     withheld = frozenset[str]() if parameter.said.sharding_types else parameter.withheld_types
     if not (data_parallel or parameter.names_data_parallel):
@@ -169,7 +188,7 @@ def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool
 
 
 def _offered(parameter: Parameter, device: str) -> list[str]:
-    """List the sharding types that its sharder has on such devices of what a parameter's constraints leave."""
+    """List the sharding types that a parameter's constraints allow and the sharder has on devices of this type."""
     said, sharder = parameter.said, parameter.sharder
     return [
         its
@@ -179,47 +198,58 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
     ]
 
 
-def _limited_to(parameter: Parameter, why: str = "", do: str = "", **limits: list[str]) -> Parameter:
-    """Limit a parameter's constraints to `limits`, by their fields; raise UserError if its own leave none of them."""
+def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
+    """Limit a parameter's constraints to `limits`, by field; raise UserError if its own constraints allow none."""
     for word, only in limits.items():
         asked = getattr(parameter.said, word)
         if asked and not set(asked).intersection(only):
-            raise UserError(f"table {parameter.qualified_name!r} {why}, and {word}={asked}; allow {only[0]!r}{do}")
+            raise UserError(
+                "delegated-constraints-untrainable",
+                f"{word} is {asked}",
+                where=f"constraints of table {parameter.qualified_name!r}",
+                limit=why,
+                remedy=f"Add {only[0]!r} to {word}{or_else}",
+            )
     return replace(parameter, constraints=replace(parameter.said, **limits))
 
 
-def _whose(parameters: Sequence[Parameter]) -> str:
+def _described(parameters: Sequence[Parameter]) -> str:
     names = listed([parameter.qualified_name for parameter in parameters])
-    return f"TorchRec's planner, asked for {len(parameters)} parameter(s) ({names})"
+    return f"{number_of(len(parameters), 'parameter')} ({names})"
 
 
 def _check_offered(parameter: Parameter, device: str) -> None:
-    """Raise UserError, with what to do, if a parameter's sharder has nothing of what its constraints leave there."""
+    """Raise UserError if a parameter's sharder has no sharding type on the device that the constraints allow."""
     said, sharder = parameter.said, parameter.sharder
     if _offered(parameter, device):
         return
     has = list(dict.fromkeys(sharder.sharding_types(device)))
     types = [its for its in has if not said.sharding_types or its in said.sharding_types]
-    what = f"table {parameter.qualified_name!r} is left to TorchRec's planner by its"
+    table, sharder_name = f"table {parameter.qualified_name!r}", type(sharder).__name__
     if not has:
         elsewhere = list(dict.fromkeys(sharder.sharding_types(ANY_DEVICE)))
-        there = (
-            f"give a topology of {ANY_DEVICE} devices, where it has {', '.join(elsewhere)}, or " if elsewhere else ""
-        )
+        remedy = f"Remove {sharder_name} from sharders=, which leaves the module unsharded"
+        if elsewhere:
+            remedy += f", or pass a topology of {ANY_DEVICE} devices, where {sharder_name} has {', '.join(elsewhere)}"
         raise UserError(
-            f"table {parameter.qualified_name!r}: {type(sharder).__name__} has no sharding type on {device}; {there}"
-            f"remove {type(sharder).__name__} from sharders=, which leaves the module unsharded"
+            "delegated-sharder-without-types",
+            f"{sharder_name} of {table} has no sharding type on {device}",
+            remedy=remedy,
         )
     if not types:
-        also = f"; with {WHOLE!r} in addition it is planned here" if parameter.forms else ""
+        also = f". With {WHOLE!r} in addition, NeuroShard plans the table" if parameter.forms else ""
         raise UserError(
-            f"{what} sharding_types={said.sharding_types}, and {type(sharder).__name__} has only {', '.join(has)} "
-            f"on {device}; allow one of them{also}"
+            "delegated-types-unavailable",
+            f"sharding_types={said.sharding_types} leaves {table} to TorchRec's planner",
+            limit=f"{sharder_name} has only {', '.join(has)} on {device}",
+            remedy=f"Add one of these to sharding_types{also}",
         )
     known = dict.fromkeys(kernel for its in types for kernel in sharder.compute_kernels(its, device))
     raise UserError(
-        f"{what} compute_kernels={said.compute_kernels}, and {type(sharder).__name__} has only {', '.join(known)} on "
-        f"{device} for {', '.join(types)}; allow one of them"
+        "delegated-kernels-unavailable",
+        f"compute_kernels={said.compute_kernels} leaves {table} to TorchRec's planner",
+        limit=f"{sharder_name} has only {', '.join(known)} on {device} for {', '.join(types)}",
+        remedy="Add one of these to compute_kernels",
     )
 
 
@@ -234,7 +264,7 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
     """Return a sharder of the same class that shards only the wanted parameters; TorchRec tests sharders' classes."""
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        """List what the sharder may shard, of what is wanted."""
+        """List the wanted parameters that the sharder can shard."""
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}
 
@@ -244,7 +274,7 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
 
 
 def joined(*plans: ShardingPlan) -> ShardingPlan:
-    """Join plans into one; where several have a module, each has other parameters of it."""
+    """Join plans into one; if several plans have the same module, each has other parameters of that module."""
     modules: dict[str, Any] = {}
     for plan in plans:
         for path, module_plan in plan.plan.items():

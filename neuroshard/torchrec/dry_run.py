@@ -1,4 +1,4 @@
-"""TorchRec's dry run with NeuroShardPlanner: it plans a model for several kinds of machines, without any of them.
+"""TorchRec's dry run with NeuroShardPlanner: plans of a model for several kinds of machines, without the machines.
 
 `python -m neuroshard.torchrec.dry_run` takes the arguments of `python -m torchrec.distributed.planner.dry_run.cli`, and
 `--models`. TorchRec has the dry run since 1.9.
@@ -20,13 +20,14 @@ from torchrec.distributed.types import PipelineType, ShardingPlan
 
 from neuroshard.models import CostModels
 from neuroshard.plumbing.errors import InfeasibleError, MissingPackageError, UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.torchrec.planner import NeuroShardPlanner
 from neuroshard.torchrec.planner_report import Sharders
 from neuroshard.torchrec.prefetching import pipeline_named
 from neuroshard.torchrec.releases import HAS_DRY_RUN, TORCHREC
 
 if not HAS_DRY_RUN:
-    error = MissingPackageError(f"{TORCHREC} has no dry run; install torchrec 1.9 or later")
+    error = MissingPackageError("dry-run-missing", f"{TORCHREC} has no dry run", remedy="Install torchrec 1.9 or later")
     raise SystemExit(str(error)) if __name__ == "__main__" else error
 
 from torchrec.distributed.planner.dry_run import cli
@@ -45,12 +46,13 @@ _log = logging.getLogger(__name__)
 
 
 class NeuroShardProvider(DefaultPlannerProvider):
-    """Gives NeuroShardPlanner to TorchRec's PlannerExecutor, where TorchRec's provider gives its own planner.
+    """Supplies NeuroShardPlanner to TorchRec's PlannerExecutor, in place of TorchRec's own planner.
 
-    Topology and reservation are those of TorchRec's provider.
+    Topology and reservation come from TorchRec's provider.
 
     Args:
-        models: cost models, or their name or path; or these by kind of machine (SKU). None takes the planner's default.
+        models: cost models, or their name or path; or a mapping of such values by kind of machine (SKU). None takes
+            the planner's default.
         settings: other arguments of NeuroShardPlanner, such as `dense_ms`.
     """
 
@@ -79,7 +81,14 @@ class NeuroShardProvider(DefaultPlannerProvider):
         if config.planner_variant not in (PlannerVariant.UNSET, PlannerVariant.OSS):
             super().build_planner(sku, topology=topology, storage_reservation=storage_reservation, ctx=ctx)
         if unread := _unread(config):
-            _log.warning("planner_config sets up TorchRec's own search, and has no effect here: %s", ", ".join(unread))
+            _log.warning(
+                Message(
+                    "dry-run-settings-unused",
+                    f"planner_config sets {', '.join(unread)}",
+                    limit="these fields set up TorchRec's own search and have no effect on NeuroShardPlanner",
+                    remedy="Remove these fields, or set arguments of NeuroShardPlanner in NeuroShardProvider(...)",
+                )
+            )
         given: dict[str, Any] = {
             "topology": topology,
             "batch_size": request.batch_size,
@@ -98,7 +107,12 @@ class NeuroShardProvider(DefaultPlannerProvider):
         if not isinstance(self._models, Mapping):
             return self._models
         if sku not in self._models:
-            raise UserError(f"models= has none for {sku!r}; it has {', '.join(sorted(self._models))}")
+            raise UserError(
+                "dry-run-models-missing",
+                f"models= has no models for {sku!r}",
+                limit=f"models= has models for {', '.join(sorted(self._models))}",
+                remedy=f"Add models for {sku!r} to models=",
+            )
         return self._models[sku]
 
 

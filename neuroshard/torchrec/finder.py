@@ -1,4 +1,4 @@
-"""Finding plans for a task: from nothing, or from a plan that there was."""
+"""Finding plans for a task: from nothing, or from an earlier plan."""
 
 import logging
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from neuroshard.plans.checkpoints import checkpoint_remark, with_types_of
 from neuroshard.plans.moves import TableChange, moved_bytes, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.searching.dense_time import find_plan
@@ -21,7 +22,7 @@ from neuroshard.searching.searcher import Found, Searcher, Verifier, searcher_of
 from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import DEVICES, KeptPlan
-from neuroshard.torchrec.modules import Served
+from neuroshard.torchrec.modules import Served, listed
 from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.placement import TIERS, Tier
 
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 _CHANGED = {"tables", "modules", DEVICES, "constraints", "other parameters"}
 _COSTED_DEVICES = ("cpu", "cuda")  # other types have other kernels
 _STAY = 1.0  # `min_gain` with which tables stay if they can
-_WORTH_SAYING = 0.01  # of a step: nobody moves tables for less
+_WORTH_SAYING = 0.01  # share of a step: smaller gains are not worth moving tables
 
 
 @dataclass(frozen=True)
@@ -83,16 +84,16 @@ class Finder:
         known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
         calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
         device = topology.compute_device
-        unknown = None if device in _COSTED_DEVICES else f"on {device}, for which there are no cost models"
+        unknown = None if device in _COSTED_DEVICES else f"no cost models for devices of type {device}"
         return Served(frozenset(calls), unknown, self._no_sequences, int(topology.world_size), device)
 
     @property
     def _no_sequences(self) -> str | None:
-        """Why no plan for sequence tables can be found with these; None where one can."""
+        """Why this search and these models can't plan sequence tables; None if they can."""
         if not self.searcher.takes_sequences:
             return f"{type(self.searcher).__name__} places pooled tables only"
         if replace(IN_COLUMNS, pooled=False) not in self.simulator.models.compute.calls:
-            return "a sequence table, unknown to these models: collect compute.pooled=[true,false] and pretrain"
+            return "no cost models for sequence tables: collect with compute.pooled=[true,false] and pretrain"
         return None
 
     def found(self, task: Task) -> Plan:
@@ -119,7 +120,10 @@ class Finder:
         """
         if fixed := {"start", "rest"}.intersection(settings):
             raise UserError(
-                f"{min(fixed)}=... can't be set: the previous plan is changed, by the planner's own searcher"
+                "replan-setting-fixed",
+                f"{min(fixed)} cannot be set",
+                limit="replan() changes the previous plan with the planner's own searcher",
+                remedy=f"Remove {min(fixed)}=...",
             )
         given = {"acceptance": self.searcher.acceptance} if hasattr(self.searcher, "acceptance") else {}
         given |= {"start": before, "rest": self.searcher, "max_moved_bytes": max_moved_bytes} | settings
@@ -136,20 +140,34 @@ class Finder:
         Tables stay where they are if the number of devices does. A warning names the inputs that differ (`others`),
         what changed, what moves, and what moving more would save.
         """
-        said = f"the kept plan was made for other {', '.join(others)}"
         changes = None if kept.plan is None else TaskChanges.between(kept.plan.task, task)
         adapted = changes or "other parameters" in others
         allowed = _CHANGED | {"batch size"} if changes and changes.of_devices else _CHANGED
         if kept.plan is None or changes is None or not allowed.issuperset(others) or not adapted:
-            return self._searched_again(kept.plan, task, said)
+            return self._searched_again(kept.plan, task, kept_plan_outdated(others))
         settings: dict[str, Any] = {} if changes.of_devices else {"min_gain": _STAY}
         try:
             plan = self.changed(kept.plan, task, None, keep_types=self.keep_types, **settings)
         except UserError as error:
-            return self._searched_again(kept.plan, task, f"{said}, and can't be changed ({error})")
-        moves = list(map(str, table_changes(kept.plan, plan))) or ["all tables stay where they are"]
-        lines = [f"{said}; it is adapted", *([f"changed: {changes}"] if changes else []), *moves]
-        _log.warning("%s", "\n".join(lines))
+            return self._searched_again(kept.plan, task, kept_plan_outdated(others, error))
+        moves = list(map(str, table_changes(kept.plan, plan)))
+        differences = [f"changed: {changes}"] if changes else []
+        _log.warning(
+            Message(
+                "kept-plan-adapted",
+                f"the kept plan was made for other {', '.join(others)}",
+                limit="; ".join(
+                    (
+                        "the planner adapts the kept plan",
+                        *differences,
+                        listed(moves) or "all tables stay where they are",
+                    )
+                ),
+                remedy="Remove the kept file to have the planner search from nothing",
+            )
+        )
+        if moves:
+            _log.info("changes of tables from the kept plan:\n%s", "\n".join(moves))
         if settings and (remark := self._gain_of_moving(plan, kept.plan)):
             _log.warning(remark)
         return plan
@@ -160,27 +178,43 @@ class Finder:
             return self.found(task)
         return replace(self.found(with_types_of(kept, task)), task=task)
 
-    def _searched_again(self, kept: Plan | None, task: Task, why: str) -> Plan:
+    def _searched_again(self, kept: Plan | None, task: Task, why: Message) -> Plan:
         """Search from nothing in place of a kept plan; warn of tables whose optimizer state does not load."""
-        _log.warning("%s; searching again", why)
+        _log.warning(why)
         plan = self.found_instead(kept, task)
         if kept is not None and (remark := checkpoint_remark(kept, plan)):
             _log.warning(remark)
         return plan
 
-    def _gain_of_moving(self, plan: Plan, kept: Plan) -> str | None:
-        """Describe what re-planning would move and save of a plan; None if it saves less than 1%."""
+    def _gain_of_moving(self, plan: Plan, kept: Plan) -> Message | None:
+        """Return the warning that moving tables would make steps of a plan shorter; None if by less than 1%."""
         moved = self.changed(plan, plan.task, None, keep_types=self.keep_types)
         now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))
         if then > now * (1 - _WORTH_SAYING):
             return None
         before = "" if kept.prediction is None else f" ({kept.prediction.cost_ms:.2f} ms when it was kept)"
         size = readable_bytes(moved_bytes(plan, moved))
-        return (
-            f"the kept plan is predicted to take {now:.2f} ms now{before}; moving {size} would make that {then:.2f} ms "
-            f"({1 - then / now:.1%} less): planner.replan(model, previous=...) moves them, and without the kept file "
-            "the planner searches from nothing"
+        return Message(
+            "kept-plan-gain-of-moving",
+            f"the adapted kept plan is predicted to take {now:.2f} ms{before}",
+            limit=f"moving {size} would reduce that to {then:.2f} ms ({1 - then / now:.1%} less)",
+            remedy="Call planner.replan(model, previous=...) to move tables, or remove the kept file to have the "
+            "planner search from nothing",
         )
+
+
+def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) -> Message:
+    """Return the warning that the planner searches again, because other inputs differ from those of the kept plan.
+
+    `error` is why the planner could not adapt the kept plan, if it tried.
+    """
+    failed = "" if error is None else f", because the kept plan cannot be adapted: {error.changed(remedy='')}"
+    return Message(
+        "kept-plan-outdated",
+        f"the kept plan was made for other {', '.join(others)}",
+        limit=f"the planner searches again{failed}",
+        remedy="If several jobs share the file of keep=, set a file of its own for each job",
+    )
 
 
 def _warned(found: Found) -> Plan:

@@ -1,4 +1,4 @@
-"""Plans that outlive a job: a file with a plan and what it was made for."""
+"""Plans that outlive a job: a file with a plan and digests of the inputs that the plan was made for."""
 
 import logging
 import os
@@ -13,10 +13,11 @@ from neuroshard.plans.kept_files import KIND, file_of, read_kept
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import has_format, write_json
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import parse
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 
-DEVICES = "devices"  # the digest that says more of them than their memory
+DEVICES = "devices"  # the name of the digest of all properties of the devices except their memory
 _ALIKE = 0.05  # of a device's memory: other drivers, other jobs, another reservation of a few hundred MiB
 _log = logging.getLogger(__name__)
 
@@ -26,11 +27,11 @@ class KeptPlan:
     """A plan for a whole model.
 
     Attributes:
-        made_for: digests of what it was made for, by what they are of.
-        plan: of the tables that are planned here; None where there are none.
-        sharding_plan: of the whole model.
+        made_for: digests of the inputs that the plan was made for, by the name of the input.
+        plan: NeuroShard's plan of the tables that are planned here; None if there are no such tables.
+        sharding_plan: the plan of the whole model.
         device_memory: (D,) bytes of each device that the reservation left.
-        host_memory: (H,) bytes of each host for tables that its devices have no room for.
+        host_memory: (H,) bytes of each host for tables that do not fit on the devices.
     """
 
     made_for: Mapping[str, str]
@@ -40,10 +41,10 @@ class KeptPlan:
     host_memory: tuple[int, ...]
 
     def save(self, path: Path) -> None:
-        """Write the plan as JSON, with a digest over all that the file says.
+        """Write the plan as JSON, with a digest over the content of the file.
 
         Raises:
-            UserError: there is a file that isn't a kept plan.
+            UserError: the path has a file that isn't a kept plan.
         """
         check_replaceable(path)
         content = {
@@ -56,18 +57,25 @@ class KeptPlan:
         write_json(path, file_of(content))
 
     def keep_in(self, path: Path) -> None:
-        """Write the plan where that can be done; else only warn, since a job that runs needs no file."""
+        """Write the plan; if that fails, only warn, because the running job does not need the file."""
         try:
             self.save(path)
         except (OSError, UserError) as error:
-            _log.warning("the plan can't be kept in %s: %s", path, error)
+            _log.warning(
+                Message(
+                    "kept-plan-not-saved",
+                    f"the plan is not saved in {path}",
+                    limit=str(error.changed(remedy="") if isinstance(error, UserError) else error),
+                    remedy="Set keep= to another file in a directory that this process can write to",
+                )
+            )
 
     @classmethod
     def load(cls, path: Path) -> "KeptPlan":
         """Read the plan that `save` wrote.
 
         Raises:
-            UserError: the file is missing or malformed, or says something else than what was written.
+            UserError: the file is missing or malformed, or was changed since it was written.
         """
         where = f"kept plan {path}"
         read = parse(read_kept(path), _KeptFile, where)
@@ -78,15 +86,15 @@ class KeptPlan:
     def differences(
         self, made_for: Mapping[str, str], device_memory: Sequence[int], host_memory: Sequence[int]
     ) -> tuple[str, ...]:
-        """Name what the plan was made for otherwise: digests, and devices if their memory, or hosts', isn't alike."""
+        """Return the names of the inputs that differ; devices differ, too, if device or host memory isn't similar."""
         names = dict.fromkeys([*self.made_for, *made_for])
         differing = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
         return tuple(differing if self._serves(device_memory, host_memory) else differing | {DEVICES: None})
 
     def _serves(self, device_memory: Sequence[int], host_memory: Sequence[int]) -> bool:
-        """Tell whether devices and hosts with so many bytes are like those that the plan was made for, and hold it.
+        """Return True if the plan fits in this memory, and the memory is similar to that the plan was made for.
 
-        What is free differs from machine to machine and from day to day: a job that restarts must find its plan.
+        Free memory differs from machine to machine and from day to day: a job that restarts must find its plan.
         """
         more, more_on_hosts = _more(device_memory, self.device_memory), _more(host_memory, self.host_memory)
         if more is None or more_on_hosts is None:
@@ -104,13 +112,13 @@ class _KeptFile:
 
 
 def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
-    """Read what each host (H,) had for a plan's tables: its whole memory where there were no others."""
+    """Return the bytes of each host (H,) for a plan's tables: the whole host memory if all tables were planned here."""
     topology = plan and plan.task.topology
     return (topology.host_bytes,) * len(topology.hosts) if topology else ()
 
 
 def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
-    """Subtract what memories had from what they have, in bytes; None if that isn't alike, or they aren't as many."""
+    """Return the difference of memories in bytes, `now` - `then`; None if it is large, or if the numbers differ."""
     if len(now) != len(then):
         return None
     more = [its - before for its, before in zip(now, then, strict=True)]
@@ -118,30 +126,35 @@ def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
 
 
 def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool:
-    """Tell whether a plan keeps all limits on devices (D,) and hosts (H,) with so many bytes more, or fewer."""
+    """Return True if a plan keeps all limits when devices (D,) and hosts (H,) have this many bytes more."""
     topology = plan.task.topology
     pairs = zip(topology.device_memory, more, strict=True)
     memory = tuple(then + by for then, by in pairs)
     of_host = topology.host_bytes + min(more_on_hosts)
-    if min(memory) < 1 or of_host < 0:  # what others than the plan put there, which leave a byte at least, has no room
+    if min(memory) < 1 or of_host < 0:  # tables planned elsewhere do not fit: they would leave at least one byte
         return False
     less = replace(topology, memory_bytes=memory, reserved_bytes=0, host_memory_bytes=of_host)
     return not replace(plan, task=replace(plan.task, topology=less)).violations
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise UserError if a file is anything else than an earlier kept plan: keeping a plan there would lose it."""
+    """Raise UserError if a file is not an earlier kept plan: keeping a plan there would overwrite the file."""
     if os.access(path, os.F_OK) and not has_format(path, KIND):
-        raise UserError(f"keep={path} is something else than a kept plan and isn't overwritten; give another keep=FILE")
+        raise UserError(
+            "kept-plan-other-file",
+            f"keep={path} is not a kept plan",
+            limit="the planner does not overwrite other files",
+            remedy="Set keep= to another file",
+        )
 
 
 def kept_in(path: Path) -> KeptPlan | None:
-    """Read the plan kept in a file; None where there is no file, or, with a warning, where it can't be trusted.
+    """Read the plan kept in a file; None if there is no file, or, with a warning, if the file was changed or damaged.
 
-    A job that restarts must neither die of a damaged file at every restart, nor run with a plan that nobody made.
+    A job that restarts must not fail at every restart because of a damaged file, and must not use a changed plan.
 
     Raises:
-        UserError: there is a file that isn't a kept plan.
+        UserError: the path has a file that isn't a kept plan.
     """
     check_replaceable(path)
     if not os.access(path, os.F_OK):
@@ -149,5 +162,12 @@ def kept_in(path: Path) -> KeptPlan | None:
     try:
         return KeptPlan.load(path)
     except UserError as error:
-        _log.warning("%s; searching again", error)
+        _log.warning(
+            Message(
+                "kept-plan-unreadable",
+                "the planner does not use the kept plan and searches again",
+                limit=str(error.changed(remedy="")),
+                remedy=f"To use the earlier plan, restore {path} from a copy and start the job again",
+            )
+        )
         return None

@@ -1,4 +1,4 @@
-"""What is known of tables by measuring, in place of what TorchRec's constraints guess."""
+"""Measured statistics of tables, which replace the guesses in TorchRec's constraints."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tables.sources import load_tables
 from neuroshard.tables.statistics.measured import MeasuredTables
@@ -16,9 +17,9 @@ Known = MeasuredTables | Sequence[Table] | str | Path | None
 
 
 def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
-    """Collect tables by name: as `profile` counted them, of a file, or as they are.
+    """Collect tables by name: from `profile`, from a file, or from a sequence of tables.
 
-    `batch_size`, global, is what a file without histograms is read for.
+    `batch_size` is the global batch size for a file without histograms.
 
     Raises:
         UserError: the file can't be read, or two tables share a name.
@@ -26,7 +27,12 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
     if tables is None:
         return {}
     if isinstance(tables, Mapping):
-        raise UserError("tables= is a mapping, and must be a sequence of tables; give list(tables.values())")
+        raise UserError(
+            "statistics-mapping",
+            "tables= is a mapping",
+            limit="the type must be a sequence of tables",
+            remedy="Pass list(tables.values())",
+        )
     if isinstance(tables, (str, Path)):
         all_tables = load_tables(str(tables), batch_size=batch_size)
     else:
@@ -36,7 +42,7 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
 
 
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
-    """Give the model's tables the statistics of those that are known by their names; others stay as guessed.
+    """Return the model's tables with the statistics of known tables of the same name; other tables stay guessed.
 
     A table that grew since its statistics were counted keeps them (`warn_of_growth`).
 
@@ -47,24 +53,39 @@ def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tup
 
 
 def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> None:
-    """Log which tables are planned here without statistics, and which statistics are of no such table.
+    """Warn of tables that are planned here without statistics, and of statistics of tables that are not planned here.
 
-    `guessed` says of each table that is planned here whether nobody says how many lookups it has.
+    `guessed` has True for each table planned here whose number of lookups no constraint sets.
     """
     for name in sorted(set(known) - set(guessed)):
-        _log.warning("statistics are given for a table %r that is not planned here; they are left out", name)
+        _log.warning(
+            Message(
+                "statistics-table-not-planned",
+                f"tables= describes table {name!r}, which is not planned here",
+                limit="the planner ignores these statistics",
+                remedy="Correct the name of the table, or remove the table from tables=",
+            )
+        )
     missing = [name for name in guessed if name not in known]
     assumed = [name for name in missing if guessed[name]]
     partly = [name for name in missing if not guessed[name]]
     if known and partly:
-        _log.warning("no statistics of %d of %d tables, such as %r: guessed", len(partly), len(guessed), partly[0])
+        _log.warning(
+            Message(
+                "statistics-tables-missing",
+                f"tables= has no statistics for {len(partly)} of {len(guessed)} tables, such as {partly[0]!r}",
+                limit="the planner takes the numbers of lookups from constraints, and assumes Zipf-distributed indices",
+                remedy="Pass statistics of these tables, such as from neuroshard.torchrec.profile(model, batches)",
+            )
+        )
     if assumed:
         _log.warning(
-            "one lookup a sample and feature is assumed of %d of %d tables, of which nothing is known (%s): give "
-            "tables=neuroshard.torchrec.profile(model, batches), or pooling_factors in constraints",
-            len(assumed),
-            len(guessed),
-            listed(assumed),
+            Message(
+                "statistics-lookups-assumed",
+                f"the number of lookups is unknown for {len(assumed)} of {len(guessed)} tables ({listed(assumed)})",
+                limit="the planner assumes 1 lookup per sample and feature",
+                remedy="Pass tables=neuroshard.torchrec.profile(model, batches), or set pooling_factors in constraints",
+            )
         )
 
 
@@ -75,17 +96,23 @@ def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None
     if other:
         shapes = [f"{its.name}: {was.rows:,} x {was.dim} -> {its.rows:,} x {its.dim}" for its, was in other]
         _log.warning(
-            "%d table(s) changed since their statistics were counted (%s), which are used: profile the tables again",
-            len(other),
-            listed(shapes),
+            Message(
+                "statistics-shapes-changed",
+                f"tables= describes {number_of(len(other), 'table')} with other rows or columns than the model "
+                f"({listed(shapes)})",
+                limit="the planner uses the lookups of these statistics",
+                remedy="Profile the tables again",
+            )
         )
 
 
 def _with_statistics(guessed: Table, known: Table) -> Table:
     if known.rows > guessed.rows:
         raise UserError(
-            f"tables= describes {known.name!r} with {known.rows:,} rows, but the model's table has {guessed.rows:,}. "
-            "Profile it again, or remove it from tables="
+            "statistics-more-rows",
+            f"tables= describes table {known.name!r} with {known.rows:,} rows",
+            limit=f"the model's table has {guessed.rows:,} rows",
+            remedy="Profile the table again, or remove the table from tables=",
         )
     return replace(
         guessed,

@@ -1,4 +1,4 @@
-"""A model that is to be sharded: its parameters, who plans them, and the plan of those that aren't planned here."""
+"""A model to be sharded: its parameters, who plans each parameter, and the plan of parameters not planned here."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +23,7 @@ from torchrec.types import DataType
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, raised_by
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, parse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
@@ -46,7 +47,7 @@ _ON_ALL = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 class Model:
     """A model to be sharded, on the devices with the memory that the reservation has `left`.
 
-    `tables` are those that are planned here, by the names that they have in tasks.
+    `tables` are the tables that are planned here, by their names in tasks.
     """
 
     module: nn.Module
@@ -70,7 +71,7 @@ class Model:
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
-            UserError: tables are asked to be on other devices, or can't be on these.
+            UserError: constraints ask for devices of another type, or tables can't be on devices of this type.
         """
         division = divide(module, sharders, asked.constraints, asked.fixed, served)
         _check_devices(division.planned + division.delegated, asked.topology.compute_device)
@@ -82,10 +83,24 @@ class Model:
             given, its = asked.fixed.plan[path], {one.name for one in division.parameters if one.path == path}
             if not its:
                 _log.warning(
-                    "the given plan holds module %r, none that is sharded here: its memory isn't counted", path
+                    Message(
+                        "given-module-not-sharded",
+                        f"no sharder shards module {path!r}",
+                        where="given",
+                        limit="the memory of the module in the given plan is not counted",
+                        remedy="Remove the module from the given plan, or pass a sharder of the module in sharders=",
+                    )
                 )
             elif isinstance(given, dict) and (unknown := sorted(set(given) - its)):
-                _log.warning("the given plan holds tables that module %r lacks: %s", path, listed(unknown))
+                _log.warning(
+                    Message(
+                        "given-tables-unknown",
+                        f"module {path!r} of the model lacks {listed(unknown)}",
+                        where="given",
+                        limit="the given plan has these tables",
+                        remedy="Remove these tables from the given plan, or make a plan of this model",
+                    )
+                )
         division.warn_of_unknown(asked.constraints)
         warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, asked.known)
         guessed = [its.table(name, asked.batch_size, left.world_size) for name, its in tables.items()]
@@ -93,7 +108,7 @@ class Model:
         return cls(module, sharders, division, tables, left, asked)
 
     def on(self, asked: Asked) -> "Model":
-        """Ask something else of plans for the same model; constraints and the fixed plan must be the same.
+        """Return the same model with other requirements; constraints and the fixed plan must be the same.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
@@ -103,11 +118,11 @@ class Model:
         return replace(self, asked=asked, left=left)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
-        """Plan what isn't planned here; return its plan, and the devices with the memory that it leaves.
+        """Plan all parameters not planned here; return their plan, and the devices with the memory that is left.
 
         Raises:
-            InfeasibleError: TorchRec finds no plan for what is delegated to it.
-            UserError: TorchRec can't plan that, or the given plan isn't for so many ranks.
+            InfeasibleError: TorchRec finds no plan for the parameters that are delegated to it.
+            UserError: TorchRec can't plan these parameters, or the given plan is for another number of ranks.
         """
         asked, division = self.asked, self.division
         _check_given(division.fixed, asked)
@@ -117,7 +132,7 @@ class Model:
         return joined(asked.fixed, theirs), left
 
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
-        """Join the plan of what isn't planned here with ours, if any, and what constraints pass on to kernels."""
+        """Join the plan of `others` with NeuroShard's plan, if any, and add the settings for kernels in constraints."""
         if plan is None:
             return others
         modules = {name: table.path for name, table in self.tables.items()}
@@ -126,12 +141,12 @@ class Model:
         return joined(others, ours)
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Complete a plan out of a file, which holds neither what constraints pass on to kernels nor the fixed plan."""
+        """Complete a plan from a file, which lacks the fixed plan and the settings for kernels in constraints."""
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
         return joined(sharding_plan, self.asked.fixed)
 
     def forgotten(self, sharding_plan: ShardingPlan) -> str | None:
-        """Name what this plan would lack if it came out of a file and were `restored`; None if nothing."""
+        """Return the first field that this plan would lose if it were saved and `restored`; None if no field."""
         read = parse(modules_json(sharding_plan), ReadModules, "the plan")
         again = self.restored(sharding_plan_of(read, "the plan"))
         for parameter in self.division.planned + self.division.delegated:
@@ -156,44 +171,68 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
         sharding = parameter.sharding_in(asked.fixed)
         ranks = list(range(size)) if sharding.ranks is None else list(sharding.ranks)
         parameter.check_extent(asked.fixed)
-        what = f"given: table {parameter.qualified_name!r} is on"
+        table = f"table {parameter.qualified_name!r}"
         if any(not 0 <= rank < size for rank in ranks):
-            raise UserError(f"{what} rank {max(ranks)}, and the job has {size} (0 to {size - 1}); plan it for this job")
+            raise UserError(
+                "given-rank-outside",
+                f"{table} is on rank {max(ranks)}",
+                where="given",
+                limit=f"the job has {number_of(size, 'rank')} (0 to {size - 1})",
+                remedy="Make the given plan for this job",
+            )
         if sharding.sharding_spec is not None and len(shards_of(sharding)) != len(ranks):
-            raise UserError(f"{what} {len(ranks)} ranks in {len(shards_of(sharding))} shards; plan it for this job")
+            raise UserError(
+                "given-shards-without-ranks",
+                f"{table} has {number_of(len(shards_of(sharding)), 'shard')} on {number_of(len(ranks), 'rank')}",
+                where="given",
+                limit="each shard needs a rank",
+                remedy="Make the given plan for this job",
+            )
         if sharding.sharding_type in _ON_ALL and len(set(ranks)) < size:
             raise UserError(
-                f"{what} {len(set(ranks))} of the job's {size} ranks, and {sharding.sharding_type!r} takes all; "
-                "plan it for this job"
+                "given-ranks-missing",
+                f"{table} is {sharding.sharding_type!r} on {len(set(ranks))} of the job's {size} ranks",
+                where="given",
+                limit=f"{sharding.sharding_type!r} needs all ranks",
+                remedy="Make the given plan for this job",
             )
-        check_by_pod(f"given: table {parameter.qualified_name!r}", sharding, asked.topology)
-        _check_width(f"given: table {parameter.qualified_name!r}", parameter, sharding)
+        check_by_pod(f"given: {table}", sharding, asked.topology)
+        _check_width("given", parameter, sharding)
 
 
-def _check_width(what: str, parameter: Parameter, sharding: ParameterSharding) -> None:
-    """Raise UserError, begun by `what`, if a table has a shard that is wider than kernels take."""
+def _check_width(where: str, parameter: Parameter, sharding: ParameterSharding) -> None:
+    """Raise UserError, at the place `where`, if a table has a shard that is wider than kernels take."""
     if parameter.config is None:
         return
     widest = widest_shard(sharding, int(parameter.config.embedding_dim))
     if widest > MAX_SHARD_DIM:
         raise UserError(
-            f"{what} has a shard of {widest} columns, and FBGEMM's kernels take {MAX_SHARD_DIM} at most; plan it again"
+            "planned-shard-too-wide",
+            f"table {parameter.qualified_name!r} has a shard of {widest} columns",
+            where=where,
+            limit=f"FBGEMM's kernels take at most {MAX_SHARD_DIM} columns",
+            remedy="Make a plan with narrower shards of this table",
         )
 
 
 def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
-    """Raise UserError unless all parameters may be on such devices."""
+    """Raise UserError unless all parameters may be on devices of this type."""
     for parameter in parameters:
         config = parameter.config
         if device == "cpu" and config is not None and config.data_type is DataType.BF16:
             raise UserError(
-                f"table {parameter.qualified_name!r} has weights of type BF16, of which FBGEMM has no kernels on CPUs; "
-                "set its data_type to FP16 or FP32"
+                "table-bf16-on-cpu",
+                f"table {parameter.qualified_name!r} has weights of type BF16",
+                limit="FBGEMM has no kernels for BF16 weights on CPUs",
+                remedy="Set data_type of the table to FP16 or FP32",
             )
         if (group := parameter.said.device_group) not in (None, device):
             raise UserError(
-                f"constraints of table {parameter.name!r}: device_group={group!r} can't be planned on a topology of "
-                f"{device!r} devices; leave it out, or give a plan of that table by given="
+                "constraints-device-group",
+                f"device_group is {group!r}",
+                where=f"constraints of table {parameter.name!r}",
+                limit=f"the topology has {device!r} devices",
+                remedy="Remove device_group, or pass a ShardingPlan of this table as given=",
             )
 
 
@@ -250,17 +289,31 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         space = enumerator.enumerate(model.module, list(model.sharders))
         stored = loader.plan_context_hash()
         if stored is not None and stored != _context_hash(asked, enumerator):
-            raise UserError(f"by its context hash it was made for {OTHER_CONTEXT}")
+            raise UserError(
+                "plan-loader-context-differs",
+                "the context hash of the stored plan differs from the hash of this job",
+                limit=f"the plan was made for {OTHER_CONTEXT}",
+                remedy="Store a plan of this job",
+            )
         options = loader.load()
         if not options:
-            raise UserError("there is none")
+            raise UserError(
+                "plan-loader-empty",
+                "plan_loader returned no plan",
+                remedy="Store a plan of this job, or remove plan_loader=",
+            )
         loaded = plan_of_options(extract_plan(space, options), asked.topology)
-        loaded = flagged(loaded, asked.pipeline, "it")
+        loaded = flagged(loaded, asked.pipeline, "the stored plan")
         return _checked(joined(loaded, asked.fixed), model, models)
     except (PlannerError, AssertionError, OSError) as error:  # a reservation that keeps no topology; a missing file
         if isinstance(error, AssertionError) and not raised_by(error, "torchrec"):
             raise
-        raise UserError(str(error).strip().splitlines()[0]) from error
+        raise UserError(
+            "plan-loader-failed",
+            "the stored plan cannot be loaded for this job",
+            limit=str(error).strip().splitlines()[0],
+            remedy="Store a plan of this job, or remove plan_loader=",
+        ) from error
 
 
 def _context_hash(asked: Asked, enumerator: EmbeddingEnumerator) -> str:
@@ -273,24 +326,42 @@ def _context_hash(asked: Asked, enumerator: EmbeddingEnumerator) -> str:
     try:
         return str(hash_planner_context_inputs_str(*context))
     except CONTEXT_ERRORS as error:
-        raise UserError(f"its context hash can't be checked: {error.__cause__ or error}") from error
+        raise UserError(
+            "plan-loader-context-hash",
+            "TorchRec cannot compute the context hash of this job to compare the hash of the stored plan",
+            limit=str(error.__cause__ or error),
+            remedy="Remove the setting that has no fingerprint, or remove plan_loader=",
+        ) from error
 
 
 def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Return a whole plan with ours in it; raise UserError unless it has all tables, trained, known and in memory."""
+    """Return a whole plan and NeuroShard's plan in it.
+
+    Raises:
+        UserError: the plan lacks a table, does not fit in memory, or has tables that can't be trained or costed.
+    """
     missing = [it.qualified_name for it in model.division.parameters if not it.is_in(whole)]
     if missing:
-        raise UserError(f"it lacks {listed(missing)}")
+        raise UserError(
+            "plan-loader-tables-missing",
+            f"the stored plan lacks {listed(missing)}",
+            remedy="Store a plan of the whole model",
+        )
     for parameter in model.division.delegated:
-        sharding, what = parameter.sharding_in(whole), f"table {parameter.qualified_name!r}"
-        check_by_pod(what, sharding, model.left)
-        _check_width(what, parameter, sharding)
+        sharding = parameter.sharding_in(whole)
+        check_by_pod(f"table {parameter.qualified_name!r}", sharding, model.left)
+        _check_width("the stored plan", parameter, sharding)
     if not model.tables:
         return whole, None
     others = (*model.division.delegated, *model.division.fixed)
     task = model.asked.task(model.tables, without(model.left, whole, others, model.asked))
     plan = from_sharding_plan(task, model.ours_in(whole))
     if plan.violations:
-        raise UserError(plan.violations[0])
+        raise UserError(
+            "plan-loader-plan-invalid",
+            "the stored plan breaks a limit of this job",
+            limit=str(plan.violations[0]),
+            remedy="Store a plan of this job",
+        )
     models.check_plan(plan)
     return whole, plan

@@ -1,4 +1,4 @@
-"""What of a model is planned here: the rest is delegated to TorchRec's planner."""
+"""The division of a model's parameters: some are planned here, the others are delegated to TorchRec's planner."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from neuroshard.layouts import LAYOUTS
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.torchrec.kernels import SPLIT, WHOLE
 from neuroshard.torchrec.parameters import ANY_DEVICE, ELEMENT_BYTES, Parameter, named, parameters_of
@@ -54,9 +55,10 @@ EVERYTHING = Served(frozenset(CALLS))
 
 @dataclass(frozen=True)
 class Division:
-    """Who plans a model's parameters, in the order of its modules: we, TorchRec's planner, or a user's plan fixes them.
+    """The parameters of a model by who plans them: NeuroShard, TorchRec's planner, or a user's plan that fixes them.
 
-    `reasons` say of each delegated one why it isn't planned here.
+    Parameters are in the order of the model's modules. `reasons` has for each delegated parameter why it isn't planned
+    here.
     """
 
     planned: tuple[Parameter, ...]
@@ -66,29 +68,50 @@ class Division:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All parameters, those that are planned here first."""
+        """All parameters; the parameters that are planned here come first."""
         return self.planned + self.delegated + self.fixed
 
     @property
     def tables(self) -> dict[str, Parameter]:
-        """The tables that are planned here, by the names that they have in tasks, rules and statistics."""
+        """The tables that are planned here, by their names in tasks, rules and statistics."""
         return named(self.planned, self.parameters)
 
     def warn(self) -> None:
-        """Log what isn't planned here, and by whom it is."""
+        """Warn of parameters that aren't planned here, and name who plans them."""
         if self.delegated:
             pairs = zip(self.delegated, self.reasons, strict=True)
-            told = listed([f"{parameter.qualified_name} ({why})" for parameter, why in pairs])
-            _log.warning("predicted costs leave out what is delegated to TorchRec's EmbeddingShardingPlanner: %s", told)
+            delegated = listed([f"{parameter.qualified_name} ({why})" for parameter, why in pairs])
+            _log.warning(
+                Message(
+                    "tables-delegated",
+                    f"TorchRec's EmbeddingShardingPlanner plans {delegated}",
+                    limit=f"predicted costs leave out {number_of(len(self.delegated), 'parameter')}",
+                    remedy="If parentheses name a setting, change the setting to have NeuroShard plan the parameter",
+                )
+            )
         if self.fixed:
-            names = listed([parameter.qualified_name for parameter in self.fixed])
-            _log.warning("predicted costs leave out what is kept as the given plan has it: %s", names)
+            _log.warning(
+                Message(
+                    "tables-fixed-by-given",
+                    f"given= fixes {listed([parameter.qualified_name for parameter in self.fixed])}",
+                    limit=f"predicted costs leave out {number_of(len(self.fixed), 'parameter')}",
+                    remedy="Remove tables from given= to have NeuroShard plan them",
+                )
+            )
 
     def warn_of_unknown(self, constraints: Mapping[str, ParameterConstraints]) -> None:
-        """Log which constraints, by name of the table, are of nothing in the model."""
+        """Warn of constraints, by name of the table, that name no table of the model."""
         names = {name for parameter in self.parameters for name in (parameter.name, parameter.qualified_name)}
         for name in sorted(set(constraints) - names):
-            _log.warning("constraints name a table %r that no collection of the model has", name)  # TorchRec ignores it
+            _log.warning(  # TorchRec ignores such constraints without a warning
+                Message(
+                    "constraints-table-unknown",
+                    f"no collection of the model has a table {name!r}",
+                    where="constraints",
+                    limit="constraints of this name have no effect",
+                    remedy="Correct the name, or remove the constraints",
+                )
+            )
 
 
 def divide(
@@ -104,7 +127,7 @@ def divide(
     `served` is what a search with its models can place.
 
     Raises:
-        UserError: constraints leave a table only what TorchRec fails with on such devices.
+        UserError: constraints leave a table only sharding types that fail in TorchRec on such devices.
     """
     planned: list[Parameter] = []
     delegated: list[Parameter] = []
@@ -130,15 +153,16 @@ def find_tables(
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
 ) -> tuple[Parameter, ...]:
-    """Find the tables of a model that are planned here, in the order of its modules; nothing is materialised.
+    """Find the tables of a model that are planned here, in the order of the modules; nothing is materialised.
 
-    Those are the tables of every EmbeddingBagCollection, also behind processors of its features, and of every
-    EmbeddingCollection, if cost models know sequence tables; but for what `why_delegated` names.
+    These are the tables of every EmbeddingBagCollection, with or without processors of the features, and of every
+    EmbeddingCollection, if cost models know sequence tables; except for the tables that `why_delegated` gives a reason
+    for.
 
     Args:
-        module: on any device, "meta" too.
-        sharders: modules that they shard are looked at; None takes TorchRec's default ones.
-        constraints: by name of the table, as TorchRec has them; those that name nothing in the model are warned about.
+        module: the model, on any device, also on "meta".
+        sharders: sharders of the modules that have the tables; None takes TorchRec's default sharders.
+        constraints: TorchRec's ParameterConstraints by name of the table; a warning names entries without a table.
     """
     constraints = constraints or {}
     division = divide(module, sharders or get_default_sharders(), constraints)
@@ -147,7 +171,7 @@ def find_tables(
 
 
 def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | None:
-    """Say why a parameter is left to TorchRec's planner; None if it is planned here. Nothing else decides on that.
+    """Return why a parameter is left to TorchRec's planner; None if it is planned here. This alone decides it.
 
     `served` is what a search with its models can place.
     """
@@ -157,38 +181,38 @@ def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | No
     if served.no_tables:
         return served.no_tables
     if not {WHOLE, SPLIT}.issubset(parameter.sharder.sharding_types(ANY_DEVICE)):
-        return f"its {type(parameter.sharder).__name__} lacks {WHOLE} or {SPLIT}"
+        return f"{type(parameter.sharder).__name__} lacks {WHOLE} or {SPLIT}"
     if served.no_sequences and not parameter.pooled:
         return served.no_sequences
     why = _why_not_costed(parameter) or _why_not_placed(parameter, served)
     if why is not None and parameter.unlike_kernels:
-        return f"{config.embedding_dim} columns are not a multiple of {DIM_MULTIPLE}, so it is data-parallel"
+        return f"{config.embedding_dim} columns are not a multiple of {DIM_MULTIPLE}: data_parallel only"
     return why
 
 
 def _why_not_costed(parameter: Parameter) -> str | None:
-    """Say what of a table no cost model of ours knows; None if there is nothing."""
+    """Return why no cost model can predict the cost of a table; None if a model can."""
     config = parameter.config
     if config.data_type not in ELEMENT_BYTES:
         return f"weights of type {config.data_type.name}"
     if getattr(config, "enable_embedding_update", False):
-        return "written to in training (enable_embedding_update)"
+        return "training writes to the table: enable_embedding_update"
     return "a virtual table" if parameter.is_virtual else None
 
 
 def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
-    """Say what is asked for that our plans can't say, or this search or these models don't know; None if nothing."""
+    """Return the constraints that NeuroShard's plans, this search or these models cannot honour; None if none."""
     if served.calls_of(parameter):
         return None
     said = parameter.said
     types = [f"sharding_types={said.sharding_types}"] if said.sharding_types else []
     kernels = [f"compute_kernels={said.compute_kernels}"] if said.compute_kernels else []
-    unknown = ", unknown to this search or these models" if parameter.calls else ""
+    unknown = "this search or these models do not support that" if parameter.calls else ""
     if served.calls.intersection(parameter.calls):
-        unknown = f", which can't have its rows on each of {served.num_devices} devices"
+        unknown = f"the table has too few rows for {served.num_devices} devices, or is too wide"
         if served.num_devices == 1:
-            unknown = "; on one device NeuroShard's tables are table-wise only"
-    return f"{', '.join(types + kernels)}{unknown}"
+            unknown = "on one device NeuroShard plans table-wise only"
+    return ": ".join(filter(None, (", ".join(types + kernels), unknown)))
 
 
 def listed(texts: Sequence[str]) -> str:

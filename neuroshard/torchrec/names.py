@@ -18,7 +18,7 @@ from neuroshard.torchrec.parameters import Parameter
 
 @dataclass(frozen=True)
 class TableNames:
-    """Tables that are planned here, by the names that they have in tasks; people may write other names of them.
+    """Tables that are planned here, by their names in tasks; people may write other names of the same tables.
 
     Tasks use the plain name of a table if no other table of the model has it, else `path.name`.
     """
@@ -39,12 +39,17 @@ class TableNames:
         """Return the name that a table has in tasks; a name of no table as it is.
 
         Raises:
-            UserError: several tables of the model have the name; the error begins with `where`.
+            UserError: several tables of the model have the name; `where` is the place in the error.
         """
         if name in self.tables or name in self._by_path:
             return self._by_path.get(name, name)
         if name in self._by_plain:
-            raise UserError(f"{where}: several tables are called {name!r}; write {' or '.join(self._by_plain[name])}")
+            raise UserError(
+                "table-name-ambiguous",
+                f"several tables of the model have the name {name!r}",
+                where=where,
+                remedy=f"Write {' or '.join(self._by_plain[name])}",
+            )
         return name
 
     def in_rules(self, rules: Constraints) -> Constraints:
@@ -60,17 +65,22 @@ class TableNames:
         """Put statistics under the names that tasks use; raise UserError if one is ambiguous or given twice."""
         found: dict[str, Table] = {}
         for name, table in known.items():
-            own = self.in_task(name, "tables=")
+            own = self.in_task(name, "tables")
             if own in found:
-                raise UserError(f"tables=: {found[own].name!r} and {name!r} are the same table of the model; give one")
+                raise UserError(
+                    "statistics-same-table",
+                    f"{found[own].name!r} and {name!r} are the same table of the model",
+                    where="tables",
+                    remedy="Remove one of these two tables",
+                )
             found[own] = table
         return found
 
     def _in_rule(self, name: str) -> str:
-        return self.in_task(name, "rules=")
+        return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Return a rule as tasks need it: patterns may match a table by any name of it."""
+        """Return a rule with the names of tasks: a pattern may match a table by any of its names."""
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]
         named = ((name, {name, its.name, its.qualified_name}) for name, its in self.tables.items())

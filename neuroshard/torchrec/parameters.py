@@ -1,4 +1,4 @@
-"""What sharders would shard of a model: embedding tables, pooled ones and sequence tables, and whatever else."""
+"""The parameters of a model that sharders shard: pooled tables, sequence tables, and any other parameters."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +27,7 @@ from torchrec.types import DataType
 from neuroshard.layouts import COLUMNS, LAYOUTS, ROWS
 from neuroshard.layouts.sharding_types import types_of
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE, padded
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
@@ -44,19 +45,19 @@ _OTHERS = {word: layout for layout in LAYOUTS.values() if not layout.free for wo
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a sharder would shard of a module: a table, as a rule.
+    """A parameter of a module that a sharder can shard: usually a table.
 
-    What it says of a table is there for those with a config.
+    Only parameters with a config have the properties of a table.
 
     Attributes:
-        path: of the module inside the model.
-        name: inside the module.
-        module: a collection of tables, what processes its features, or another one.
-        sharder: that would shard the module.
-        weights: on any device; their optimizer is set on them.
-        config: TorchRec's, of a table in full precision, pooled or not; None for anything else.
-        constraints: TorchRec's for the table; None if there are none.
-        beside_others: whether parameters of the same module are planned elsewhere.
+        path: path of the module inside the model.
+        name: name inside the module.
+        module: a collection of tables, the processor of features of a collection, or another module.
+        sharder: the sharder that can shard the module.
+        weights: the weights, on any device; the optimizer of the table is set on the weights.
+        config: TorchRec's config of a table in full precision, pooled or not; None for any other parameter.
+        constraints: TorchRec's constraints for the table; None if there are none.
+        beside_others: True if parameters of the same module are planned elsewhere.
     """
 
     path: str
@@ -72,7 +73,13 @@ class Parameter:
         for word in ("pooling_factors", "num_poolings", "batch_sizes"):
             numbers = getattr(self.said, word) or ()
             if not all(0 < number < inf for number in numbers):
-                raise UserError(f"constraints of table {self.name!r}: {word}={numbers} must be numbers above 0")
+                raise UserError(
+                    "constraints-numbers-not-positive",
+                    f"{word} is {numbers}",
+                    where=f"constraints of table {self.name!r}",
+                    limit="each number must be finite and above 0",
+                    remedy=f"Correct {word}",
+                )
 
     @property
     def qualified_name(self) -> str:
@@ -81,33 +88,33 @@ class Parameter:
 
     @property
     def pooled(self) -> bool:
-        """Whether it is a table whose lookups are summed up, not a sequence table or anything else."""
+        """True for a table whose lookups are pooled; False for a sequence table or any other parameter."""
         return isinstance(self.config, EmbeddingBagConfig)
 
     @property
     def deduplicated(self) -> bool:
-        """Whether it is a sequence table of which each device asks for an index of its batch once."""
+        """True for a sequence table with deduplicated indices: a device requests each index of a batch once."""
         once = getattr(self.sharder, "_use_index_dedup", False)
         return isinstance(self.config, EmbeddingConfig) and bool(once or get_ec_index_dedup())
 
     @property
     def unlike_kernels(self) -> bool:
-        """Whether it is a table that FBGEMM's fused kernels don't take: its columns are no multiple of 4."""
+        """True for a table that FBGEMM's fused kernels don't take: the number of columns is not a multiple of 4."""
         return self.config is not None and self.config.embedding_dim % DIM_MULTIPLE > 0
 
     @property
     def is_virtual(self) -> bool:
-        """Whether it is a table of more rows than there is memory for, which are kept in buckets as they come up."""
+        """True for a virtual table: it has more rows than memory, and keeps in buckets the rows that occur."""
         return bool(getattr(self.config, "use_virtual_table", False))
 
     @property
     def is_stashed(self) -> bool:
-        """Whether TorchRec moves its weights to host memory while the dense network runs."""
+        """True if TorchRec moves the weights to host memory while the dense network runs."""
         return bool(getattr(self.config, "stash_weights", False))
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of an element that lookups put out, by the constraints, or else by the sharder's `fused_params`."""
+        """Bytes per element of the outputs of lookups, by the constraints, or else by the sharder's `fused_params`."""
         asked = self.said.output_dtype or (getattr(self.sharder, "fused_params", None) or {}).get("output_dtype")
         known = data_type_to_sparse_type(asked or DataType.FP32) if isinstance(asked, DataType | None) else asked
         bits: int = known.bit_rate()
@@ -115,20 +122,20 @@ class Parameter:
 
     @property
     def said(self) -> ParameterConstraints:
-        """TorchRec's constraints; what they say by themselves where there are none."""
+        """TorchRec's constraints; TorchRec's defaults if there are no constraints."""
         return self.constraints or ParameterConstraints()
 
     def is_in(self, plan: ShardingPlan) -> bool:
-        """Tell whether a plan holds the parameter."""
+        """Return True if a plan has the parameter."""
         module_plan = plan.plan.get(self.path)
         return isinstance(module_plan, dict) and self.name in module_plan
 
     def sharding_in(self, plan: ShardingPlan) -> ParameterSharding:
-        """Look up how a plan that holds the parameter shards it."""
+        """Return the sharding of the parameter in a plan that has the parameter."""
         return plan.plan[self.path][self.name]
 
     def check_extent(self, plan: ShardingPlan) -> None:
-        """Raise UserError unless the shards of a table in a plan that holds it end where the table does."""
+        """Raise UserError unless the shards of a table in a plan end at the last row and column of the table."""
         sharding, shape = self.sharding_in(plan), tuple(self.weights.shape)
         if sharding.sharding_spec is None or self.config is None or self.is_virtual:
             return
@@ -136,20 +143,25 @@ class Parameter:
         planned = tuple(np.max(ends, axis=0).tolist())
         if planned != shape:
             its, theirs = (" x ".join(map(str, sizes)) for sizes in (shape, planned))
-            do = "was made for another table; plan it again"
+            made_for, remedy = "another table", "Make a plan of this table"
             if planned[0] == shape[0] and shape[1] < planned[1] == padded(shape[1]):
-                do = f"was made for the table padded to a multiple of 4; give it embedding_dim={planned[1]}"
+                made_for, remedy = (
+                    "the table padded to a multiple of 4",
+                    f"Set embedding_dim={planned[1]} for the table",
+                )
             raise UserError(
-                f"table {self.qualified_name!r} has {its} rows and columns, and the plan's shards end at {theirs}: "
-                f"it {do}"
+                "planned-table-shape-differs",
+                f"table {self.qualified_name!r} has {its} rows and columns, and the plan's shards have {theirs}",
+                limit=f"the plan was made for {made_for}",
+                remedy=remedy,
             )
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
-        """Build the table that we search with; `batch_size` is one device's, as TorchRec counts it.
+        """Build the table for the search; `batch_size` is the batch size of one device, as TorchRec counts it.
 
-        A table that several features share looks up all their values in one go: its pooling factor is their sum; and
-        each of them has an output of its own. Of a sequence table every lookup has one. A table whose columns are not
-        a multiple of 4 counts as padded to the next multiple, which bounds its memory and cost from above.
+        If several features share a table, the pooling factor of the table is the sum over features, and each feature
+        has an output. In a sequence table each lookup has an output. A table whose columns are not a multiple of 4
+        counts as padded to the next multiple, which bounds memory and cost of the table from above.
 
         Raises:
             UserError: constraints don't fit the number of features.
@@ -171,10 +183,10 @@ class Parameter:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether nobody says how many lookups there are: TorchRec's constraints have one, unless they say more.
+        """True if no constraint sets the number of lookups, so that TorchRec's default of 1 counts.
 
-        Constraints in which all is as TorchRec has it by itself are there for the sake of that one, and so is a factor
-        of 1 that is not TorchRec's own default object.
+        Constraints that are all equal to TorchRec's defaults set 1 lookup on purpose, and so does a pooling factor of 1
+        that is not TorchRec's default object.
         """
         unsaid = ParameterConstraints()
         constraints = self.constraints
@@ -185,22 +197,25 @@ class Parameter:
         return constraints != unsaid and _lookups_of(constraints) == _lookups_of(unsaid)
 
     def _pooling_factor(self, batch_size: int) -> float:
-        """Compute the lookups per sample of a device's batch, over all features."""
+        """Return the lookups per sample of a device's batch, summed over all features."""
         features, said = self.num_features, self.said
         lookups = _for_each(said.pooling_factors, features)
         poolings = _for_each(said.num_poolings or [1.0], features)
         batches = _for_each(said.batch_sizes or [batch_size], features)
         if not len(lookups) == len(poolings) == len(batches) == features:
             raise UserError(
-                f"constraints of table {self.name!r}: pooling_factors, num_poolings and batch_sizes "
-                f"need one number for each of its {features} feature(s)"
+                "constraints-numbers-per-feature",
+                "pooling_factors, num_poolings or batch_sizes does not have a number for each feature",
+                where=f"constraints of table {self.name!r}",
+                limit=f"the table has {number_of(features, 'feature')}",
+                remedy="Give each of these fields one number per feature, or one number for all features",
             )
         return _over_all(lookups, poolings, batches, batch_size)
 
     def told_lookups(self, table: Table, batch_size: int) -> list[float]:
-        """Return the lookups of each feature for TorchRec's reports: those of constraints, scaled to `table`'s lookups.
+        """Return the lookups of each feature for TorchRec's reports: the constraints, scaled to the lookups of `table`.
 
-        Reports multiply them by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
+        Reports multiply the lookups by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
         """
         said = self.said
         poolings, batches = said.num_poolings or [1.0], said.batch_sizes or [batch_size]
@@ -212,7 +227,7 @@ class Parameter:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The families of the sharding types that TorchRec's constraints name, or else of those that the sharder has.
+        """The families of the sharding types in TorchRec's constraints, or else of the sharder's sharding types.
 
         A search must choose one of these families.
         """
@@ -224,18 +239,18 @@ class Parameter:
 
     @property
     def _types(self) -> frozenset[str]:
-        """The sharding types that constraints name, or else those of the sharder, as far as the table may have them."""
+        """The sharding types in constraints, or else the sharder's sharding types; only types the table may have."""
         types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
         return COPIED.intersection(types) if self.unlike_kernels else frozenset(types)
 
     @property
     def names_data_parallel(self) -> bool:
-        """Whether constraints name data_parallel, or the compute kernel that only it has."""
+        """True if constraints name data_parallel, or the compute kernel that only data-parallel tables have."""
         return not COPIED.isdisjoint(self.said.sharding_types or ()) or DENSE in (self.said.compute_kernels or ())
 
     @property
     def withheld_types(self) -> frozenset[str]:
-        """Sharding types that TorchRec has for the table but runs wrongly; plans need constraints that name them.
+        """Sharding types that TorchRec offers for the table but runs wrongly; plans use them only if constraints do.
 
         Row-wise tables that are mean-pooled or have processed features change the outputs of other tables
         (`unsound_remarks`), and data-parallel tables of a fused collection have an optimizer that CPUs can't run.
@@ -244,7 +259,7 @@ class Parameter:
         return in_rows | COPIED if self.fused else in_rows
 
     def failing_types(self, device: str, num_devices: int) -> frozenset[str]:
-        """Return the sharding types that TorchRec has for the table but that fail on so many devices of this type.
+        """Return the sharding types that TorchRec offers for the table but that fail on these devices.
 
         CPUs can run the optimizers of data-parallel tables only for ordinary pooled tables, and can't look up in blocks
         without rows.
@@ -255,7 +270,7 @@ class Parameter:
         return copies if ROWS.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
 
     def without_failing(self, device: str, num_devices: int) -> "Parameter":
-        """Leave the types that fail on such devices out of its constraints; raise UserError if they name no other."""
+        """Remove the types that fail on these devices from the constraints; raise UserError if no other is named."""
         failing, named = self.failing_types(device, num_devices), self.said.sharding_types or []
         left = [its for its in named if its not in failing]
         if named and not left:
@@ -263,29 +278,34 @@ class Parameter:
         return self if left == named else replace(self, constraints=replace(self.said, sharding_types=left))
 
     def failing_error(self, types: Sequence[str], num_devices: int) -> UserError:
-        """Make the error for a table that has only these types left, all of which fail on so many devices."""
-        what = "data-parallel sequence tables, and data-parallel tables of fused collections,"
+        """Return the error for a table with only these types left, all of which fail on so many devices."""
+        fails_with = "data-parallel sequence tables and data-parallel tables of fused collections on CPUs"
         if COPIED.isdisjoint(types):
-            what = f"{self.config.num_embeddings} row(s) over {num_devices} devices, some of which would have none,"
-        do = f"give it {padded(self.config.embedding_dim)} columns" if self.unlike_kernels else "allow others"
+            rows = number_of(self.config.num_embeddings, "row")
+            fails_with = f"{rows} over {num_devices} CPUs, because some devices would have no rows"
+        remedy = "Allow other sharding types in constraints"
+        if self.unlike_kernels:
+            remedy = f"Give the table {padded(self.config.embedding_dim)} columns"
         return UserError(
-            f"table {self.qualified_name!r} can be {' or '.join(types)} only, and {TORCHREC} fails with {what} on "
-            f"CPUs; {do}"
+            "table-types-fail-on-cpu",
+            f"table {self.qualified_name!r} can only be {' or '.join(types)}",
+            limit=f"{TORCHREC} fails with {fails_with}",
+            remedy=remedy,
         )
 
     @property
     def fused(self) -> bool:
-        """Whether its collection brings the optimizer of its tables."""
+        """True if the collection of the table sets the optimizer of the table."""
         return isinstance(self.module, FusedEmbeddingBagCollection)
 
     @property
     def mean_pooled(self) -> bool:
-        """Whether it is a table whose lookups are averaged."""
+        """True for a table whose lookups are averaged."""
         return self.pooled and self.config.pooling is PoolingType.MEAN
 
     @property
     def processed(self) -> bool:
-        """Whether the features of its collection are processed before they are looked up."""
+        """True if the features of the collection are processed before lookups."""
         return isinstance(self.module, FeatureProcessedEmbeddingBagCollection)
 
     @property
@@ -301,7 +321,7 @@ class Parameter:
 
     @property
     def enforces_hbm(self) -> bool:
-        """Whether constraints, or else the sharder, have FBGEMM keep the table in device memory for any kernel."""
+        """True if constraints, or else the sharder, have FBGEMM keep the table in device memory for any kernel."""
         asked, fused = self.said.enforce_hbm, getattr(self.sharder, "fused_params", None) or {}
         return bool(fused.get("enforce_hbm") if asked is None else asked)
 
@@ -317,10 +337,16 @@ class Parameter:
         return FORMS if self.pooled else CUT_FORMS
 
     def split_rule(self, name: str) -> TableRule | None:
-        """Translate constraints on splitting into our rule, or None; raise UserError if parts have no column."""
+        """Return NeuroShard's rule for constraints on splitting, or None; raise UserError if shards have no column."""
         said = self.said
         if said.min_partition is not None and said.min_partition < 1:
-            raise UserError(f"constraints of table {self.name!r}: min_partition={said.min_partition} must be 1 or more")
+            raise UserError(
+                "constraints-min-partition",
+                f"min_partition is {said.min_partition}",
+                where=f"constraints of table {self.name!r}",
+                limit="the minimum is 1 column",
+                remedy="Set min_partition to 1 or more",
+            )
         may_split = not said.sharding_types or SPLIT in said.sharding_types
         may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
         if may_split and said.min_partition is None:
@@ -337,21 +363,29 @@ class Parameter:
         return TableRule(escape(name), sharding_types=types)
 
     def tier_rule(self, name: str) -> TableRule | None:
-        """Build the rule on the table's memories, where TorchRec's constraints name kernels or the cache's size.
+        """Return the rule on the table's tiers, if TorchRec's constraints name kernels or the cache's size, or None.
 
         Raises:
-            UserError: the cache is no share of the table, or all kernels are of host memory and `enforce_hbm` is set.
+            UserError: the cache is not a share of the table, or all kernels use host memory and `enforce_hbm` is set.
         """
         cache, tiers = self.said.cache_params, self.tiers
         if self.enforces_hbm and tiers and Tier.DEVICE not in tiers:
             raise UserError(
-                f"table {self.qualified_name!r}: enforce_hbm=True keeps all weights in device memory, and "
-                f"compute_kernels={self.said.compute_kernels} are of host memory; remove one of the two, or allow "
-                f"{KERNELS[Tier.DEVICE]!r}"
+                "constraints-enforce-hbm",
+                f"enforce_hbm is True, and compute_kernels is {self.said.compute_kernels}",
+                where=f"table {self.qualified_name!r}",
+                limit="enforce_hbm=True keeps all weights in device memory, and these kernels use host memory",
+                remedy=f"Remove enforce_hbm or compute_kernels, or add {KERNELS[Tier.DEVICE]!r} to compute_kernels",
             )
         share = None if cache is None else cache.load_factor
         if share is not None and not 0 < share <= 1:
-            raise UserError(f"constraints of table {self.name!r}: load_factor={share} must be above 0, 1 at most")
+            raise UserError(
+                "constraints-load-factor",
+                f"load_factor is {share}",
+                where=f"constraints of table {self.name!r}",
+                limit="the load factor is the cached share of the table, above 0 and at most 1",
+                remedy="Set load_factor to a number above 0 and at most 1",
+            )
         if share is None and len(tiers) in (0, len(KERNELS)):
             return None
         return TableRule(escape(name), tiers=tiers or None, cache_load_factor=share)
@@ -413,7 +447,7 @@ def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Itera
 
 
 def _configs(module: Any) -> Mapping[str, Any]:
-    """Look up the configs, by name, of a module whose tables may be planned here; none of any other."""
+    """Return the configs, by name, of a module whose tables may be planned here; none for any other module."""
     if isinstance(module, EmbeddingCollection):
         return {config.name: config for config in module.embedding_configs()}
     inner = module._embedding_bag_collection if isinstance(module, FeatureProcessedEmbeddingBagCollection) else module

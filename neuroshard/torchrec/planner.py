@@ -33,14 +33,15 @@ from neuroshard.plans.checkpoints import checkpoint_remark
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError, user_error_in
+from neuroshard.plumbing.messages import Message
 from neuroshard.searching.searcher import Searcher, Verifier, searcher_of, verifier_of
 from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
-from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory, host_memory
+from neuroshard.torchrec.asked import Asked, device_memory, host_memory, no_table_planned
 from neuroshard.torchrec.bandwidths import with_bandwidths
-from neuroshard.torchrec.finder import Finder, Replanned
+from neuroshard.torchrec.finder import Finder, Replanned, kept_plan_outdated
 from neuroshard.torchrec.groups import Groups, groups_of
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in
 from neuroshard.torchrec.known_tables import Known, known_tables
@@ -57,7 +58,7 @@ from neuroshard.torchrec.planner_report import (
     options_of,
     precision_remark,
     unsound_remarks,
-    withheld_remark,
+    withheld_remedy,
 )
 from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
@@ -94,11 +95,12 @@ class NeuroShardPlanner(ShardingPlanner):
             of every GPU.
         rules: NeuroShard's constraints, for rules that TorchRec's can't express: devices, tables together or apart,
             pinned shards.
-        memory: what counts in addition to weights; None counts one batch's buffers, the optimizer that the module or
-            the sharders name, and for data-parallel tables the state of Adam: their optimizer is not known beforehand.
+        memory: memory that counts in addition to weights; None counts one batch's buffers, the state of the optimizer
+            that the module or the sharders name, and the state of Adam for data-parallel tables, whose optimizer is not
+            known beforehand.
         searcher: a search method, or the name of a config in `conf/searcher/`; `settings` override its settings.
-        given: a plan whose parameters are kept as they are; their memory is subtracted.
-        tables: statistics of tables by their names, or a file of them; they override the lookups in constraints.
+        given: a plan whose parameters are kept as they are; the memory of these parameters is subtracted.
+        tables: statistics of tables, or a file of statistics; they override the lookups in constraints.
         keep: a file for the plan; a later job with the same inputs reads it. If tables came, went, grew or have other
             statistics, all other tables stay where they are, and a warning says what changed. A file that is not a kept
             plan is refused, not overwritten. If the file was changed or damaged, a warning says so, and the search runs
@@ -136,7 +138,8 @@ class NeuroShardPlanner(ShardingPlanner):
         exchange_dtype: data type of embeddings and gradients in exchanges, such as "fp16", or "fp16/bf16" for forward
             and backward; None for fp32. A warning names sharders that exchange another data type.
         model_optimizer: the optimizer whose states the kernels of analytic models ("roofline:...") read and write, such
-            as "adam": for costs alone, while `memory` says whose states take memory; None for "sgd".
+            as "adam"; None for "sgd". The setting changes costs alone: `memory` sets the optimizer whose states take
+            memory.
 
     Attributes:
         last_plan: the plan that was found last, of the tables that are planned here; None before the first plan, or if
@@ -180,9 +183,19 @@ class NeuroShardPlanner(ShardingPlanner):
         **settings: Any,
     ) -> None:
         if keep is not None and plan_loader is not None:
-            raise UserError("keep= and plan_loader= both bring a plan; give one of them")
+            raise UserError(
+                "planner-keep-with-loader",
+                "keep= and plan_loader= are both set",
+                limit="each of them supplies the plan",
+                remedy="Remove keep= or plan_loader=",
+            )
         if timeout_seconds is not None and not (isinstance(timeout_seconds, Real) and timeout_seconds > 0):
-            raise UserError(f"timeout_seconds={timeout_seconds!r} must be a number above 0")
+            raise UserError(
+                "planner-timeout-not-positive",
+                f"timeout_seconds is {timeout_seconds!r}",
+                limit="a timeout is a number of seconds above 0",
+                remedy="Set timeout_seconds to a number above 0, or leave timeout_seconds out",
+            )
         _check_type("topology", topology, TorchRecTopology)
         _check_type("models", models, CostModels | str)
         _check_type("storage_reservation", storage_reservation, StorageReservation)
@@ -197,9 +210,19 @@ class NeuroShardPlanner(ShardingPlanner):
         topology = topology or _topology_of_group()
         batch_size = _BATCH_SIZE if batch_size is None else batch_size
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise UserError(f"batch_size={batch_size!r} must be a whole number of at least 1: of one device")
+            raise UserError(
+                "planner-batch-size-invalid",
+                f"batch_size is {batch_size!r}",
+                limit="the batch size of one device is a whole number, and the minimum is 1",
+                remedy="Set batch_size to the samples of one device per step",
+            )
         if not isinstance(given, ShardingPlan | None):
-            raise UserError(f"given={given!r} must be a ShardingPlan, such as load_sharding_plan reads from a file")
+            raise UserError(
+                "planner-given-type",
+                f"given is {given!r}",
+                limit="the type must be ShardingPlan",
+                remedy="Pass a ShardingPlan, such as load_sharding_plan reads from a file",
+            )
         of_verify = {"candidate_plans": (candidate_plans, _CANDIDATE_PLANS), "passes": (passes, _PASSES)}
         for remark in unused_arguments(
             num_groups, sync_steps, use_inter_host_allreduce, keep_types and keep is None, verify, **of_verify
@@ -213,7 +236,12 @@ class NeuroShardPlanner(ShardingPlanner):
         simulator = with_bandwidths(_simulator(costs, hides_input), topology)
         if isinstance(verify, str):
             if choice is None:
-                raise UserError(f"verify={verify} takes models by their name or path, not as an object")
+                raise UserError(
+                    "planner-verify-loaded-models",
+                    f"verify is {verify!r}, and models is an object",
+                    limit="the measuring process loads the models again",
+                    remedy="Pass models by name or path, such as models='h100'",
+                )
             verify = verifier_of(verify, choice, topology.compute_device, candidate_plans, passes, hides_input)
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify, keep_types)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
@@ -241,7 +269,7 @@ class NeuroShardPlanner(ShardingPlanner):
         self._loader = plan_loader
         self._keep = None if keep is None else Path(keep)
         self._reports = Reports([stats] if isinstance(stats, Stats) else [*(stats or ())], list(callbacks or ()), debug)
-        self._data_parallel: str | None = None  # the warning of the last plan
+        self._data_parallel: Message | None = None  # the warning of the last plan
         self._selected: Callable[[], list[ShardingOption]] = list
         self.last_plan: Plan | None = None
         self.last_cost: Cost | None = None
@@ -270,7 +298,7 @@ class NeuroShardPlanner(ShardingPlanner):
         """
         models = self._models(module, sharders)
         if not models[0].tables:
-            raise UserError(NO_TABLE)
+            raise no_table_planned()
         found = self._best(models, self._found)
         assert found.plan is not None
         self._remember(found, found.whole, found.plan)
@@ -345,7 +373,12 @@ class NeuroShardPlanner(ShardingPlanner):
     def _collective(self, find: Callable[[dist.ProcessGroup], _Answer], pg: dist.ProcessGroup | None) -> _Answer:
         group = pg or dist.GroupMember.WORLD
         if group is None:
-            raise UserError("no process group; call torch.distributed.init_process_group() first, or use plan()")
+            raise UserError(
+                "planner-collective-no-group",
+                "torch.distributed has no process group",
+                limit="collective_plan() and collective_replan() send the plan from rank 0 to the ranks of a group",
+                remedy="Call torch.distributed.init_process_group() first, or use plan() or replan()",
+            )
         self._selected = list
         answered = _of_first(group, partial(self._answer, find, group))
         answer, self.last_plan, self.last_cost, self.last_groups, self._data_parallel = answered
@@ -355,8 +388,8 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
-    ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None, str | None]:
-        """Find what all ranks are to have."""
+    ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None, Message | None]:
+        """Return the result of `find`, and the attributes that all ranks need."""
         answer, plan = find(group), self.last_plan
         its = plan and replace(plan)  # without what was worked out of it
         return answer, its, self.last_cost, self.last_groups, self._data_parallel
@@ -370,16 +403,15 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._finished(found, group, started)
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
-        """Take the kept plan if it was made for the same inputs; else adapt it or search for another plan."""
+        """Return the kept plan if it was made for the same inputs; else adapt that plan or search for another one."""
         others = [self._differences(kept, one) for one in models]
         if () in others:
-            _log.info("the plan is the one that %s holds", self._keep)
+            _log.info("the planner uses the plan that was kept in %s", self._keep)
             model = models[others.index(())]
             return _Way(model, self._finder_of(model), model.restored(kept.sharding_plan), kept.plan, kept=True)
         if len(models) == 1:
             return self._searched(models[0], lambda finder, task: finder.found_after(kept, others[0], task))
-        fewest = min(others, key=len)
-        _log.warning("the kept plan was made for other %s; searching again", ", ".join(fewest))
+        _log.warning(kept_plan_outdated(min(others, key=len)))
 
         def instead(model: Model) -> _Way:
             """Find a plan for a model in place of the kept one."""
@@ -399,7 +431,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return kept.differences(asked, device_memory(model.left), host_memory(model.left))
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
-        """Take what the plan loader brings, if there is one; None, with a warning, where it fits none of the groups."""
+        """Return the plan of the plan loader; None without a loader, or, with a warning, if the plan fits no groups."""
         loader = self._loader
         if loader is None:
             return None
@@ -412,11 +444,18 @@ class NeuroShardPlanner(ShardingPlanner):
         try:
             return self._best(models, taken)
         except UserError as error:
-            _log.warning("the plan of plan_loader isn't taken (%s); planning again", error)
+            _log.warning(
+                Message(
+                    "plan-loader-not-used",
+                    "the planner does not use the plan of plan_loader and plans again",
+                    limit=str(error.changed(remedy="")),
+                    remedy=error.message.remedy,
+                )
+            )
             return None
 
     def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":
-        """Find the plan that costs least, on any of the groups; raise the first one's UserError if none has a plan."""
+        """Return the cheapest plan over all numbers of groups; raise the first UserError if no number has a plan."""
         found: list[_Way] = []
         errors: list[UserError] = []
         for model in models:
@@ -436,13 +475,14 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._searched(model, Finder.found)
 
     def _searched(self, model: Model, search: Callable[[Finder, Task], Plan]) -> "_Way":
-        """Have TorchRec plan what is delegated to it, and find a plan for the rest of a model, where there is any."""
+        """Have TorchRec plan the parameters that are delegated to it, and find a plan for the tables planned here."""
         finder = self._finder_of(model)
         others, left = model.others()
         try:
             plan = search(finder, model.asked.task(model.tables, left)) if model.tables else None
         except InfeasibleError as error:
-            raise InfeasibleError(f"{error}{withheld_remark(model.tables.values())}") from None
+            remedies = error.message.remedy, withheld_remedy(model.tables.values())
+            raise error.changed(remedy=". ".join(filter(None, remedies))) from None
         return _Way(model, finder, model.whole(others, plan), plan)
 
     def _replanned(
@@ -458,15 +498,27 @@ class NeuroShardPlanner(ShardingPlanner):
         if self._keep:
             check_replaceable(self._keep)
         if not isinstance(previous, Plan | str | Path):
-            raise UserError(f"previous={previous!r} must be a plan of ours, or a file of one")
+            raise UserError(
+                "replan-previous-type",
+                f"previous is {previous!r}",
+                limit="the type must be a NeuroShard Plan, or the path of a file with a Plan",
+                remedy="Pass the Plan of search(), a file of Plan.save, or the file of keep=",
+            )
         if self._loader or self._finder.verifier:
-            _log.warning("replan() reads no plan_loader= and measures nothing, whatever verify= says; plan() does")
+            _log.warning(
+                Message(
+                    "replan-arguments-unused",
+                    "plan_loader= and verify= have no effect on replan()",
+                    limit="replan() loads no plan from plan_loader and measures no plan",
+                    remedy="Use plan() to load or measure plans",
+                )
+            )
         before = previous if isinstance(previous, Plan) else Plan.load(previous)
         models, size = self._models(module, sharders), before.task.topology.num_devices
         model = next((one for one in models if one.left.world_size == size), models[0])
         found = self._searched(model, lambda its, task: its.changed(before, task, max_moved_bytes, **settings))
         if found.plan is None:
-            raise UserError(NO_TABLE)
+            raise no_table_planned()
         whole = self._finished(found, group, started)
         after = self.last_plan or found.plan
         return Replanned(whole, after, table_changes(before, after), TaskChanges.between(before.task, after.task))
@@ -494,13 +546,20 @@ class NeuroShardPlanner(ShardingPlanner):
             left = model.left
             its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(left), host_memory(left))
             if reports.callbacks and (lost := model.forgotten(whole)):
-                _log.warning("the plan isn't kept in %s: a callback set %s, which no file holds", self._keep, lost)
+                _log.warning(
+                    Message(
+                        "kept-plan-callback-field",
+                        f"the plan is not saved in {self._keep}",
+                        limit=f"a callback set {lost}, which the file cannot store",
+                        remedy="Set that field in constraints instead of the callback, or remove keep=",
+                    )
+                )
             else:
                 its.keep_in(self._keep)
         return whole
 
     def _asked_for(self, model: Model) -> dict[str, str]:
-        """Digest what a plan that is kept would be made for: nothing where none is."""
+        """Return the digests of all inputs that a kept plan depends on; empty without `keep`."""
         return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
@@ -546,7 +605,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.info("%d tables on %s:\n%s", len(task.tables), where, cost)
 
     def _warn_of_whole(self, model: Model, whole: ShardingPlan) -> None:
-        """Warn of tables that no fused optimizer trains, which other ranks must hear too, or that can't be loaded."""
+        """Warn of tables that no fused optimizer trains, on all ranks, and of tables that can't be loaded."""
         self._data_parallel = data_parallel_remark(model.division.parameters, whole)
         if self._data_parallel:
             _log.warning(self._data_parallel)
@@ -556,7 +615,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
 @dataclass(frozen=True)
 class _Way:
-    """What is found for a model on some groups: a whole plan, ours in it, and whether a file holds it."""
+    """A plan for a model on some groups: the whole plan, NeuroShard's plan in it, and True if a file has it already."""
 
     model: Model
     finder: Finder
@@ -566,12 +625,12 @@ class _Way:
 
     @property
     def total_ms(self) -> float:
-        """The predicted cost; that of a plan by TorchRec alone is unknown, and taken for none."""
+        """The predicted cost in ms; 0 for a plan by TorchRec alone, whose cost is unknown."""
         return 0.0 if self.plan is None else self.finder.simulator.cost(self.plan.task, self.plan).total_ms
 
 
 def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
-    """Call a function on rank 0 of a group, and give what it returns, or that it failed, to all: they wait for that."""
+    """Call a function on rank 0 of a group, and return its result, or raise its error, on all ranks of the group."""
     reply: list[Any] = [None]
     raised: BaseException | None = None
     if group.rank() == 0:
@@ -590,26 +649,49 @@ def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
 
 
 def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
-    """Raise UserError unless an argument is None or of the type that it must be."""
+    """Raise UserError unless an argument is None or of the wanted type."""
     if value is not None and not isinstance(value, wanted):
         words = " or ".join(its.__name__ for its in get_args(wanted) or (wanted,))
-        raise UserError(f"{name}={value!r} must be {words}")
+        raise UserError(
+            "planner-argument-type",
+            f"{name} is {value!r}",
+            limit=f"the type must be {words}",
+            remedy=f"Set {name} to a value of that type, or leave {name} out",
+        )
 
 
 def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
     """Return constraints as a dictionary by the name of the table; raise UserError if they are something else."""
     if not isinstance(constraints, Mapping):
-        raise UserError(f"constraints={constraints!r} must be ParameterConstraints by name of the table")
+        raise UserError(
+            "constraints-not-mapping",
+            f"constraints is {constraints!r}",
+            limit="the type must be a mapping from names of tables to ParameterConstraints",
+            remedy="Pass a dictionary, such as {'table': ParameterConstraints(sharding_types=['row_wise'])}",
+        )
     for name, said in constraints.items():
         if not isinstance(said, ParameterConstraints):
-            raise UserError(f"constraints of table {name!r}: {said!r} must be ParameterConstraints")
+            raise UserError(
+                "constraints-entry-type",
+                f"the value is {said!r}",
+                where=f"constraints of table {name!r}",
+                limit="the type must be ParameterConstraints",
+                remedy="Pass ParameterConstraints(...) for this table",
+            )
     return dict(constraints)
 
 
 def _simulator(models: CostModels, hides_input: bool) -> Simulator:
     """Build the simulator, whose costs count the input dist if the job's pipeline does not hide it."""
     if not hides_input and models.input is None:
-        _log.warning("these models don't know the exchange of indices, which no pipeline hides: costs leave it out")
+        _log.warning(
+            Message(
+                "models-input-dist-missing",
+                "predicted costs leave out the input dist",
+                limit="pipeline='none' does not hide the input dist, and these models do not know its time",
+                remedy="Use models that were pretrained on data with 'input' in comm.collectives",
+            )
+        )
     return Simulator(models, count_input=not hides_input and models.input is not None)
 
 
@@ -617,14 +699,33 @@ def _warn_of_groups(ways: Sequence[Groups], models: CostModels, compute_device: 
     """Warn if costs leave out the synchronisation of several groups, or if TorchRec cannot run them."""
     several = [one for one in ways if one.num_groups > 1]
     if not all(one.counts(models) for one in several):
-        _log.warning("these models don't know what synchronising the groups takes: costs leave it out")
+        _log.warning(
+            Message(
+                "models-group-sync-missing",
+                "predicted costs leave out the synchronisation of the groups",
+                limit="these models do not know the time of an all-reduce over the groups",
+                remedy="Use models that were pretrained on data with 'all_reduce' in comm.collectives, for as many "
+                "devices as there are groups",
+            )
+        )
     if several and compute_device == "cpu":
-        _log.warning("TorchRec's DMPCollection takes GPUs only: a plan of one of several groups of CPUs can't be run")
+        _log.warning(
+            Message(
+                "groups-on-cpu",
+                "num_groups allows several groups, and the topology has CPUs",
+                limit="TorchRec's DMPCollection runs on GPUs only, so that a plan with several groups cannot run",
+                remedy="Set num_groups=1, or pass a topology of GPUs",
+            )
+        )
 
 
 def _topology_of_group() -> TorchRecTopology:
     if not dist.is_initialized():
-        raise UserError("no process group to take the topology from; give topology=..., or init_process_group() first")
+        raise UserError(
+            "planner-topology-unknown",
+            "topology is None, and torch.distributed has no process group",
+            remedy="Pass topology=..., or call torch.distributed.init_process_group() first",
+        )
     device = "cuda" if "nccl" in dist.get_backend() else "cpu"
     world, pod_size = dist.get_world_size(), get_topology_domain_multiple()
     pod_size = None if pod_size is None else min(pod_size, world)  # a pod larger than the job, which TorchRec refuses
@@ -652,19 +753,37 @@ def _loaded_models(
         return CostModels.of(choice, usual_framework=TORCHREC), choice
     given = ModelChoice("models", framework, dense_ms, exchange_dtype, optimizer).settings
     if given:
-        raise UserError(f"{told(given)}: models={models.label} are loaded already; give CostModels.load that setting")
+        raise UserError(
+            "planner-models-loaded-already",
+            f"{told(given)} cannot be set for the models {models.label}",
+            limit="models is an object, whose models are loaded already",
+            remedy="Pass the setting to CostModels.load, or pass models by name",
+        )
     return models.in_torchrec_if_known(), None
 
 
 def _default_models(compute_device: str, dense_ms: float | None) -> str:
-    """Return the models for a type of devices; for one that only TorchRec plans for, models that nothing asks."""
+    """Return the name of the default models for a type of devices.
+
+    For types of devices without models the name is that of models that the planner never asks for a cost.
+    """
     name = _DEFAULT_MODELS.get(compute_device, "cpu")
     if compute_device == "cuda":
         _log.warning(
-            "costs are those of one H100, whose exchanges are a datasheet's (models='%s'); give models=... that were "
-            "measured on your GPUs, or another datasheet, such as models='roofline:b200'",
-            name,
+            Message(
+                "planner-models-default",
+                f"models is not set, and the planner uses models='{name}'",
+                limit="these models have kernel times of one H100, and exchange times from a datasheet",
+                remedy="Pass models=... that were measured on your GPUs, or an analytic model of your GPUs, such as "
+                "models='roofline:b200'",
+            )
         )
         if dense_ms is None:
-            _log.warning("the time of the dense network per step is unknown; give it, such as dense_ms=8")
+            _log.warning(
+                Message(
+                    "planner-dense-time-unknown",
+                    "dense_ms is not set, and the time of the dense network per step is unknown",
+                    remedy="Set dense_ms to the ms of the dense network per step, such as dense_ms=8",
+                )
+            )
     return name

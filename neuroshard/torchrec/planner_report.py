@@ -1,4 +1,4 @@
-"""What people and programs are told of a plan: TorchRec's reports, remarks, and callbacks as its planner has them."""
+"""Reports on a plan: TorchRec's reports, warnings, and the callbacks of TorchRec's planner."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +25,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import padded
 from neuroshard.torchrec.asked import device_memory, named_optimizer
 from neuroshard.torchrec.delegated import joined
@@ -43,20 +44,23 @@ _log = logging.getLogger(__name__)
 Callback = Callable[[list[ShardingOption]], list[ShardingOption]]
 
 
-def late_remark(took_s: float, limit_s: int | None) -> str | None:
-    """Say that planning took longer than it should; None where it didn't."""
+def late_remark(took_s: float, limit_s: int | None) -> Message | None:
+    """Return the warning that planning took longer than the timeout; None if it did not."""
     if limit_s is None or took_s <= limit_s:
         return None
-    return (
-        f"planning took {took_s:.1f} s, and timeout_seconds is {limit_s}: our search isn't cut off, so that plans "
-        "repeat; searcher='size_lookup_greedy' or fewer num_candidates take less, and keep=FILE nothing at a restart"
+    return Message(
+        "planning-over-timeout",
+        f"planning took {took_s:.1f} s",
+        limit=f"timeout_seconds is {limit_s}, which does not stop NeuroShard's search, so that plans are reproducible",
+        remedy="Set searcher='size_lookup_greedy' or fewer num_candidates for a shorter search, or keep=FILE to reuse "
+        "the plan at a restart",
     )
 
 
-def precision_remark(model: Model, models: CostModels) -> str | None:
-    """Say where an element of a model's exchanges takes other bytes than the models count; None elsewhere.
+def precision_remark(model: Model, models: CostModels) -> Message | None:
+    """Return the warning that exchanged elements have other bytes than the models count; None if they are equal.
 
-    Codecs of sharders (`QCommsConfig`) decide that; without any, what lookups put out (`output_dtype`).
+    The codecs of the sharders (`QCommsConfig`) set the bytes; without codecs, the outputs of lookups (`output_dtype`).
     """
     registries = [getattr(sharder, "qcomm_codecs_registry", None) or {} for sharder in model.sharders]
     codecs = [codec for registry in registries for codec in registry.values()]
@@ -66,15 +70,19 @@ def precision_remark(model: Model, models: CostModels) -> str | None:
         counted = round(ELEMENT_BYTES * exchange.share) if isinstance(exchange, Narrowed) else ELEMENT_BYTES
         used = {getattr(codec, way).quantized_dtype.itemsize for codec in codecs} or outputs
         if used != {counted}:
-            told = " or ".join(map(str, sorted(used)))
-            return (
-                f"the model exchanges {told} byte(s) of an element {way}, and costs count {counted}; give "
-                "exchange_dtype='fp16', or the data types of both ways, such as exchange_dtype='fp16/bf16'"
+            *smaller, largest = sorted(used)
+            sizes = " or ".join([*map(str, smaller), number_of(largest, "byte")])
+            return Message(
+                "exchange-dtype-differs",
+                f"the model exchanges {sizes} per element in the {way} pass",
+                limit=f"predicted costs count {number_of(counted, 'byte')} per element",
+                remedy="Set exchange_dtype to the data type of the exchanges, such as exchange_dtype='fp16', or to the "
+                "data types of the forward and the backward pass, such as exchange_dtype='fp16/bf16'",
             )
     return None
 
 
-def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> str | None:
+def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
     """Return the warning that a whole model's plan leaves tables without their optimizer; None if it does not.
 
     TorchRec sets optimizers inside the fused kernels. Data-parallel tables have a dense kernel, whoever planned them,
@@ -89,43 +97,49 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
         return None
     optimizers = ", ".join(dict.fromkeys(map(named_optimizer, lost)))
     copied = all(its.sharding_in(sharding_plan).sharding_type in COPIED for its in lost)
-    what = "are data_parallel" if copied else f"have the compute kernel {DENSE!r}"
-    return (
-        f"{len(lost)} table(s) {what} ({listed([its.qualified_name for its in lost])}). TorchRec does not "
-        f"apply their optimizer ({optimizers}), which runs inside fused kernels: picked by "
-        "in_backward_optimizer_filter they get your dense optimizer instead, and picked by name none at all. Train "
-        f"them by neuroshard.torchrec.data_parallel_optimizer(model), or plan them otherwise: {_ways_out(lost)}"
+    what = "that the plan makes data_parallel" if copied else f"with the compute kernel {DENSE!r}"
+    tables = f"{number_of(len(lost), 'table')} ({listed([its.qualified_name for its in lost])})"
+    return Message(
+        "tables-optimizer-not-applied",
+        f"TorchRec does not apply the optimizer ({optimizers}) to {tables} {what}",
+        limit="this optimizer runs inside fused kernels only; parameters that you select with "
+        "in_backward_optimizer_filter get your dense optimizer instead, and parameters that you select by name get no "
+        "optimizer",
+        remedy="Train these tables with neuroshard.torchrec.data_parallel_optimizer(model), or let fused kernels train "
+        f"them: {_ways_out(lost)}",
     )
 
 
 def _ways_out(lost: Sequence[Parameter]) -> str:
     """Return the advice on how fused kernels can train tables that have dense kernels."""
     odd = [f"{its.qualified_name} to {padded(its.config.embedding_dim)} columns" for its in lost if its.unlike_kernels]
-    ways = [] if len(odd) == len(lost) else ["leave out data_parallel=True, and data_parallel in sharding_types"]
+    ways = [] if len(odd) == len(lost) else ["remove data_parallel=True, and data_parallel from sharding_types"]
     if any(DENSE in (its.said.compute_kernels or ()) for its in lost):
         ways.append(f"remove {DENSE!r} from compute_kernels")
     if odd:
-        ways.append(f"pad {listed(odd)}, because fused kernels take multiples of 4 only")
+        ways.append(f"pad {listed(odd)}, because fused kernels need a multiple of 4 columns")
     return "; ".join(ways)
 
 
-def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> str | None:
+def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
     """Return the warning that TorchRec can't load weights into a whole model's plan; None if it can.
 
-    It reads all column shards of a table as wide as the first one, whoever planned them.
+    TorchRec reads all column shards of a table as wide as the first one, whoever planned them.
     """
     cut = [
         its.qualified_name for its, sharding in _lying(parameters, sharding_plan) if len({*cut_widths(sharding)}) > 1
     ]
     if not cut:
         return None
-    return (
-        f"load_state_dict of {TORCHREC} fails with sharded weights of {len(cut)} table(s) in shards of unequal width "
-        f"({listed(cut)}); rules=Constraints(rules=(TableRule('*', equal_widths=True),)) has none"
+    return Message(
+        "plan-widths-not-loadable",
+        f"the plan cuts {number_of(len(cut), 'table')} into column shards of unequal width ({listed(cut)})",
+        limit=f"load_state_dict of {TORCHREC} fails with sharded weights in such shards",
+        remedy="Set rules=Constraints(rules=(TableRule('*', equal_widths=True),)) for shards of equal width",
     )
 
 
-def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Iterator[str]:
+def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Iterator[Message]:
     """Yield a warning for each plan of parameters with which TorchRec computes other outputs than the unsharded model.
 
     If a mean-pooled table is row-wise, TorchRec divides outputs of its collection by lengths: all but the outputs of
@@ -146,20 +160,26 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
             )
         ]
         if beside:
-            yield (
-                f"mean-pooled tables of {path or 'the model'!r} are row-wise, and others of it are not, or share their "
-                f"features ({listed(beside)}): {TORCHREC} divides some outputs wrongly then; let all tables of the "
-                "collection be row-wise, without such features, or none"
+            yield Message(
+                "mean-pooled-tables-row-wise",
+                f"mean-pooled tables of {_collection(path)} are row-wise, and other tables of this collection are not "
+                f"row-wise or share features with mean-pooled tables ({listed(beside)})",
+                limit=f"{TORCHREC} then divides some outputs wrongly",
+                remedy="Make all tables of the collection row-wise, with different features for mean-pooled and "
+                "sum-pooled tables, or make no table of the collection row-wise",
             )
     processed = [parameter.qualified_name for parameter in in_rows if parameter.processed]
     if processed and any(parameter.config is not None and not parameter.processed for parameter, _ in lying):
-        yield (
-            f"tables of processed features are row-wise ({listed(processed)}): {TORCHREC} writes their weights into "
-            "the batch, so that outputs of other collections that read it are wrong; give those a batch of their own"
+        yield Message(
+            "processed-tables-row-wise",
+            f"tables of processed features are row-wise ({listed(processed)})",
+            limit=f"{TORCHREC} writes the weights of these features into the batch, so that other collections that "
+            "read the batch compute wrong outputs",
+            remedy="Pass a separate batch to the other collections, or make these tables not row-wise",
         )
 
 
-def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, num_ranks: int) -> Iterator[str]:
+def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, num_ranks: int) -> Iterator[Message]:
     """Yield a warning for each collection whose outputs TorchRec can't exchange: a rank expects its own data type.
 
     The data type of a rank is the widest of its tables' types, and fp32 if the rank has no table. Row-wise and
@@ -181,33 +201,41 @@ def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, 
             for rank in range(num_ranks)
         ]
         if len(set(sizes)) > 1:
-            yield (
-                f"outputs of {path or 'the model'!r} have {min(sizes)} bytes an element on some ranks, {max(sizes)} on "
-                f"others, which {TORCHREC} can't exchange; leave output_dtype out, or narrow exchanges: QCommsConfig"
+            yield Message(
+                "outputs-precision-mixed",
+                f"outputs of {_collection(path)} have {min(sizes)} bytes per element on some ranks and {max(sizes)} on "
+                "others",
+                limit=f"{TORCHREC} cannot exchange outputs of different data types",
+                remedy="Remove output_dtype, or set the data type of exchanges with QCommsConfig instead",
             )
 
 
+def _collection(path: str) -> str:
+    """Return the words for the collection at a path; the model itself has no path."""
+    return f"collection {path!r}" if path else "the model"
+
+
 def _lying(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> list[tuple[Parameter, ParameterSharding]]:
-    """List how a plan shards those of the parameters that it holds."""
+    """List the parameters that a plan has, each with its sharding."""
     return [(its, its.sharding_in(sharding_plan)) for its in parameters if its.is_in(sharding_plan)]
 
 
-def withheld_remark(parameters: Iterable[Parameter]) -> str:
-    """Return advice that names the tables without a plan that could be row-wise if constraints named it; else ""."""
+def withheld_remedy(parameters: Iterable[Parameter]) -> str:
+    """Return the advice to allow row-wise sharding for tables that have it only if constraints name it; else ""."""
     withheld = [
         its.qualified_name for its in parameters if not its.said.sharding_types and its.withheld_types & IN_ROWS
     ]
     if not withheld:
         return ""
     return (
-        f"; or let {listed(withheld)} be row-wise by naming sharding_types=['row_wise'], but they are mean-pooled or "
-        f"have processed features, and {TORCHREC} then computes outputs of other tables wrongly"
+        f"Or allow row-wise sharding of {listed(withheld)} with sharding_types=['row_wise'], but these tables are "
+        f"mean-pooled or have processed features, and {TORCHREC} then computes wrong outputs of other tables"
     )
 
 
 @dataclass(frozen=True)
 class Reports:
-    """Callbacks, which get every plan and return the plan to use, and TorchRec's reports, which get it then."""
+    """Callbacks, which take every plan and return the plan to use, and TorchRec's reports on the plan to use."""
 
     stats: Sequence[Stats]
     callbacks: Sequence[Callback]
@@ -216,9 +244,10 @@ class Reports:
     def told(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
-        """Hand the whole model's plan and ours in it to callbacks, then to reports; return both as callbacks left them.
+        """Pass the whole model's plan and NeuroShard's plan in it to callbacks, then to reports.
 
-        `simulator` predicts what ours costs.
+        Returns:
+            Both plans, as the callbacks changed them. `simulator` predicts the cost of NeuroShard's plan.
 
         Raises:
             UserError: a callback moved shards such that TorchRec would fail, or train other rows than it should.
@@ -255,9 +284,9 @@ class Reports:
 def options_of(
     simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None
 ) -> list[ShardingOption]:
-    """List the plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's.
+    """List the plan as sharding options, with TorchRec's estimates of memory and predicted costs in ms.
 
-    Those of `plan`, ours, come first, and have the lookups that its tables have.
+    The options of `plan`, NeuroShard's, come first, with the lookups of its tables and the simulator's costs.
     """
     batch_size, topology, constraints = model.asked.batch_size, model.asked.topology, dict(model.asked.constraints)
     options = sharding_options(sharding_plan, model.division.parameters, batch_size, model.left)
@@ -274,9 +303,9 @@ def options_of(
 
 
 def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
-    """Say what reports have no column for: how even a plan is, how full devices (D,) of such bytes are, which models.
+    """Describe what TorchRec's reports have no column for: imbalance, memory used, and the cost models.
 
-    Full of tables and of all that is kept free or planned elsewhere.
+    `capacity` has the bytes (D,) of each device. Memory used counts tables, reservations and tables planned elsewhere.
     """
     cost, name = simulator.cost(plan.task, plan), simulator.models.label
     device_ms = cost.device_ms
@@ -285,9 +314,9 @@ def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
     full = [(held + has - left) / has for held, left, has in each]
     waits = [f"; host: {told}" for told in (described_wait(cost.waited_ms),) if told is not None]
     return (
-        f"planned here: imbalance {imbalance:.2f} (slowest device over the mean), memory {min(full):.0%} to "
-        f"{max(full):.0%} full with what is kept free, costs predicted by {name} "
-        f"(compute forward and backward together, shared out as TorchRec does){''.join(waits)}"
+        f"NeuroShard's plan: imbalance {imbalance:.2f} (slowest device / mean of devices), memory {min(full):.0%} to "
+        f"{max(full):.0%} full including reservations, costs predicted by {name} "
+        f"(compute of both passes together, split as TorchRec splits it){''.join(waits)}"
     )
 
 
@@ -330,9 +359,9 @@ def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> Floa
 
 
 def _of_both_ways(compute_ms: float, multiplier: float) -> tuple[float, float]:
-    """Split compute, which our models predict for both ways together, into the forward and the backward pass, ms.
+    """Split compute, which the models predict for both passes together, into the forward and the backward pass, in ms.
 
-    Split as TorchRec splits it: the backward pass takes `multiplier` times as long as the forward pass.
+    As in TorchRec, the backward pass takes `multiplier` times as long as the forward pass.
     """
     forward = compute_ms / (1 + multiplier)
     return forward, compute_ms - forward

@@ -7,6 +7,7 @@ from copy import deepcopy
 from torchrec.distributed.planner.types import Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.torchrec.parameters import Parameter
 
@@ -16,9 +17,9 @@ _log = logging.getLogger(__name__)
 def without_stashed(topology: TorchRecTopology, parameters: Sequence[Parameter]) -> TorchRecTopology:
     """Subtract the copies of stashed weights from the host memory that GPUs have left; warn if they do not fit.
 
-    A host has a copy of the stashed weights of its GPUs. As no plan is known, that is counted as all stashed weights,
-    or as the memory of its GPUs if they are smaller. GPUs hold these weights in the lookup, so that their memory counts
-    as before.
+    A host has a copy of the stashed weights of its GPUs. Because no plan is known yet, all stashed weights count, or
+    the memory of the host's GPUs if that is less. GPUs have the stashed weights during lookups, so that GPU memory
+    does not change.
     """
     weights = [parameter.weights for parameter in parameters if parameter.is_stashed]
     if not weights or topology.compute_device != "cuda":
@@ -29,10 +30,13 @@ def without_stashed(topology: TorchRecTopology, parameters: Sequence[Parameter])
         short = max(short, copied - device.storage.ddr)
         device.storage = Storage(device.storage.hbm, max(device.storage.ddr - copied, 0), device.storage.ssd)
     if short > 0:
+        lacking = readable_bytes(short * int(topology.local_world_size))
         _log.warning(
-            "%d table(s) have stash_weights=True, for which hosts lack up to %s of memory; stash fewer tables, or give "
-            "the topology more ddr_cap",
-            len(weights),
-            readable_bytes(short * int(topology.local_world_size)),
+            Message(
+                "stashed-weights-over-memory",
+                f"the weights of {number_of(len(weights), 'table')} with stash_weights=True do not fit in host memory",
+                limit=f"a host lacks up to {lacking}",
+                remedy="Stash fewer tables, or set a larger ddr_cap in the topology",
+            )
         )
     return left

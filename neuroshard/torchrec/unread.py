@@ -1,4 +1,4 @@
-"""Settings of TorchRec that no plan follows: warnings, one line for each setting."""
+"""Settings of TorchRec that no plan follows: one warning for each setting."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -7,6 +7,7 @@ from typing import Any
 from torchrec.distributed.types import CacheParams, ParameterSharding
 
 from neuroshard.layouts import LAYOUTS
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.torchrec.kernels import PREFETCH, PREFETCHED
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import Served, listed
@@ -14,22 +15,29 @@ from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.words.placement import Tier
 
-# Sharders' settings of caches that a plan sets for each table: where the user can set them instead.
+# Sharders' settings of caches that a plan sets for each table, and the field of constraints to set instead.
 _SET_BY_PLANS = {"cache_load_factor": "load_factor", "cache_algorithm": "algorithm"}
 
 
-def unread_remarks(model: Model) -> Iterator[str]:
-    """List the constraints and the sharders' settings that the plan of a model doesn't follow, and what to do."""
+def unread_remarks(model: Model) -> Iterator[Message]:
+    """Yield a warning for each constraint and sharder's setting that the plan of a model doesn't follow."""
     planned = list(model.tables.values())
-    for ignored, what in _IGNORED:
+    for ignored, field, limit, remedy in _IGNORED:
         if names := [its.qualified_name for its in planned if ignored(its)]:
-            yield f"constraints of {len(names)} table(s) ({listed(names)}) set {what}"
+            yield Message(
+                "constraints-field-unused",
+                f"constraints of {number_of(len(names), 'table')} ({listed(names)}) set {field}",
+                limit=limit,
+                remedy=remedy,
+            )
     yield from _of_sharders(model, planned)
     yield from _of_given(model)
     if model.asked.pipeline != PREFETCH and (names := [its.qualified_name for its in _prefetching(model)]):
-        yield (
-            f"caches of {len(names)} table(s) ({listed(names)}) are set up to prefetch, and pipeline="
-            f"{model.asked.pipeline!r} counts no memory for it; set pipeline={PREFETCH!r}, or don't set them up so"
+        yield Message(
+            "prefetching-not-counted",
+            f"caches of {number_of(len(names), 'table')} ({listed(names)}) prefetch",
+            limit=f"pipeline={model.asked.pipeline!r} counts no memory for prefetching",
+            remedy=f"Set pipeline={PREFETCH!r}, or remove prefetch_pipeline=True from these caches",
         )
 
 
@@ -61,18 +69,49 @@ def _has_no_cache(table: Parameter) -> bool:
     return cache is not None and cache.load_factor is not None and bool(kernels) and PREFETCHED.isdisjoint(kernels)
 
 
-_IGNORED: tuple[tuple[Callable[[Parameter], bool], str], ...] = (
-    (_is_weighted, "is_weighted: memory and costs leave the weights of lookups out, 4 bytes of each"),
-    (_is_called_virtual, "use_virtual_table, which their configs don't: they are planned as ordinary tables"),
-    (_has_other_features, "feature_names that are not those of their configs, which count"),
-    (_has_cache_statistics, "cache_params.stats, which our search doesn't read: give statistics by tables="),
-    (_has_no_cache, "cache_params.load_factor, and their compute_kernels have no cache: allow fused_uvm_caching"),
-    (_has_other_precision, "cache_params.precision: memory counts caches in the data type of the weights"),
+# For each warning: if it applies to a table, the field that is set, the limit, and the remedy.
+_IGNORED: tuple[tuple[Callable[[Parameter], bool], str, str, str], ...] = (
+    (
+        _is_weighted,
+        "is_weighted",
+        "memory and costs leave out the weights of lookups, 4 bytes for each lookup",
+        "Reserve this memory with storage_reservation=",
+    ),
+    (
+        _is_called_virtual,
+        "use_virtual_table",
+        "the configs of these tables do not set use_virtual_table, so that the plan has ordinary tables",
+        "Set use_virtual_table in the configs, or remove use_virtual_table from constraints",
+    ),
+    (
+        _has_other_features,
+        "other feature_names than the configs",
+        "the planner uses the features of the configs",
+        "Remove feature_names from constraints",
+    ),
+    (
+        _has_cache_statistics,
+        "cache_params.stats",
+        "NeuroShard's search does not read these statistics",
+        "Pass statistics of these tables as tables=",
+    ),
+    (
+        _has_no_cache,
+        "cache_params.load_factor",
+        "the compute_kernels of these tables have no cache",
+        "Add 'fused_uvm_caching' to compute_kernels, or remove load_factor",
+    ),
+    (
+        _has_other_precision,
+        "cache_params.precision",
+        "memory counts caches in the data type of the weights",
+        "Set precision to the data type of the weights, or remove precision",
+    ),
 )
 
 
 def _prefetching(model: Model) -> Iterator[Parameter]:
-    """List the tables whose caches would prefetch: by the given plan, constraints, or sharders' `fused_params`."""
+    """Yield the tables whose caches would prefetch: by the given plan, constraints, or sharders' `fused_params`."""
     if model.left.compute_device == "cpu":
         return
     for parameter in model.division.parameters:
@@ -89,33 +128,40 @@ def _fused(parameter: Parameter) -> Mapping[str, Any]:
     return getattr(parameter.sharder, "fused_params", None) or {}
 
 
-def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[str]:
-    """List the settings of sharders that a plan overrides for tables that may be behind a cache."""
+def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message]:
+    """Yield a warning for each setting of sharders that a plan overrides for tables that may have a cache."""
     if model.left.compute_device == "cpu":
         return
     cached = [its for its in planned if Tier.UVM_CACHING in its.tiers]
     for setting, field in _SET_BY_PLANS.items():
         set_by = {type(its.sharder).__name__: _fused(its)[setting] for its in cached if setting in _fused(its)}
         for sharder, value in set_by.items():
-            yield (
-                f"fused_params of {sharder} set {setting}={value}, and the plan sets that for each of the tables "
-                f"planned here; give it as cache_params.{field} in constraints"
+            yield Message(
+                "fused-params-overridden",
+                f"fused_params of {sharder} set {setting}={value}",
+                limit=f"the plan sets {setting} for each table planned here",
+                remedy=f"Set cache_params.{field} in constraints instead",
             )
 
 
-def _of_given(model: Model) -> Iterator[str]:
-    """List the constraints that a given plan doesn't follow: it is kept as it is."""
+def _of_given(model: Model) -> Iterator[Message]:
+    """Yield the warning that a given plan, which is kept as it is, doesn't follow constraints."""
     differing = [
         f"{its.qualified_name} ({field}={getattr(its.said, field)})"
         for its in model.division.fixed
         for field in _unfollowed(its, model)
     ]
     if differing:
-        yield f"given= is kept as it is, and differs from constraints: {listed(differing)}; change one of the two"
+        yield Message(
+            "given-constraints-differ",
+            f"given= differs from constraints: {listed(differing)}",
+            limit="the planner keeps the given plan as it is",
+            remedy="Change given= or the constraints",
+        )
 
 
 def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
-    """Name the fields of a table's constraints that its sharding in the given plan doesn't follow."""
+    """Yield the fields of a table's constraints that the given plan doesn't follow."""
     sharding, said = table.sharding_in(model.asked.fixed), table.said
     if said.sharding_types and sharding.sharding_type not in said.sharding_types:
         yield "sharding_types"
@@ -129,20 +175,22 @@ def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
 
 
 def _follows(sharding: ParameterSharding, asked: CacheParams) -> bool:
-    """Return True if a sharding has no cache, or a cache with all that is asked for."""
+    """Return True if a sharding has no cache, or a cache with all parameters that `asked` sets."""
     if sharding.compute_kernel not in PREFETCHED:
         return True
     has = sharding.cache_params or CacheParams()
     return all(getattr(asked, one.name) in (None, getattr(has, one.name)) for one in fields(CacheParams))
 
 
-def no_data_parallel_remark(served: Served) -> str | None:
-    """Say that a search and its models make no table data-parallel, whatever `data_parallel` is; None if they do."""
+def no_data_parallel_remark(served: Served) -> Message | None:
+    """Return the warning that a search or its models can't make tables data-parallel; None if they can."""
     if any(LAYOUTS[call.form].dense for call in served.calls):
         return None
-    return (
-        "data_parallel=True counts for tables that are left to TorchRec's planner only: this searcher or these models "
-        "make no table data-parallel; choose others, such as searcher='neuroshard', or leave data_parallel=True out"
+    return Message(
+        "data-parallel-not-searched",
+        "data_parallel=True has an effect only on tables that are left to TorchRec's planner",
+        limit="this searcher or these models make no table data-parallel",
+        remedy="Set another searcher or other models, such as searcher='neuroshard', or remove data_parallel=True",
     )
 
 
@@ -153,22 +201,38 @@ def unused_arguments(
     unkept: bool,
     verify: object,
     **of_verify: tuple[int, int],
-) -> Iterator[str]:
-    """List the planner's arguments that other arguments leave unused.
+) -> Iterator[Message]:
+    """Yield a warning for each of the planner's arguments that has no effect because of other arguments.
 
     `unkept` is True if `keep_types` is given without `keep`; `of_verify` are values and their defaults, by name.
     """
     if unkept:
-        yield "keep_types=True has no effect without keep=; give keep= a file, or pass keep_types to replan()"
+        yield Message(
+            "planner-keep-types-unused",
+            "keep_types=True has no effect without keep=",
+            remedy="Set keep= to a file, or pass keep_types=True to replan()",
+        )
     if num_groups == 1 and (sync_steps != 1 or use_inter_host_allreduce):
-        yield (
-            f"sync_steps={sync_steps} and use_inter_host_allreduce={use_inter_host_allreduce} count with several "
-            "groups only; set num_groups"
+        yield Message(
+            "planner-groups-arguments-unused",
+            f"sync_steps={sync_steps} and use_inter_host_allreduce={use_inter_host_allreduce} have no effect",
+            limit="num_groups is 1, and both arguments apply to several groups only",
+            remedy="Set num_groups to 2 or more, or remove these arguments",
         )
     if isinstance(verify, str):
         return
     for name, (value, default) in of_verify.items():
         if value != default and verify is None:
-            yield f"{name}={value} counts with verify= only, and nothing is measured; set verify"
+            yield Message(
+                "planner-verify-argument-unused",
+                f"{name}={value} has no effect without verify=",
+                limit="the planner measures no plans",
+                remedy=f"Set verify=, or remove {name}=",
+            )
         elif value != default:
-            yield f"{name}={value} goes with the name of a verify= only; give it to the {type(verify).__name__} itself"
+            yield Message(
+                "planner-verifier-argument-unused",
+                f"{name}={value} has no effect if verify= is an object",
+                limit="the Verifier object has its own settings",
+                remedy=f"Pass the value to {type(verify).__name__} instead",
+            )

@@ -1,9 +1,10 @@
-"""Batches with another number of samples for each feature: the sharding types that TorchRec fails with then."""
+"""Batches with a different number of samples for each feature: the sharding types that then fail in TorchRec."""
 
 from collections.abc import Iterator, Sequence
 
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.torchrec.kernels import COPIED
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.parameters import Parameter
@@ -12,11 +13,13 @@ from neuroshard.torchrec.releases import TORCHREC
 _GRID = ShardingType.GRID_SHARD.value
 
 
-def variable_batch_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, device: str) -> Iterator[str]:
-    """Yield a line for each sharding type of a whole model's plan that fails with variable batch sizes per feature.
+def variable_batch_remarks(
+    parameters: Sequence[Parameter], sharding_plan: ShardingPlan, device: str
+) -> Iterator[Message]:
+    """Yield a warning for each sharding type of a whole model's plan that fails with variable batch sizes per feature.
 
-    No setting shows that a job will have such batches. `batch_sizes` in constraints are a hint; without any, there are
-    no lines.
+    No setting shows that a job will have such batches. `batch_sizes` in constraints are a hint; without `batch_sizes`
+    there are no warnings.
     """
     if not any(parameter.said.batch_sizes for parameter in parameters):
         return
@@ -28,8 +31,11 @@ def variable_batch_remarks(parameters: Sequence[Parameter], sharding_plan: Shard
         ]
         if names:
             where = " on CPUs" if sharding_type != _GRID else ""
-            yield (
-                f"constraints set batch_sizes, and {len(names)} table(s) are {sharding_type} ({listed(names)}): "
-                f"{TORCHREC} fails with such tables{where} if the features of a batch have different numbers of "
-                f"samples; if yours do, leave {sharding_type} out of the sharding_types of these tables"
+            yield Message(
+                "variable-batches-fail",
+                f"constraints set batch_sizes, and the plan makes {number_of(len(names), 'table')} {sharding_type} "
+                f"({listed(names)})",
+                limit=f"{TORCHREC} fails with {sharding_type} tables{where} if the features of a batch have different "
+                "numbers of samples",
+                remedy=f"If your batches are like that, set sharding_types of these tables without {sharding_type}",
             )
