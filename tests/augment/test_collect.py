@@ -30,6 +30,7 @@ from neuroshard.words.collective import name_of
 from tests.kit.commands import shown
 from tests.kit.made_up import OnTwoHosts, drifting
 from tests.kit.measuring import Answering
+from tests.kit.messages import refused
 from tests.kit.processes import PATIENCE_S, die_at_file
 
 TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=4, flush_bytes=0)
@@ -89,7 +90,7 @@ def test_training_steps_are_measured_where_they_are_asked_for(tmp_path):
     assert summary["local work"].measured + summary["local work"].failed == 10
     assert "local work" in shown(summary)
     assert directory.manifest().settings["num_local_samples"] == 10
-    with pytest.raises(UserError, match="holds a run already, begun with num_local_samples=10, not 0"):
+    with refused("out-begun-otherwise"):
         collect_run(tmp_path / "data").run()
 
 
@@ -137,7 +138,7 @@ def test_what_can_be_measured_elsewhere_or_is_not_is_taken(tmp_path, settings):
 
 def test_steps_need_torchrec(tmp_path, monkeypatch):
     monkeypatch.setattr("neuroshard.stages.augment.collect.find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"num_local_samples measures TorchRec's training steps.*isn't installed"):
+    with refused("collect-torchrec-missing"):
         replace(collect_run(tmp_path / "data"), num_local_samples=1)
 
 
@@ -212,7 +213,7 @@ def test_another_hardware_is_refused(tmp_path):
     manifest = json.loads(path.read_text())
     manifest["hardware"] |= {"kind": "cuda", "device": "NVIDIA H200"}
     path.write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"measured on cuda \(NVIDIA H200\)"):
+    with refused("data-other-hardware"):
         collect_run(tmp_path / "data").run()
 
 
@@ -344,7 +345,7 @@ def test_a_real_run_measures_all_sharding_types_and_collectives(tmp_path):
 
 def test_another_runs_directory_is_refused(tmp_path):
     RunDirectory(tmp_path / "data").finish("evaluate", {})
-    with pytest.raises(UserError, match=r"data holds a run \(run.json\)"):
+    with refused("out-other-contents"):
         collect_run(tmp_path / "data").run()
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["run.json"]
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from neuroshard import CostModels, UserError
+from neuroshard import CostModels
 from neuroshard.lab.plan_costs import PlanRecords, measure_plans
 from neuroshard.lab.recorder import meters_of
 from neuroshard.records import DataDirectory
@@ -20,6 +19,7 @@ from neuroshard.testing import toy_task
 from neuroshard.words.form import Form
 from tests.kit.devices.made_up import MadeUpHardware
 from tests.kit.made_up import BRIEF_SETS, drifting
+from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, whole
 
 HARDWARE = MadeUpHardware(noise=0.01)
@@ -68,7 +68,7 @@ def test_data_parallel_tables_are_stored_beside_their_tables(tmp_path):
 
 def test_the_same_run_is_gone_on_with_on_the_same_hardware_only(tmp_path):
     PlanRecords.of_run(tmp_path, HARDWARE)
-    with pytest.raises(UserError, match=r"begun with noise=0\.01, not 0\.5"):
+    with refused("out-begun-otherwise"):
         PlanRecords.of_run(tmp_path, replace(HARDWARE, noise=0.5))
 
 

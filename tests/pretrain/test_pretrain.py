@@ -33,6 +33,7 @@ from neuroshard.words.fingerprint import versions
 from neuroshard.words.form import Form
 from tests.kit.commands import shown
 from tests.kit.made_up import MACHINE, begun, measured
+from tests.kit.messages import refused
 
 TABLES = toy_tables(200)
 SPLIT = split_tables(TABLES, 0)
@@ -281,14 +282,14 @@ def test_the_same_seed_gives_the_same_bundle(data):
 
 def test_a_split_without_samples_is_refused(data):
     DataDirectory(data / "data").comm().write(0, [m for m in _comm(300) if m.split != "test"])
-    with pytest.raises(UserError, match="no exchanges for the test split"):
+    with refused("split-empty"):
         _pretrain(data).run()
 
 
 def test_what_is_no_bundle_is_refused_before_anything_is_fitted(data):
     (data / "bundle").mkdir()
     (data / "bundle" / "bundle.json").write_text("{}")
-    with pytest.raises(UserError, match="left as it is"):
+    with refused("bundle-format-unknown"):
         _pretrain(data, compute_model=None).run()
     assert [file.name for file in (data / "bundle").iterdir()] == ["bundle.json"]
 
@@ -313,7 +314,7 @@ def test_a_full_disk_does_not_lose_the_training(data, tmp_path_factory, monkeypa
     spare = tmp_path_factory.mktemp("spare")
     monkeypatch.setattr("tempfile.tempdir", str(spare))
     _full_disk(monkeypatch, data / "bundle")
-    with pytest.raises(UserError, match=r"No space left.*unchanged, the fitted models are in .*spare"):
+    with refused("bundle-kept-elsewhere"):
         _pretrain(data, seed=1, **short).run()
     (kept,) = spare.iterdir()
     dims = np.array([[40.0, 80.0, 20.0]])
@@ -324,7 +325,7 @@ def test_a_full_disk_does_not_lose_the_training(data, tmp_path_factory, monkeypa
     assert (costs[0] == costs[1]).all()
     assert (costs[0] != costs[2]).any()
     _full_disk(monkeypatch, data / "bundle", spare)
-    with pytest.raises(UserError, match=r"unchanged, the fitted models are lost"):
+    with refused("bundle-lost"):
         _pretrain(data, seed=1, **short).run()
     assert list(spare.iterdir()) == [kept]
 
@@ -431,5 +432,5 @@ def test_a_starting_model_of_another_kind_is_refused_before_anything_is_fitted(d
     """The communication model's too."""
     monkeypatch.setattr(Ensemble, "fit", lambda *_: pytest.fail("fitted"))
     mixed = BRIEF_SETS | {"comm_model": BRIEF_PAPER["comm_model"]}
-    with pytest.raises(UserError, match=r"the forward model of .* can't .*: this comm_model begins from nothing"):
+    with refused("init-model-kind"):
         _pretrain(data, "wrong", init=str(by_sets[0] / "bundle"), **mixed).run()

@@ -10,6 +10,7 @@ from neuroshard.app.arguments import as_overrides
 from neuroshard.app.makers import check_made
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
+from tests.kit.messages import refused
 
 
 @pytest.fixture(autouse=True)
@@ -49,18 +50,18 @@ def _check(command, *texts, sweeping=False):
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_with_its_maker(command, texts, missing, maker):
-    with pytest.raises(UserError, match=f"{re.escape(missing)}.* is not there yet; it is made by: .*{maker}$"):
+    with refused("input-not-made"):
         _check(command, *texts)
 
 
 def test_every_job_of_a_sweep_is_looked_at_before_the_first():
     made = "neuroshard pretrain experiment=pretrain_single_tables"
-    with pytest.raises(UserError, match=f"models/single_tables is not there yet; it is made by: {made}"):
+    with refused("input-not-made"):
         _check("search", "experiment=search_ablation", sweeping=True)
     _check("search", "experiment=search_ablation", "searcher=random,without_grid", sweeping=True)
-    with pytest.raises(UserError, match=r"models/samples-400 is not there yet; .* -m experiment=pretrain_samples"):
+    with refused("input-not-made"):
         _check("search", "experiment=search_samples", "samples=400", sweeping=True)
-    with pytest.raises(UserError, match="model=models/adapted is not there"):
+    with refused("input-not-made"):
         _check("search", "model=cpu,models/adapted", sweeping=True)
 
 
@@ -76,10 +77,10 @@ def test_what_is_there_and_what_no_command_makes_is_left_to_the_command():
 @pytest.mark.parametrize("name", [name for name in choices("experiment") if name.startswith(("pretrain", "evaluate"))])
 def test_experiments_that_need_earlier_runs_name_them(name):
     if "benchmarks/data" in Path(__file__).parents[3].joinpath(f"conf/experiment/{name}.yaml").read_text():
-        with pytest.raises(UserError, match="is part of NeuroShard's repository, and not in this directory"):
+        with refused("input-in-repository"):
             _check(name.split("_")[0], f"experiment={name}")
         return
-    with pytest.raises(UserError, match="is not there yet; it is made by: neuroshard "):
+    with refused("input-not-made"):
         _check(name.split("_")[0], f"experiment={name}")
 
 

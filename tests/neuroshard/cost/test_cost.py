@@ -15,6 +15,7 @@ from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.costs import cost_of
+from tests.kit.messages import refused
 from tests.kit.plans import whole
 
 CPU = ModelChoice("cpu")
@@ -195,7 +196,7 @@ def test_a_part_of_ones_own_counts_and_is_waited_for(tmp_path):
     simulator = ns.Simulator(own)
     again = simulator.step(simulator.called(plan.device_loads, 4), plan.traffic, after.compute[None])
     assert (again.device_ms[0] == after.device_ms).all()
-    with pytest.raises(UserError, match="bundles don't hold parts of a step such as launch"):
+    with refused("bundle-models-have-more"):
         save_bundle(tmp_path, own, Card())
 
 

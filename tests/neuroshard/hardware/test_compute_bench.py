@@ -9,7 +9,7 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
-from neuroshard import Tier, TierAssignment, UserError
+from neuroshard import Tier, TierAssignment
 from neuroshard.hardware import compute_bench
 from neuroshard.hardware.compute_bench import DENSE_WARNING, ComputeBench, build_operator, dense_run, fused_run
 from neuroshard.hardware.device import CpuDevice
@@ -19,6 +19,7 @@ from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.testing import toy_tables
 from neuroshard.words.form import Form
+from tests.kit.messages import refused
 from tests.kit.plain_torch import plain_torch
 from tests.kit.plans import table
 
@@ -140,7 +141,7 @@ def test_weights_are_in_the_tier_of_the_sample(monkeypatch, home, place, cache):
     """On a GPU; a CPU has no second tier."""
     sample = ComputeSample(toy_tables(2), 16, tier_assignment=home)
     if home.tier is not Tier.DEVICE:
-        with pytest.raises(UserError, match="hardware=cpu has no second tier of memory"):
+        with refused("hardware-cpu-lacks-tier"):
             _fused(sample)
     monkeypatch.setattr(compute_bench, "SplitTableBatchedEmbeddingBagsCodegen", _Operator)
     operator = _built(sample, device=torch.device("cuda", 0))
@@ -156,7 +157,7 @@ def test_weights_are_in_the_tier_of_the_sample(monkeypatch, home, place, cache):
 @pytest.mark.parametrize(("run", "form"), [(_built, Form.COLUMN_WISE), (_dense, Form.DATA_PARALLEL)])
 def test_mixed_precisions_are_refused(run, form):
     first, second = toy_tables(2)
-    with pytest.raises(UserError, match="mix"):
+    with refused("kernel-call-mixed-precisions"):
         run(ComputeSample((first, replace(second, bytes_per_element=2)), 16, form))
 
 

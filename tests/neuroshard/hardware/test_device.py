@@ -1,9 +1,7 @@
 """How a run is timed on a device."""
 
-import pytest
-
-from neuroshard import UserError
 from neuroshard.hardware.device import CpuDevice
+from tests.kit.messages import refused
 
 
 class _Told(CpuDevice):
@@ -31,5 +29,5 @@ def test_a_device_is_busy_before_the_clock_starts_and_done_when_it_is_read():
 
 
 def test_more_to_flush_the_cache_with_than_there_is_memory_is_one_line():
-    with pytest.raises(UserError, match=r"^flush_bytes=4096 takes more than the 1 KiB of memory that are free; give "):
+    with refused("flush-bytes-too-large"):
         CpuDevice(pin=False).set_aside(4096, 1024)

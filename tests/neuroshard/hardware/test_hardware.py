@@ -13,12 +13,12 @@ from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.device import make_device
 from neuroshard.hardware.exchange_bench import Clock, ExchangeBench
 from neuroshard.hardware.step_samples import StepProtocol
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.timing import TimingProtocol, typical_ms
 from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
 from neuroshard.testing import toy_tables
 from neuroshard.words.form import Form
 from neuroshard.words.topology import Topology
+from tests.kit.messages import refused
 from tests.kit.processes import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("measures")
@@ -115,7 +115,7 @@ def test_an_exchange_counts_from_its_own_start(monkeypatch):
 
 def test_no_cuda_is_one_clear_line():
     hardware = Hardware(DeviceSpec("cuda"), EmbeddingSettings(), TIMING, TIMING)
-    with hardware.compute_meter(print) as meter, pytest.raises(UserError, match="finds no CUDA device"):
+    with hardware.compute_meter(print) as meter, refused("hardware-no-gpu"):
         meter.measure([ComputeSample(toy_tables(1), 64)], [0])
 
 
@@ -128,10 +128,10 @@ def test_hosts_are_those_of_torchrun(monkeypatch):
     monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "2")
     assert [CPU.devices_per_host(count) for count in (4, 8, 16)] == [None, None, 8]
     CPU.check_hosts(Topology(16, 1 << 30, devices_per_host=4, devices_per_domain=8))
-    with pytest.raises(UserError, match="exchanges are measured here with 8 on each"):
+    with refused("hardware-hosts-differ"):
         CPU.check_hosts(Topology(16, 1 << 30, devices_per_host=4))
     monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "two")
-    with pytest.raises(UserError, match="TORCHREC_RESOLVED_POD_SIZE='two'"):
+    with refused("pod-size-not-number"):
         CPU.devices_per_host(8)
 
 

@@ -1,15 +1,14 @@
 """Training steps: what is asked of a group, and how its answers are put together."""
 
 import numpy as np
-import pytest
 
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.step_meters import check_steps, measure_build
 from neuroshard.hardware.step_samples import PHASES
-from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import Repeats
 from neuroshard.testing import toy_task
+from tests.kit.messages import refused
 from tests.kit.plans import laid_out, whole
 
 
@@ -61,8 +60,8 @@ def test_a_build_that_failed_says_why():
 
 def test_plans_of_other_tables_or_that_do_not_fit_together_are_refused():
     (one, other), hardware = (whole(toy_task(1, seed=seed)) for seed in (0, 1)), Hardware(DeviceSpec("cpu"))
-    with pytest.raises(UserError, match="different tables or devices"):
+    with refused("steps-plans-differ"):
         check_steps([one, other], hardware)
     too_many = hardware.fingerprint.memory_bytes // sum(one.device_bytes) + 1
-    with pytest.raises(UserError, match="give fewer plans at a time"):
+    with refused("steps-memory-too-small"):
         check_steps([one] * min(too_many, 10**6), hardware)

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from neuroshard import CostModels, Simulator, Task, Topology, UserError
+from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.cost.loads import Traffic
 from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.interface import waits
@@ -13,6 +12,7 @@ from neuroshard.models.trust import Margin, Margins, Range
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, Form
+from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.random_models import random_ensemble, random_form_models, random_set_comm
 
@@ -96,7 +96,7 @@ def test_a_collective_that_is_not_known_is_refused():
     }
     models = replace(MODELS, backward=CommByCollective(known, frozenset(Form)))
     Simulator(models).cost(_task(), _mixed())
-    with pytest.raises(UserError, match=r"don't know the exchange host_.*table_row_wise"):
+    with refused("models-lack-collective"):
         Simulator(models).cost(_task(2), _mixed(_task(2)))
 
 
@@ -123,7 +123,7 @@ def test_the_input_is_shown_and_counts_where_it_is_asked_for():
     assert "not counted" in str(shown)
     assert "not counted" not in str(counted)
     assert "input" not in str(Simulator(replace(MODELS, input=None)).cost(task, plan))
-    with pytest.raises(UserError, match="don't know the input dist; leave count_input out"):
+    with refused("models-lack-input-dist"):
         Simulator(replace(MODELS, input=None), count_input=True)
 
 

@@ -17,6 +17,7 @@ from neuroshard.plumbing.configs import choices
 from neuroshard.testing import OpaqueCompute, random_models, toy_tables
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from neuroshard.words.placement import ON_DEVICE
+from tests.kit.messages import refused
 from tests.kit.plans import table
 from tests.kit.random_models import random_ensemble, random_form_models, random_regression
 
@@ -188,9 +189,9 @@ def test_what_was_fitted_of_host_memory_goes_before_a_datasheet():
 
 
 def test_only_datasheets_lend_their_link():
-    with pytest.raises(UserError, match="host_tiers=cpu is no datasheet"):
+    with refused("host-tiers-not-datasheet"):
         with_host_tiers(random_models(), "cpu")
-    with pytest.raises(UserError, match="sums over tables"):
+    with refused("host-tiers-not-sum"):
         with_host_tiers(replace(random_models(), compute=OpaqueCompute()), "roofline:h100")
 
 

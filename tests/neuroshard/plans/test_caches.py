@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard import Constraints, MemoryUse, Plan, TableRule, Task, Tier, TierAssignment, Topology, UserError
+from neuroshard import Constraints, MemoryUse, Plan, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.cost.loads import LoadSets
 from neuroshard.plans.carry_over import Carried
 from neuroshard.stages.search.space.homes import homed
 from neuroshard.words.placement import ON_DEVICE
+from tests.kit.messages import refused
 from tests.kit.plans import laid_out, table, whole
 from tests.kit.tasks import plain_tables
 
@@ -161,5 +162,5 @@ def test_more_bytes_than_any_device_has_are_refused():
     loads = homed(
         Task(tables, Topology(1, GIB, host_memory_bytes=1 << 59), 64), (TierAssignment(Tier.UVM_CACHING, 1.0),) * 65
     ).loads
-    with pytest.raises(UserError, match="2\\^60"):
+    with refused("memory-caches-too-large"):
         MemoryUse().bytes_beside(LoadSets(loads, np.array([65])))

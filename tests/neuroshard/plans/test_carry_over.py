@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard import Constraints, PinnedShard, TableRule, Task, Tier, TierAssignment, Topology, UserError
+from neuroshard import Constraints, PinnedShard, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.layouts import ROWS
 from neuroshard.plans.carry_over import carried_over, restated
 from neuroshard.stages.search.space.homes import homed
 from neuroshard.words.placement import ON_DEVICE
+from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, tables
 
 
@@ -76,7 +77,7 @@ def test_a_table_that_changed_keeps_its_place(where, other):
     else:
         assert again == laid_out(alone, 1, where)
         assert sorted(kept.plan.placements) == sorted(again.placements)
-    with pytest.raises(UserError, match="other names"):
+    with refused("plan-tables-renamed"):
         restated(laid_out(before, where, 1), after)
 
 

@@ -25,6 +25,7 @@ from neuroshard.stages.search.space.homes import has_other_homes, homed, rehomed
 from neuroshard.testing import linear_models
 from neuroshard.words.form import CALLS, Call, Form
 from neuroshard.words.placement import ON_DEVICE
+from tests.kit.messages import refused
 from tests.kit.plans import laid_out, placed, table
 
 TABLES = (table("a", 1000, 8, 2.0), table("b", 500, 16, 1.0), table("c", 100, 8, 1.0, pooled=False))
@@ -105,7 +106,7 @@ def test_all_shards_of_a_table_must_have_one_tier_assignment():
 
 def test_data_parallel_tables_must_be_in_device_memory():
     copies = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in in_copies(OPEN, 1)]
-    with pytest.raises(UserError, match="table 'b' is data_parallel in uvm; put data-parallel tables in tier device"):
+    with refused("plan-copies-tier"):
         Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
 
 
@@ -148,5 +149,5 @@ def test_a_task_with_fixed_tiers_has_rules_for_tiers_alone():
 
 def test_models_that_know_no_host_memory_refuse_it():
     pooled = homed(Task(TABLES[:2], TOPOLOGY, 64), HOMES[:2])
-    with pytest.raises(UserError, match="don't know costs of tables in tier uvm_caching; take models"):
+    with refused("models-lack-tier"):
         Simulator(linear_models()).models.check(pooled)

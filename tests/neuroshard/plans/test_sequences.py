@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard import Constraints, MemoryUse, Simulator, TableRule, Task, Topology, UserError
+from neuroshard import Constraints, MemoryUse, Simulator, TableRule, Task, Topology
 from neuroshard.testing import linear_models
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
+from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, table
 from tests.kit.searches import H100
 
@@ -42,7 +43,7 @@ def test_limits_leave_equal_halves(dim, most, narrowest):
     limits = Constraints().limits(TABLE.with_dim(dim), 4)
     assert (limits.max_shards, limits.min_dim) == (most, narrowest)
     assert limits.forms == {Form.COLUMN_WISE, Form.ROW_WISE}
-    with pytest.raises(UserError, match=f"needs 3 shards, but can have {most}"):
+    with refused("table-shard-counts"):
         Constraints((TableRule("s", min_shards=3),)).limits(TABLE.with_dim(dim), 4)
 
 
@@ -83,7 +84,7 @@ def test_calls_add_up():
 
 def test_models_that_do_not_know_them_say_so():
     task = replace(TASK, batch_size=256)
-    with pytest.raises(UserError, match=r"don't know costs of sequence tables such as 's'; collect compute.pooled"):
+    with refused("models-lack-sequence-tables"):
         Simulator(linear_models()).cost(task, laid_out(task, 2, 2))
 
 

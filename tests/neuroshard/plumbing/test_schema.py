@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import BatchSize, Device, Name, PoolingFactor, decode, of_format, parse, shown
+from tests.kit.messages import refused
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def test_a_byte_order_mark_is_no_trouble():
 
 def test_formats_are_told_apart():
     assert of_format({"format": "x-1", "a": 2}, "x-1", "file") == {"a": 2}
-    with pytest.raises(UserError, match="but 'x-2', of another version of neuroshard: make it again"):
+    with refused("file-format-other"):
         of_format({"format": "x-2"}, "x-1", "file")
     for content, message in (({"format": 2}, "not of format 'x-1' but 2"), ([], "not of format"), ({}, "not of")):
         with pytest.raises(UserError, match=message):
@@ -104,5 +105,5 @@ def test_values_are_shown_short():
 def test_limits_can_be_written_beside_a_type():
     few = Annotated[int, Meta(ge=1, le=3)]
     assert parse([1, 2], list[few], "file") == [1, 2]
-    with pytest.raises(UserError, match=r"\[1\]=4 must be a whole number of at most 3"):
+    with refused("value-outside-limits"):
         parse([1, 4], list[few], "file")

@@ -1,7 +1,7 @@
 import pytest
 
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_BYTES, readable_bytes, readable_number, to_bytes
+from tests.kit.messages import refused
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_sizes_as_people_write_them(size, expected):
     ],
 )  # fmt: skip
 def test_what_is_no_size_is_one_line(size):
-    with pytest.raises(UserError, match=r"memory=.* must be a size up to 2\^60 bytes") as caught:
+    with refused("size-unreadable") as caught:
         to_bytes(size, "memory")
     assert len(str(caught.value)) < 200
 

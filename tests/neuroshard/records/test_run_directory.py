@@ -9,6 +9,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import exclusive
 from neuroshard.records.run_directory import RunDirectory, RunFile, check_same, flat, runs_below
 from neuroshard.testing import toy_task
+from tests.kit.messages import refused
 
 TASKS = (toy_task(3),)
 SETTINGS = {"model": "cpu", "searcher": {"beam": 3, "widths": (1, 2)}, "reads": []}
@@ -31,14 +32,14 @@ def test_the_next_free_number_is_taken(tmp_path, monkeypatch):
 def test_one_run_at_a_time_and_nothing_left_of_none(run):
     with run.held():
         assert run.path.is_dir()
-        with pytest.raises(UserError, match="another run is at work"), exclusive(run.path):
+        with refused("out-in-use"), exclusive(run.path):
             pass
     assert not run.path.exists()
 
 
 def test_places_that_cannot_be_written_to_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file is not a directory"), RunDirectory(tmp_path / "file" / "run").held():
+    with refused("out-under-file"), RunDirectory(tmp_path / "file" / "run").held():
         pass
 
 
@@ -74,7 +75,7 @@ def test_another_run_is_refused_with_what_differs(run, change, message):
 def test_files_that_are_no_runs_are_kept(run, content):
     run.path.mkdir()
     (run.path / "tasks.json").write_text(content)
-    with pytest.raises(UserError, match=r"tasks\.json is there already, and is no run's; move it"):
+    with refused("out-file-differs"):
         run.begin(SETTINGS, TASKS)
     assert (run.path / "tasks.json").read_text() == content
 
@@ -89,13 +90,13 @@ def test_a_run_that_was_killed_at_its_beginning_goes_on(run):
 def test_a_directory_is_free_until_a_run_begins(run):
     run.check_free()
     run.begin(SETTINGS, TASKS)
-    with pytest.raises(UserError, match="holds a run already; give another out"):
+    with refused("out-has-run"):
         run.check_free()
 
 
 def test_a_whole_run_of_another_kind_is_not_gone_on_with(run):
     run.finish("evaluate", {"seed": 0})
-    with pytest.raises(UserError, match="holds a run already; give another out"):
+    with refused("out-has-run"):
         run.begin(SETTINGS, TASKS)
     assert not (run.path / "settings.json").exists()
 
@@ -109,7 +110,7 @@ def test_what_is_whole_says_its_format_and_kind(run, tmp_path):
     }  # fmt: skip
     assert run.read() == RunFile("evaluate", {"seed": 0})
     assert run.facts("evaluate") == {"seed": 0}
-    with pytest.raises(UserError, match="holds no search run; it holds one of the kind 'evaluate'"):
+    with refused("run-other-kind"):
         run.facts("search")
     assert list(runs_below(tmp_path)) == [run]
 
@@ -133,7 +134,7 @@ def test_malformed_run_files_are_one_line(run, content, message):
 
 
 def test_no_run_is_one_line(run):
-    with pytest.raises(UserError, match="no search run at"):
+    with refused("file-missing"):
         run.facts("search")
 
 
@@ -141,7 +142,7 @@ def test_run_files_of_other_programs_are_nobodys(run):
     run.path.mkdir()
     (run.path / "run.json").write_text('{"settings": {"seed": 1}}')
     assert run.read() is None
-    with pytest.raises(UserError, match=r"holds no search run$"):
+    with refused("run-other-kind"):
         run.facts("search")
 
 

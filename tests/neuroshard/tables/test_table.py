@@ -5,6 +5,7 @@ import pytest
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table, halvings
 from neuroshard.testing import toy_tables
+from tests.kit.messages import refused
 from tests.kit.plans import read_back
 
 GOOD = toy_tables(1)[0]
@@ -59,5 +60,5 @@ def test_malformed_fields_are_refused(fields):
 
 def test_halvings():
     assert halvings(128) == (128, 64, 32, 16, 8, 4)
-    with pytest.raises(UserError, match="max_dim=96"):
+    with refused("max-dim-not-halvable"):
         halvings(96)

@@ -19,6 +19,7 @@ from neuroshard.cost.loads import Loads
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import TARGETS, export_plan, target_named
+from tests.kit.messages import refused
 from tests.kit.plans import laid_out, read_back, table
 from tests.kit.searches import H100
 
@@ -60,7 +61,7 @@ def test_slots_are_a_power_of_two_at_least_twice_the_rows(rows, slots):
 
 
 def test_what_keeps_tables_in_host_memory_is_known_by_name():
-    with pytest.raises(UserError, match="hkw"):
+    with refused("unknown-name"):
         MemoryUse(host_tables="hkw")
 
 

@@ -22,6 +22,7 @@ from neuroshard.searching.searcher import Verifier
 from neuroshard.testing import ONCE
 from neuroshard.torchrec import NeuroShardPlanner, save_sharding_plan
 from neuroshard.torchrec.resharding import plan_difference
+from tests.kit.messages import refused
 from tests.kit.torchrec_models import AllOnLast, bags, planner, topology
 from tests.neuroshard.torchrec.test_accepted import Stored
 
@@ -167,7 +168,7 @@ def test_tables_that_fbgemm_keeps_in_device_memory_count_there(asked, by):
 
 
 def test_host_memory_alone_contradicts_weights_in_device_memory(caplog):
-    with pytest.raises(UserError, match="'t': enforce_hbm=True"):
+    with refused("constraints-enforce-hbm"):
         _outcome(ParameterConstraints(compute_kernels=[CACHED], enforce_hbm=True), caplog)
 
 

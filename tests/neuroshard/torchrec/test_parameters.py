@@ -7,9 +7,10 @@ from torch import nn
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.types import DataType
 
-from neuroshard import TableRule, UserError
+from neuroshard import TableRule
 from neuroshard.torchrec import find_tables
 from neuroshard.words.form import FORMS, Form
+from tests.kit.messages import refused
 from tests.kit.torchrec_models import bags, sequences, shaped_bags
 
 # Two collections, one of them deeper down.
@@ -57,7 +58,7 @@ def test_all_features_of_a_table_count(given, lookups):
 
 
 def test_numbers_for_too_few_features_are_refused():
-    with pytest.raises(UserError, match=r"its 2 feature\(s\)"):
+    with refused("constraints-numbers-per-feature"):
         _sku(pooling_factors=[1.0, 2.0, 3.0]).table("sku", 64, 2)
 
 

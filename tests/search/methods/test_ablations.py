@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from neuroshard import Simulator, UserError
+from neuroshard import Simulator
 from neuroshard.models import ReluHead
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.stages.search.methods.ablations import NoCommunication, OtherModels, SingleTableCosts, WithModels
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, random_models, toy_task
+from tests.kit.messages import refused
 from tests.kit.searches import ms_of
 
 
@@ -66,7 +67,7 @@ def test_other_models_are_searched_with(tmp_path):
     task, simulator = toy_task(14), Simulator(linear_models())
     found = WithModels(BeamSearch(), OtherModels(str(tmp_path / "other"))).find(task, simulator).plan
     assert found == BeamSearch().find(task, Simulator(random_models(seed=9))).plan
-    with pytest.raises(UserError, match="nowhere"):
+    with refused("unknown-name"):
         WithModels(BeamSearch(), OtherModels("nowhere")).find(task, simulator)
 
 

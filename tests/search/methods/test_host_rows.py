@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import Constraints, Simulator, TableRule, Task, Topology, UserError
+from neuroshard import Constraints, Simulator, TableRule, Task, Topology
 from neuroshard.layouts import in_columns, in_rows
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.acceptance import Acceptance
@@ -15,6 +15,7 @@ from neuroshard.targets.target import target_named
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS, Form
+from tests.kit.messages import refused
 from tests.kit.plans import laid_out
 from tests.kit.random_models import random_by_collective, random_form_models
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
@@ -63,7 +64,7 @@ def test_the_search_finds_them_if_asked_to():
     assert ms_of(plan) < 0.95 * ms_of(alone)
     assert set(plan.forms[:4]) == {Form.ROW_WISE}
     assert {len(hosts) for hosts in _hosts(plan)[:4]} == {1}
-    with pytest.raises(UserError, match="unknown sharding type 'racks'"):
+    with refused("unknown-name"):
         NeuroShard(sharding_types=("column_wise", "racks"))
     assert to_sharding_plan(plan).plan[""]["rows0"].sharding_type == "table_row_wise"
 

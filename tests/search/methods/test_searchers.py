@@ -16,6 +16,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+from tests.kit.messages import refused
 from tests.kit.searches import ms_of
 from tests.kit.tasks import plain_tables, plain_task
 from tests.search.kernels.oracle import oracle_search
@@ -133,7 +134,7 @@ def test_a_tight_packing_is_found():
     dims = [128, 128, 128, 64, 64, 4]
     total = sum(dims) * 1000 * 4
     task = plain_task(dims, devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
-    with pytest.raises(InfeasibleError, match="the emptiest device that may hold it has"):
+    with refused("searcher-no-device-with-room", kind=InfeasibleError):
         Greedy("size", max_halvings=0).find(task, Simulator(linear_models(3)))
     assert BeamSearch(max_splits=1).find(task, Simulator(linear_models(3))).plan.fits
 
@@ -161,10 +162,10 @@ def test_neuroshard_splits_what_fits_no_device():
 
 def test_infeasible_errors_name_what_is_in_the_way():
     simulator = Simulator(linear_models(2))
-    with pytest.raises(InfeasibleError, match=r"give each at least 750 KiB"):
+    with refused("tables-exceed-devices", kind=InfeasibleError):
         BeamSearch().find(plain_task([128] * 3, memory_bytes=600_000), simulator)
     tall, small = Table("tall", 25_000, 4, 1.0, ONCE), Table("small", 10, 4, 1.0, ONCE)
-    with pytest.raises(InfeasibleError, match=r"table 'tall' takes 391 KiB even at 4 columns"):
+    with refused("table-exceeds-device", kind=InfeasibleError):
         BeamSearch().find(Task((tall, small), Topology(2, 390_000), 256), simulator)
 
 
@@ -177,9 +178,9 @@ def test_the_package_can_be_called():
 
 def test_unknown_searchers_and_settings_name_the_nearest():
     task, simulator = toy_task(6), Simulator(linear_models())
-    with pytest.raises(UserError, match="unknown searcher 'dim_gredy'; did you mean 'dim_greedy'"):
+    with refused("unknown-name"):
         ns.search(task, simulator, searcher="dim_gredy")
-    with pytest.raises(UserError, match="did you mean 'beam_width'"):
+    with refused("unknown-name"):
         ns.search(task, simulator, beam_widht=2)
 
 
@@ -202,5 +203,5 @@ def test_impossible_settings_are_refused(kind, setting):
 
 
 def test_models_for_another_number_of_devices_are_refused():
-    with pytest.raises(UserError, match="made for 4 devices"):
+    with refused("models-devices-differ"):
         BeamSearch().find(toy_task(6, num_devices=2), Simulator(linear_models(4)))

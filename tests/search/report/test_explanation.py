@@ -22,6 +22,7 @@ from neuroshard.stages.search.runs.explain import Explain, models_of
 from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_models, toy_tables, toy_task
 from neuroshard.words.form import Form
 from neuroshard.words.model_choice import ModelChoice
+from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
@@ -133,7 +134,7 @@ def test_learned_models_of_every_sharding_type_explain_mixed_plans():
 
 
 def test_models_that_cannot_cost_a_sharding_type_refuse_to_explain_it():
-    with pytest.raises(UserError, match="table 't0' is row_wise, and these cost models know costs of column_wise only"):
+    with refused("plan-sharding-type-unsupported"):
         explain(_mixed(), SIMULATOR)
 
 
@@ -239,7 +240,7 @@ def test_names_are_shown_as_they_are(files, capsys):
 def test_a_page_is_written_to_html_files_only(files, name):
     (files / "page.txt").write_text("kept")
     before = {path: path.read_bytes() for path in files.iterdir() if path.is_file()}
-    with pytest.raises(UserError, match=r"must end in \.html"):
+    with refused("explain-out-suffix"):
         Explain(str(files / "one.json"), "no such model", str(files / name)).run()
     assert {path: path.read_bytes() for path in files.iterdir() if path.is_file()} == before
 
@@ -249,20 +250,20 @@ def test_a_page_never_replaces_a_plan_or_a_directory(files):
     plan.write_bytes((files / "one.json").read_bytes())
     (files / "other.html").symlink_to(plan)
     for out in (plan, files / "other.html", files / "models" / ".." / "plan.html"):
-        with pytest.raises(UserError, match="is a plan that is to be explained"):
+        with refused("explain-out-is-plan"):
             Explain(str(plan), "no such model", str(out)).run()
     assert plan.read_bytes() == (files / "one.json").read_bytes()
     (files / "folder.html").mkdir()
-    with pytest.raises(UserError, match="is not a file"):
+    with refused("explain-out-not-file"):
         Explain(str(plan), "no such model", str(files / "folder.html")).run()
 
 
 def test_mistakes_are_named(files):
-    with pytest.raises(UserError, match=r"plans of different tables: .* removed \("):
+    with refused("explain-tables-differ"):
         Explain([str(files / "one.json"), str(files / "other.json")], str(files / "models"), None).run()
-    with pytest.raises(UserError, match="3 were given"):
+    with refused("explain-plan-count"):
         Explain([str(files / "one.json")] * 3, str(files / "models"), None).run()
-    with pytest.raises(UserError, match="no plan at"):
+    with refused("file-missing"):
         Explain("nowhere.json", str(files / "models"), None).run()
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.cost import PARTS, Cost, Part, When
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass
 from neuroshard.testing import toy_task
+from tests.kit.messages import refused
 from tests.kit.plans import whole
 
 PLACES = dict(zip(PARTS, (When.COMPUTE, When.FORWARD, When.BACKWARD), strict=True))
@@ -42,5 +42,5 @@ def test_parts_without_a_place_are_refused(passes):
     content = _kept(passes, PLACES)
     content["plans"][0]["parts"]["launch"] = [1.0, 2.0]
     passes.path(0).write_text(json.dumps(content))
-    with pytest.raises(UserError, match="is not of 1 plans for 2 devices"):
+    with refused("journal-value-wrong"):
         passes.get(0)

@@ -13,6 +13,7 @@ from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
+from tests.kit.messages import refused
 
 
 class _Killed(Exception):
@@ -68,19 +69,19 @@ def test_a_killed_run_searches_only_what_is_missing(run, killed, tmp_path):
 def test_another_runs_directory_is_refused(run):
     run(Random()).run()
     for other in (run(Random(seed=1)), run(Greedy("dim")), run(Random(), tasks=(toy_task(4),))):
-        with pytest.raises(UserError, match="holds a run already"):
+        with refused("out-begun-otherwise"):
             other.run()
 
 
 def test_two_runs_at_once_are_refused(run, tmp_path):
-    with exclusive(tmp_path / "run"), pytest.raises(UserError, match="another run is at work"):
+    with exclusive(tmp_path / "run"), refused("out-in-use"):
         run(Random()).run()
     run(Random()).run()
 
 
 def test_damaged_records_say_what_to_delete(run, killed, tmp_path):
     (tmp_path / "run" / "records" / "task-0001.json").write_text('{"format": "neuroshard-task-1"}')
-    with pytest.raises(UserError, match=r"task-0001\.json: field 'task' is missing; delete it"):
+    with refused("field-missing"):
         run(_Counting()).run()
 
 

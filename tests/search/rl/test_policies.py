@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 
-from neuroshard import UserError
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import CostNetwork
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import AutoShardPolicy, DreamShardPolicy, Policy, greedy, play, replay, sampling
 from neuroshard.testing import random_models, toy_task
+from tests.kit.messages import refused
 from tests.search.rl.toys import NETWORK, SMALL, playground
 
 POLICIES = {
@@ -95,5 +95,5 @@ def test_scores_that_are_no_numbers_are_the_users_to_know():
             return torch.full((1, 2), float("nan"))
 
     legal = torch.ones(1, 2, dtype=torch.bool)
-    with pytest.raises(UserError, match="aren't numbers"):
+    with refused("policy-scores-not-numbers"):
         Policy.log_probabilities(Broken.__new__(Broken), None, None, None, legal)

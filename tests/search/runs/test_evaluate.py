@@ -28,6 +28,7 @@ from tests.kit.commands import shown
 from tests.kit.costs import cost_of
 from tests.kit.devices.made_up import MadeUpHardware
 from tests.kit.measuring import CPU
+from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.searches import H100
 
@@ -119,7 +120,7 @@ def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
     assert "doesn't fit" in result.entries[0].error
     assert result.entries[1].measured is not None
     assert "0/1" in shown(result)
-    with pytest.raises(UserError, match="nothing to run"):
+    with refused("evaluate-nothing-to-run"):
         _evaluate(plans[0], tmp_path / "other").run()
     assert not (tmp_path / "other").exists()
 
@@ -166,9 +167,9 @@ def test_predicted_costs_that_nobody_measured_say_so():
 
 
 def test_plan_loading_is_checked(tmp_path):
-    with pytest.raises(UserError, match="no plan at"):
+    with refused("file-missing"):
         _evaluate(tmp_path / "none.json", tmp_path / "out").run()
-    with pytest.raises(UserError, match="search run"):
+    with refused("file-missing"):
         _evaluate(tmp_path, tmp_path / "out").run()
 
 
@@ -197,17 +198,17 @@ def test_a_plans_own_prediction_is_shown(unbalanced, tmp_path):
 
 def test_a_directory_is_one_evaluations(unbalanced, tmp_path):
     evaluate = _evaluate(unbalanced, tmp_path / "out")
-    with exclusive(tmp_path / "out"), pytest.raises(UserError, match="another run is at work"):
+    with exclusive(tmp_path / "out"), refused("out-in-use"):
         evaluate.run()
     evaluate.run()
     kept = (tmp_path / "out" / "results.parquet").read_bytes()
-    with pytest.raises(UserError, match="holds a run already, begun with seed=0, not 1"):
+    with refused("out-begun-otherwise"):
         replace(evaluate, seed=1).run()
     other = replace(CPU, embedding=replace(CPU.embedding, optimizer="rowwise_adagrad"))
-    with pytest.raises(UserError, match=r"begun with hardware\.embedding\.optimizer='sgd', not 'rowwise_adagrad'"):
+    with refused("out-begun-otherwise"):
         replace(evaluate, hardware=other).run()
     whole(Plan.load(unbalanced).task, 1).save(unbalanced)
-    with pytest.raises(UserError, match="holds a run already, begun with digest of plans="):
+    with refused("out-begun-otherwise"):
         evaluate.run()
     assert (tmp_path / "out" / "results.parquet").read_bytes() == kept
 
@@ -234,7 +235,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_first_task_that_is_not_measured
         kept = path.read_text()
         assert sound in kept
         path.write_text(kept.replace(sound, damaged))
-        with pytest.raises(UserError, match=r"task-0001.json .*delete it, and it is measured again"):
+        with refused("journal-value-wrong"):
             evaluate.run()
         path.write_text(kept)
     for result in (found, again):
@@ -376,9 +377,9 @@ def test_only_plans_of_like_tasks_are_compared(tmp_path):
         said = rf"one\.json and .*other\.json are plans of tasks that differ in their {what}"
         with pytest.raises(UserError, match=said):
             _evaluate(paths, tmp_path / "out").run()
-    with pytest.raises(UserError, match=r"one\.json is given twice; name it once"):
+    with refused("evaluate-plan-twice"):
         _evaluate(paths[:1] * 2, tmp_path / "out").run()
-    with pytest.raises(UserError, match=r"one\.json and as .*\.\..*one\.json is given twice; name it once"):
+    with refused("evaluate-plan-twice"):
         _evaluate([paths[0], tmp_path / ".." / tmp_path.name / "one.json"], tmp_path / "out").run()
     assert not (tmp_path / "out").exists()
 
@@ -391,5 +392,5 @@ def test_costs_that_count_something_else_are_not_compared(tmp_path, predicted, m
         whole(toy_task(3, num_devices=2)), prediction=Prediction(ModelChoice("cpu"), 5.5, counts_input=predicted)
     )
     plan.save(tmp_path / "plan.json")
-    with pytest.raises(UserError, match=f"exchange of indices, and measured ones would .*; {do}"):
+    with refused("count-input-differs"):
         _evaluate(tmp_path / "plan.json", tmp_path / "out", count_input=measured).run()

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from neuroshard import Task, Topology, UserError
+from neuroshard import Task, Topology
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
 from neuroshard.records.samples import LOCAL_PHASES
@@ -15,6 +15,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
+from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, whole
 
 MEASURE = InMirror(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")
@@ -59,7 +60,7 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
     _run(plans, out)
     assert sorted((out / "ranks/task-0000").iterdir()) == files
     assert files[0].read_bytes() == kept
-    with pytest.raises(UserError, match=r"begun with .*turns=2, not 3"):
+    with refused("out-begun-otherwise"):
         _run(plans, out, InMirror(replace(MEASURE.protocol, turns=3)))
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard import InfeasibleError, Topology, UserError
+from neuroshard import InfeasibleError, Topology
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.trust import DATASHEET
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
@@ -20,6 +20,7 @@ from neuroshard.stages.search.report.sweep_statistics import comparisons, in_swe
 from neuroshard.stages.search.runs.report import Report
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
+from tests.kit.messages import refused
 
 CAVEAT = f"{DATASHEET}: kernels covered, exchanges covered"
 TASKS = tuple(toy_task(6, seed=seed) for seed in range(4))
@@ -296,21 +297,21 @@ def test_a_report_is_never_written_into_a_run(runs, tmp_path):
     before = sorted(runs.rglob("*"))
     (tmp_path / "link").symlink_to(runs / "random")
     for out in (runs / "random", runs / "measured", runs / "random" / ".." / "random", tmp_path / "link"):
-        with pytest.raises(UserError, match="holds a run that is to be reported"):
+        with refused("report-out-is-run"):
             Report(str(runs), str(out)).run()
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(UserError, match="is not a directory"):
+    with refused("out-under-file"):
         Report(str(runs), str(tmp_path / "file")).run()
     assert sorted(runs.rglob("*")) == before
     Report(str(runs), str(runs / "page")).run()  # among them is fine
 
 
 def test_mistakes_are_named(tmp_path, runs):
-    with pytest.raises(UserError, match="no directory"):
+    with refused("report-directory-missing"):
         gather([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no finished run in"):
+    with refused("report-no-finished-run"):
         gather([tmp_path / "empty"])
     (runs / "random" / "results.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"results\.parquet is corrupt"):
+    with refused("parquet-damaged"):
         gather([runs])

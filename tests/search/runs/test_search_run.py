@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard import Simulator, UserError
+from neuroshard import Simulator
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.trust import DATASHEET, Margin, Margins
 from neuroshard.stages.search.local.improvement import Improvement
@@ -17,6 +17,7 @@ from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
 from tests.kit.commands import shown
+from tests.kit.messages import refused
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
 
@@ -37,7 +38,7 @@ def test_predicted_costs_count_the_input_where_it_is_asked_for(tmp_path):
         cost = Simulator(random_form_models(), count_input=True).cost(plan.task, plan)
         assert counted.predicted_ms == pytest.approx(cost.total_ms)
         assert without.predicted_ms < counted.predicted_ms
-    with pytest.raises(UserError, match="don't know the input dist"):
+    with refused("models-lack-input-dist"):
         Search(str(tmp_path / "columns"), tasks, *searched, str(tmp_path / "none"), count_input=True).run()
 
 

@@ -15,6 +15,7 @@ from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_ca
 from neuroshard.stages.search.space.sizes import device_loads
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, toy_task
 from neuroshard.words.form import FORMS, Form
+from tests.kit.messages import refused
 from tests.kit.plans import laid_out
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, catalog_of
@@ -79,7 +80,7 @@ def test_what_leaves_no_memory_is_refused():
     size = TABLES[0].size_bytes
     for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
         task = Task(TABLES[:2], Topology(4, memory), 64)
-        with pytest.raises(InfeasibleError, match="row-wise and data-parallel tables"):
+        with refused("device-memory-row-wise-tables", kind=InfeasibleError):
             Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
     task = Task(TABLES[:2], Topology(4, 2 * size), 64)
     everywhere = Base.of(task, Spread(task).others(np.array([COPIES, COPIES])), H100.models.compute)
@@ -90,7 +91,7 @@ def test_what_leaves_no_memory_is_refused():
 def test_buffers_that_leave_a_device_no_memory_are_named_before_its_tables():
     task = Task(TABLES[:1], Topology(2, (1 << 20, 100)), 64, MemoryUse("sgd", 1))
     for forms in ([COPIES], [ROWS]):
-        with pytest.raises(InfeasibleError, match=r"own samples leave [\d.]+ KiB too little memory; give each device"):
+        with refused("device-buffers-too-large", kind=InfeasibleError):
             Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
 
 

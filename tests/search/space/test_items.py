@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard import Constraints, MemoryUse, PinnedShard, Simulator, TableRule, Task, Topology, UserError, search
+from neuroshard import Constraints, MemoryUse, PinnedShard, Simulator, TableRule, Task, Topology, search
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import assemble
@@ -18,6 +18,7 @@ from neuroshard.stages.search.space.items import keeps_limits, may_lie, open_dev
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.stages.search.space.sizes import Room, device_loads, devices_with_room, may_put, put
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
+from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out
 from tests.kit.searches import items_of, sizes_of
 from tests.kit.tasks import plain_task
@@ -81,23 +82,19 @@ def test_a_whole_table_may_be_pinned_and_kept_together():
     assert item.devices == (1, 2)
     plan = search(task, Simulator(linear_models()), searcher="dim_greedy")
     assert plan.violations == ()
-    with pytest.raises(UserError, match="kept together tables aren't split"):
+    with refused("pin-splits-group"):
         replace(task, constraints=replace(rules, pinned=(PinnedShard("t0", 8, (1,)),)))
 
 
 def test_tables_that_may_not_be_column_wise_are_refused():
-    with pytest.raises(
-        UserError, match="'t1' may be data_parallel or row_wise only, and this search places column-wise tables"
-    ):
+    with refused("constraints-not-column-wise"):
         _items(TableRule("t1", sharding_types=("row_wise", "data_parallel")))
 
 
 def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
     task = toy_task(2)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
-        with pytest.raises(
-            UserError, match=f"table 'toy0' is {form}, and this search starts from column-wise tables only"
-        ):
+        with refused("plan-sharding-type-unsupported"):
             items_of(task).held(laid_out(task, where, 0))
 
 
