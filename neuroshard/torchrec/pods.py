@@ -107,7 +107,7 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
         f"the plan has {number_of(len(tables), 'table')} ({listed(tables)}) whose rows are sharded over {pod} ranks "
         f"({host} on each of {number_of(pod // host, 'host')}), but {POD_SIZE} {found} here, with {started} ranks on "
         "a host",
-        limit="TorchRec would train other rows, without an error",
+        limit="TorchRec would fail, or train other rows without an error",
         remedy=f"Set {' and '.join(settings)} in every process that runs the plan",
     )
 

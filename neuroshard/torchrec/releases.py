@@ -3,12 +3,16 @@
 from importlib.metadata import version
 
 from torchrec.distributed.planner import types as planner_types
+from torchrec.distributed.types import ShardingType
 
 _RELEASE = tuple(int(number) for number in version("torchrec").split(".")[:2])
 _IS_1_9 = _RELEASE >= (1, 9)
 
 TORCHREC = f"TorchRec {_RELEASE[0]}.{_RELEASE[1]}"
 """The installed release, for messages about its behaviour."""
+
+FAILS_WITH_VARIABLE_BATCHES = frozenset[str](() if _IS_1_9 else (ShardingType.GRID_SHARD.value,))
+"""The sharding types that fail on all devices if the features of a batch have different numbers of samples."""
 
 HAS_DRY_RUN = _IS_1_9
 """Whether TorchRec has a dry run."""

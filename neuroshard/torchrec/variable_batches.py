@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.torchrec.kernels import COPIED
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.parameters import Parameter
-from neuroshard.torchrec.releases import TORCHREC
-
-_GRID = ShardingType.GRID_SHARD.value
+from neuroshard.torchrec.releases import FAILS_WITH_VARIABLE_BATCHES, TORCHREC
 
 
 def variable_batch_remarks(
@@ -23,14 +21,14 @@ def variable_batch_remarks(
     """
     if not any(parameter.said.batch_sizes for parameter in parameters):
         return
-    for sharding_type in (_GRID, *(COPIED if device == "cpu" else ())):
+    for sharding_type in (*FAILS_WITH_VARIABLE_BATCHES, *(COPIED if device == "cpu" else ())):
         names = [
             its.qualified_name
             for its in parameters
             if its.is_in(sharding_plan) and its.sharding_in(sharding_plan).sharding_type == sharding_type
         ]
         if names:
-            where = " on CPUs" if sharding_type != _GRID else ""
+            where = "" if sharding_type in FAILS_WITH_VARIABLE_BATCHES else " on CPUs"
             yield Message(
                 "variable-batches-fail",
                 f"constraints set batch_sizes, and the plan makes {number_of(len(names), 'table')} {sharding_type} "

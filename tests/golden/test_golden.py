@@ -108,7 +108,7 @@ def _of(make):
     try:
         return make()
     except ns.UserError as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error.code}"
 
 
 @cache
