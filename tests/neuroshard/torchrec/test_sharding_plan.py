@@ -62,7 +62,7 @@ def test_tables_of_several_modules():
         to_sharding_plan(PLAN, {"a": "x"})
     with pytest.raises(UserError, match="local_world_size=3 must divide"):
         to_sharding_plan(PLAN, local_world_size=3)
-    with pytest.raises(UserError, match="unknown compute_device 'gpu'; did you mean 'cpu'"):
+    with pytest.raises(UserError, match="unknown compute_device 'gpu'"):
         to_sharding_plan(PLAN, compute_device="gpu", local_world_size=2)
 
 
