@@ -34,7 +34,7 @@ def data_parallel_optimizer(
     The optimizer moves rows as FBGEMM does: only those that a sample of the global batch looked up, with Adam too,
     whose momentum would otherwise move all rows. It recognises such rows by a gradient other than zero. So a row
     whose gradients cancel out to exactly zero is not moved, while FBGEMM would apply weight decay or momentum to it.
-    On CPUs FBGEMM 1.8 ignores the weight decay of row-wise Adagrad; so does this optimizer.
+    On CPUs FBGEMM ignores the weight decay of row-wise Adagrad; so does this optimizer.
 
     Args:
         model: a `DistributedModelParallel`, or another module with sharded collections in it.

@@ -1,7 +1,7 @@
 """Pods: hosts that fast links join. TorchRec shards `table_row_wise` and `grid_shard` tables over the ranks of one pod.
 
-A plan and the job that runs it must agree on the number of these ranks. If they differ, TorchRec trains with part of
-the rows, without an error.
+A plan and the job that runs it must agree on the number of these ranks. If they differ, TorchRec fails or hangs
+with `table_row_wise` tables, and trains other rows of `grid_shard` tables without an error.
 """
 
 import os

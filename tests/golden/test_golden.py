@@ -99,7 +99,8 @@ def _rounded(content):
 def _line(plan):
     """A plan as its file has it, but for words: its cost, what it is made of, and the digest of it all."""
     content = plan.to_json()
-    content["prediction"].pop("scope", None)
+    for words in ("scope", "caveat"):
+        content["prediction"].pop(words, None)
     return f"{content['prediction']['cost_ms']:.4g} ms, {len(content['placements'])} shards, {_digest(content)}"
 
 
@@ -273,6 +274,7 @@ def _bundle_lines(path):
     content = json.loads(Path(path, "bundle.json").read_text())
     weights = content.pop("weights")
     del content["card"]["versions"]
+    del content["card"]["training"]["digest"]  # hangs on the versions with which earlier models were fitted
     plan = ns.search(all_tasks()["rules_free"], _simulator(path))
     plan = replace(plan, prediction=replace(plan.prediction, models=ModelChoice(path)))  # which is absolute otherwise
     return {"bundle.json": _digest(content), "weights": weights[:16], "plan": _line(plan)}
