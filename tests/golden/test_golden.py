@@ -274,7 +274,7 @@ def _bundle_lines(path):
     content = json.loads(Path(path, "bundle.json").read_text())
     weights = content.pop("weights")
     del content["card"]["versions"]
-    del content["card"]["training"]["digest"]  # hangs on the versions with which earlier models were fitted
+    content["card"]["training"].pop("digest", None)  # hangs on the versions with which earlier models were fitted
     plan = ns.search(all_tasks()["rules_free"], _simulator(path))
     plan = replace(plan, prediction=replace(plan.prediction, models=ModelChoice(path)))  # which is absolute otherwise
     return {"bundle.json": _digest(content), "weights": weights[:16], "plan": _line(plan)}
