@@ -95,19 +95,13 @@ def _cli(helps: Mapping[str, str]) -> str:
 
 
 def _help(command: str) -> str:
-    """Return the text of `neuroshard COMMAND --help`: what the command does, and the settings that people need first."""
-    lines = [
-        f"neuroshard {command}: {purpose_of(command)}",
-        "",
-        f"usage: neuroshard {command} [setting=value ...] [-m]",
-    ]
+    """Return the text of `neuroshard COMMAND --help`, with the settings that people need first."""
+    usage_line = f"usage: neuroshard {command} [setting=value ...] [-m]"
+    lines = [f"neuroshard {command}: {purpose_of(command)}", "", usage_line]
     if FIRST[command]:
         lines += ["", "settings that people change first"]
         lines += [line for key in FIRST[command] for line in _setting(command, key)]
-        lines += [
-            "",
-            f"`neuroshard {command} --cfg job` prints every setting with its value; docs/cli.md explains each.",
-        ]
+        lines += ["", f"`neuroshard {command} --cfg job` prints every setting; docs/cli.md explains them."]
         lines += ["`-m` sweeps: it runs a job for each combination of values, such as seed=0,1."]
     return "\n".join(lines) + "\n"
 

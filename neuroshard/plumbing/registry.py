@@ -26,11 +26,11 @@ _OWN = f"{__name__.partition('.')[0]}."
 _OF_USERS = ("command-line", "hydra.searchpath")  # who adds folders to Hydra's search path, by Hydra's names
 
 
-def composed(name: str, overrides: Sequence[str] = (), search_path: Sequence[str] = ()) -> DictConfig:
-    """Compose a config of `conf/`, such as "search" or "searcher/random", as Hydra does for a command.
+def composed(name: str | None, overrides: Sequence[str] = (), search_path: Sequence[str] = ()) -> DictConfig:
+    """Compose a config of `conf/` as Hydra does for a command.
 
     Args:
-        name: the path of the file without its suffix.
+        name: name of the command, such as "search"; None composes what the overrides add.
         overrides: settings as on the command line.
         search_path: further folders or packages, after `conf/`, as in hydra.searchpath.
     """
@@ -69,9 +69,9 @@ def _described(group: str, name: str, search_path: Sequence[str]) -> dict[str, A
     if not search_path:
         check_name(group, name, choices(group))
     try:
-        config = composed(f"{group}/{name}", search_path=search_path)
-    except MissingConfigException:
-        raise unknown_name(group, name, choices(group)) from None
+        config = composed(None, [f"+{group}={quoted(name)}"], search_path)
+    except MissingConfigException as error:
+        raise unknown_name(group, name, error.options or choices(group)) from None
     held: dict[str, Any] = OmegaConf.to_container(config[group], resolve=False)  # type: ignore[assignment]
     return held
 
