@@ -30,22 +30,22 @@ _READERS = {
 
 
 def for_hydra(command: str, words: Sequence[str]) -> list[str]:
-    """Translate the arguments of a command for Hydra.
+    """Translate the arguments of a command for Hydra, which wants flags before settings.
 
     Raises:
         UserError: a flag is unknown, an argument is not key=value, or paths are given twice.
     """
-    translated, paths = list[str](), list[str]()
+    flags, settings, paths = list[str](), list[str](), list[str]()
     for before, word in zip(["", *words], words, strict=False):
         if word.startswith("-"):
-            translated.append(_known_flag(word))
+            flags.append(_known_flag(word))
         elif before in _VALUED:
-            translated.append(word)
+            flags.append(word)
         elif command in _PATHS and _is_path(word):
             paths.append(word)
         else:
-            translated += [_readable(text, words) for text in with_reader(word)]
-    return [*translated, *([_positional(command, paths, translated)] if paths else [])]
+            settings += [_readable(text, words) for text in with_reader(word)]
+    return [*flags, *settings, *([_positional(command, paths, settings)] if paths else [])]
 
 
 def _known_flag(word: str) -> str:

@@ -7,10 +7,12 @@ Hydra builds whatever `_target_` names. The command line and the configs belong 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from enum import Enum
-from functools import cache, partial
+from functools import cache, partial, reduce
 from importlib import import_module
 from inspect import Parameter, signature
+from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -22,6 +24,7 @@ from neuroshard.plumbing.schema import shown
 
 _BUILDING = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's words for what is built
 _FULL_KEY = re.compile(r"full_key: (\S+)")  # in OmegaConf's errors: the setting that they are about
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OWN = f"{__name__.partition('.')[0]}."
 _OF_USERS = ("command-line", "hydra.searchpath")  # who adds folders to Hydra's search path, by Hydra's names
 
@@ -125,7 +128,9 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
 
     if isinstance(config, DictConfig):
         check_complete(config)
-        _check_taken(_resolved(config))
+        _Written(OmegaConf.to_container(config._get_root(), resolve=False)).check(
+            _resolved(config), OmegaConf.to_container(config, resolve=False)
+        )
     return _unwrapped(partial(instantiate, config, _convert_="all", **objects))
 
 
@@ -145,21 +150,46 @@ def _missing_in(held: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _check_taken(held: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise UserError if a class or a function does not take a setting, or not a value of that type."""
-    if "_target_" in held:
-        settings = {key: value for key, value in held.items() if key not in _BUILDING}
-        made = _located(str(held["_target_"]))
-        names = _names_of(made)
-        for key in settings:
-            if names is not None and key not in names:
-                raise unknown_name("setting", f"{prefix}{key}", [f"{prefix}{name}" for name in names])
-        if str(held["_target_"]).startswith(_OWN):
-            _check_types(made, settings, prefix)
-    for key, value in held.items():
-        for inner in value if isinstance(value, list) else [value]:
-            if isinstance(inner, dict):
-                _check_taken(inner, f"{prefix}{key}.")
+@dataclass(frozen=True)
+class _Written:
+    """A whole config as it is written, by which errors name settings: those that `${...}` refers to, if it does.
+
+    Attributes:
+        root: the config, without Hydra's own settings or with them.
+    """
+
+    root: Any
+
+    def check(self, held: Mapping[str, Any], written: Any, prefix: str = "") -> None:
+        """Raise UserError if a class or a function does not take a setting, or not a value of that type."""
+        names = {key: self._name(key, written, prefix) for key in held}
+        if "_target_" in held:
+            _check_taken({key: value for key, value in held.items() if key not in _BUILDING}, held["_target_"], names)
+        for key, value in held.items():
+            for inner in value if isinstance(value, list) else [value]:
+                if isinstance(inner, dict):
+                    below = written.get(key) if isinstance(written, dict) else None
+                    self.check(inner, below if isinstance(below, dict) else self._at(names[key]), f"{names[key]}.")
+
+    def _name(self, key: str, written: Any, prefix: str) -> str:
+        value = written.get(key) if isinstance(written, dict) else None
+        found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        return found[1] if found else f"{prefix}{key}"
+
+    def _at(self, name: str) -> Any:
+        return reduce(lambda held, key: held.get(key) if isinstance(held, dict) else None, name.split("."), self.root)
+
+
+def _check_taken(settings: Mapping[str, Any], target: str, names: Mapping[str, str]) -> None:
+    """Raise UserError if a target does not take a setting, or not its value; `names` are for errors."""
+    made = _located(target)
+    taken = _names_of(made)
+    for key in settings:
+        if taken is not None and key not in taken:
+            group = names[key].removesuffix(key)
+            raise unknown_name("setting", names[key], [f"{group}{name}" for name in taken])
+    if target.startswith(_OWN):
+        _check_types(made, settings, names)
 
 
 def _located(target: str) -> Any:
@@ -186,20 +216,20 @@ def _names_of(made: Any) -> list[str] | None:
     return None if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()) else list(parameters)
 
 
-def _check_types(made: Any, settings: Mapping[str, Any], prefix: str) -> None:
+def _check_types(made: Any, settings: Mapping[str, Any], names: Mapping[str, str]) -> None:
     """Raise UserError if a setting isn't of the annotated type; classes that are `checked` check plain types."""
     from neuroshard.plumbing.checked import check_values, is_checked  # slow to import
 
     if not is_checked(made):
         check_values(made, settings)
-    hints = get_type_hints(made.__init__ if isinstance(made, type) else made)
+    hints = get_type_hints(type.__getattribute__(made, "__init__") if isinstance(made, type) else made)
     for key, value in settings.items():
         if key in hints and not _may_be(value, hints[key]):
             raise UserError(
                 "setting-is-group",
-                f"{prefix}{key} is {shown(value)}",
-                limit=f"{prefix}{key} is a group of settings",
-                remedy=f"Set {prefix}{key}.NAME=... for a setting NAME in this group",
+                f"{names[key]} is {shown(value)}",
+                limit=f"{names[key]} is a group of settings",
+                remedy=f"Set {names[key]}.NAME=... for a setting NAME in this group",
             )
 
 
@@ -207,7 +237,10 @@ def _may_be(value: Any, hint: Any) -> bool:
     """Return False if a value is plain and the annotation names nothing but classes of objects."""
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)
-    return isinstance(value, dict) or not all(map(_is_object, _kinds(hint))) or (not value and value != 0)
+    kinds = [kind for kind in _kinds(hint) if kind is not Ellipsis]
+    if isinstance(value, dict) or (value is None and NoneType in kinds):
+        return True
+    return not all(_is_object(kind) for kind in kinds if kind is not NoneType)
 
 
 def _kinds(hint: Any) -> Iterator[Any]:
@@ -219,8 +252,7 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 
 def _is_object(kind: Any) -> bool:
-    own = isinstance(kind, type) and kind.__module__.startswith(_OWN) and not issubclass(kind, Enum)
-    return own or kind is Ellipsis
+    return isinstance(kind, type) and kind.__module__.startswith(_OWN) and not issubclass(kind, Enum)
 
 
 def _resolved(config: DictConfig) -> Any:

@@ -117,7 +117,8 @@ def _defaults(made: Callable[..., Any]) -> dict[str, Any]:
 
 def _yaml(value: Any) -> str:
     """Write a default in one line of YAML."""
-    return yaml.safe_dump(_plain(value), default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
+    text: str = yaml.safe_dump(_plain(value), default_flow_style=True, width=float("inf"))
+    return text.removesuffix("...\n").strip()
 
 
 def _plain(value: Any) -> Any:
