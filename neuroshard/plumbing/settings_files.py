@@ -66,6 +66,7 @@ def _command(target: str, path: Path) -> Iterator[str]:
     yield "defaults:"
     yield from (f"  - override /hydra/{group}: none" for group in ("output", "job_logging", "hydra_logging"))
     yield f"  - override /hydra/help: {command.stem}"
+    yield from ("hydra:", "  output_subdir: null # Hydra keeps no copy of the config: runs keep their settings")
     yield from _settings({key: value for key, value in defaults.items() if key not in groups}, texts_of(made))
     yield "run:"
     yield f"  _target_: {target}"

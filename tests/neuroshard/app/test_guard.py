@@ -17,12 +17,12 @@ SMALL = ["tables.num_tables=5", "topology.num_devices=2"]
 
 
 def test_a_users_mistake_is_its_own_text():
-    assert one_line(UserError("rows=0\nmust be")) == "rows=0 must be"
-    assert exit_code(UserError("x")) == EXIT_USER_ERROR
+    assert one_line(UserError("rows-zero", "rows\nis 0")) == "rows is 0"
+    assert exit_code(UserError("rows-zero", "x")) == EXIT_USER_ERROR
 
 
 def test_disks_and_memory_are_the_users_to_mend():
-    assert "what was finished is kept" in one_line(OSError(28, "No space left on device"))
+    assert "finished work is kept" in one_line(OSError(28, "No space left on device"))
     assert "out of memory" in one_line(MemoryError())
     assert exit_code(OSError()) == exit_code(MemoryError()) == EXIT_USER_ERROR
 
@@ -33,7 +33,7 @@ def test_a_defect_keeps_its_traceback():
     except IndexError as error:
         text = one_line(error)
         assert exit_code(error) == EXIT_BUG
-    assert text.startswith("IndexError: list index out of range. This is a defect")
+    assert text.startswith("IndexError: list index out of range; this is a defect")
     log = Path(re.search(r"traceback in (\S+)", text)[1])
     assert "test_a_defect_keeps_its_traceback" in log.read_text()
     log.unlink()
@@ -58,7 +58,7 @@ def test_an_interrupt_while_importing_is_one_line():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == entry.INTERRUPTED
-    assert done.stderr == "neuroshard: interrupted before anything was begun\n"
+    assert done.stderr == "neuroshard: interrupted before any work was done\n"
 
 
 def test_a_terminal_that_is_not_utf8_shows_what_it_can():

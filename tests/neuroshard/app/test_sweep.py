@@ -56,7 +56,8 @@ def test_a_sweep_of_one_job_has_a_table_with_its_settings():
 
 
 def test_jobs_are_kept_in_the_sweeps_folder_in_order():
-    jobs = [_job(10, "a=x=y", costs=[1.5, None]), _job(2, failure=failure_of(InfeasibleError("full", "devices are full")))]
+    full = InfeasibleError("full", "devices are full")
+    jobs = [_job(10, "a=x=y", costs=[1.5, None]), _job(2, failure=failure_of(full))]
     with sweep_folder(["-m", "searcher=a,b"]) as folder:
         for job in jobs:
             job.keep(folder)
