@@ -76,9 +76,11 @@ def _first_job(texts):
     for text in (text for text in texts if not text.startswith(flags)):
         (override,) = parser.parse_overrides([text])
         if "hydra/" not in text and not text.startswith("hydra."):
-            yield f"{override.input_line.partition('=')[0]}={next(override.sweep_string_iterator())}" if (
-                override.is_sweep_override()
-            ) else text
+            yield (
+                f"{override.input_line.partition('=')[0]}={next(override.sweep_string_iterator())}"
+                if (override.is_sweep_override())
+                else text
+            )
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,9 @@ def is_group(name: str) -> bool:
 
 def headline(file: str) -> str:
     """Read the first line of a config's opening comment."""
-    lines = (line.removeprefix("# ").strip() for line in (FOLDER / file).read_text(encoding="utf-8").splitlines())
-    return next((line for line in lines if line and not line.startswith("@package")), "")
+    lines = (FOLDER / file).read_text(encoding="utf-8").splitlines()
+    said = (line.removeprefix("# ") for line in lines if line.startswith("# ") and not line.startswith("# @package"))
+    return next(said, "")
 
 
 def quoted(text: str) -> str:

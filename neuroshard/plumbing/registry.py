@@ -41,14 +41,13 @@ def composed(name: str | None, overrides: Sequence[str] = (), search_path: Seque
     from hydra.core.global_hydra import GlobalHydra
 
     further = [f"hydra.searchpath=[{','.join(map(quoted, search_path))}]"] if search_path else []
-    instance = GlobalHydra.instance()
-    running = instance.hydra  # of a command, or of another application that calls us
-    instance.clear()
+    running = GlobalHydra.instance().hydra  # of a command, or of another application that calls us
+    GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(FOLDER)):
             return compose(name, overrides=[*further, *overrides])
     finally:
-        instance.hydra = running
+        GlobalHydra.instance().hydra = running
 
 
 def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
@@ -106,7 +105,9 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
             )
     objects = {key: value for key, value in settings.items() if not _plain(value)}
     plain = {key: value for key, value in settings.items() if key not in objects}
-    merged = OmegaConf.merge({key: value for key, value in config.items() if key not in objects}, plain)
+    merged = OmegaConf.create({key: value for key, value in config.items() if key not in objects})
+    for key, value in plain.items():
+        OmegaConf.update(merged, key, value, merge=isinstance(value, dict))
     if not objects:
         return instantiate_config(merged)
     return _unwrapped(partial(instantiate_config(merged, _partial_=True), **objects))  # Hydra takes dataclasses apart

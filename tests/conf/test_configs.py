@@ -1,7 +1,5 @@
 """Every config composes and builds what it says."""
 
-from copy import deepcopy
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -9,13 +7,12 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from neuroshard import CostModels, Simulator, UserError
+from neuroshard import CostModels, Simulator
 from neuroshard.app.commands import COMMANDS
-from neuroshard.app.settings import settings_of
-from neuroshard.plumbing.configs import Composed, choices
+from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.stages.search.methods.heuristics import Greedy
-from tests.kit.hydra_configs import compose_config, composed, settings_by_hydra
+from tests.kit.hydra_configs import compose_config, with_hydra
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NEEDED = {
@@ -38,7 +35,7 @@ MANDATORY = {
     "report": ["runs=runs"],
 }
 FEWER = {"tables.num_tables": 60, "tasks.draw.max_tables": 60, "tasks.draw.count": 21}  # drawn when a command is built
-GROUP_NAMES = {group for groups in GROUPS.values() for group in groups}
+OF_ALL = {"experiment", "roofline", "settings", "hydra"}
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
 
 
@@ -47,7 +44,7 @@ pytestmark = pytest.mark.xdist_group("configs")  # what one test composed serves
 
 def _compose(command, choices, settings=()):
     """The config of a command, where Hydra's own can be read: of its defaults, what builds doesn't hang on the rest."""
-    HydraConfig.instance().set_config(composed(command, ()))
+    HydraConfig.instance().set_config(with_hydra(command, ()))
     config = compose_config(command, choices)
     for setting in settings:
         key, _, value = setting.partition("=")
@@ -96,74 +93,6 @@ def test_every_choice_of_every_command_builds(command, group, name, files):
     assert hasattr(instantiate_config(_chosen(command, {group: name}, files).run), "run")
 
 
-@pytest.mark.parametrize(("command", "group", "name"), CASES)
-def test_every_setting_is_said_in_a_line(command, group, name):
-    given = {group: name}
-    found = settings_of(Composed.of(command, given))
-    assert found
-    assert [setting.key for setting in found if not setting.what] == []
-
-
-def _composable():
-    """What each command is composed with: its defaults, every choice of every group, every experiment.
-
-    A choice of each group at a time, since Hydra is slow; what other commands had already, and experiments, which
-    choose between what was tried alone, are left to the slow tests.
-    """
-    seen = set()
-    for command in COMMANDS:
-        yield command, {}
-        groups = GROUPS.get(command, [])
-        for names in zip_longest(*map(choices, groups)):
-            given = {group: name for group, name in zip(groups, names, strict=True) if name}
-            yield pytest.param(command, given, marks=[pytest.mark.slow] if given.items() <= seen else [])
-            seen |= given.items()
-    for name in choices("experiment"):
-        yield pytest.param(name.split("_")[0], {"experiment": name}, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("command", "given"), _composable())
-def test_settings_are_those_that_hydra_composes(command, given):
-    overrides = [f"{group}={name}" for group, name in given.items()]
-    chosen = composed(command, tuple(overrides)).hydra.runtime.choices
-    assert Composed.of(command, given).chosen.items() <= chosen.items()
-    assert Composed.of(command, given).settings == settings_by_hydra(command, overrides)
-
-
-def _closed():
-    """(command, choice that has it, key, values) of every setting that `conf/` lists the values of, once."""
-    seen = set()
-    for command, group, name in [*((command, "", "") for command in COMMANDS), *CASES]:
-        given = {group: name} if group else {}
-        for setting in settings_of(Composed.of(command, given)):
-            its_own = setting.key.startswith(f"{group}.") if group else setting.key.split(".")[0] not in GROUP_NAMES
-            if its_own and setting.values and setting.value not in ("true", "false"):
-                place = (group if group else command, name, setting.key)
-                if place not in seen:
-                    seen.add(place)
-                    yield command, given, setting.key, setting.values
-
-
-def _with(config, key, value):
-    own = deepcopy(config)  # building resolves what it reads
-    OmegaConf.update(own, key, value)
-    return instantiate_config(own.run)
-
-
-@pytest.mark.parametrize(("command", "given", "key", "values"), _closed())
-def test_listed_values_are_those_that_are_taken(command, given, key, values, files, monkeypatch):
-    config = _chosen(command, given, files)
-    for value in values:
-        assert hasattr(_with(config, key, yaml.safe_load(value)), "run")
-    with pytest.raises(UserError) as refused:
-        built = _with(config, key, "zzz")
-        monkeypatch.setattr("neuroshard.targets.target.Plan", None)
-        assert command == "export"
-        built.run()  # where it first looks its target up
-    _, listed, valid = str(refused.value).rpartition("valid: ")
-    assert not listed or set(valid.split(", ")) == {*values} - {"null"}
-
-
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])
 def test_commands_without_groups_build(command):
     assert hasattr(instantiate_config(_compose(command, [], MANDATORY.get(command, [])).run), "run")
@@ -178,7 +107,7 @@ def test_every_experiment_composes(name):
 
 def test_every_group_is_tested():
     groups = {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert groups == {group for groups in GROUPS.values() for group in groups} | {"experiment", "roofline"}
+    assert groups == {group for groups in GROUPS.values() for group in groups} | OF_ALL
 
 
 def test_every_command_has_a_config():
@@ -188,7 +117,7 @@ def test_every_command_has_a_config():
 def test_sweeps_go_to_slurm():
     """As far as that can be seen without a cluster."""
     overrides = ["experiment=search_beam", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=cpu"]
-    launcher = composed("search", tuple(overrides)).hydra.launcher
+    launcher = with_hydra("search", tuple(overrides)).hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     assert launcher.partition == "cpu"
 
