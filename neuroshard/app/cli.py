@@ -122,7 +122,8 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
                 raise
             raise refusal_of(error, command, arguments) from error
         except SystemExit as stop:  # Hydra's, after --help and the like; a job's own never come here
-            raise Ended(stop.code) from None
+            if stop.code:
+                raise Ended(stop.code) from None
         finally:
             if not _shows_traces():
                 del os.environ[_FULL_ERROR]
