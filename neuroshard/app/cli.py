@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _HYDRA = ("hydra", "hydra_plugins", "omegaconf")
 _ESCAPED = re.compile(r"\\(.)")  # what Hydra writes for special characters of a job's settings
+_SWEEP = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 _COMPLETION = ("-sc", "--shell-completion")
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 _ASKED = "NEUROSHARD_FULL_ERROR"  # says to the processes of jobs that the user set Hydra's variable
@@ -98,36 +99,15 @@ def _shows_traces() -> bool:
 
 
 def _hand_to_hydra(command: str, arguments: list[str]) -> None:
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from neuroshard.app.refusals import refusal_of
-    from neuroshard.app.sweep import compared, jobs_in, sweep_folder
+    if not any(text in _SWEEP for text in arguments):
+        _start(command, arguments)
+        return
+    from neuroshard.app.sweep import compared, jobs_in, sweep_folder  # slow to import: not for --help
     from neuroshard.plumbing.progress import plain_console
 
-    logging.raiseExceptions = False  # the reader of --info may have seen enough
-    if os.environ.get(_FULL_ERROR) == "1":
-        os.environ.setdefault(_ASKED, "1")
-    os.environ[_FULL_ERROR] = "1"  # exceptions come here instead of being printed there
     with sweep_folder(arguments) as folder:
-        placed = [] if folder is None else [f"hydra.sweep.dir={quoted(str(folder))}"]
-        sys.argv = ["neuroshard", *arguments, *placed]
-        try:
-            hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=command)(_run)()
-        except (HydraException, OmegaConfBaseException) as error:
-            raise refusal_of(error, command, arguments) from error
-        except (ValueError, TypeError, AttributeError) as error:
-            if not raised_by(error, *_HYDRA):  # Hydra refuses some of its own settings by exceptions of Python's
-                raise
-            raise refusal_of(error, command, arguments) from error
-        except SystemExit as stop:  # Hydra's, after --help and the like; a job's own never come here
-            if stop.code:
-                raise Ended(stop.code) from None
-        finally:
-            if not _shows_traces():
-                del os.environ[_FULL_ERROR]
-        jobs = [] if folder is None else jobs_in(folder)
+        _start(command, [*arguments, f"hydra.sweep.dir={quoted(str(folder))}"])
+        jobs = jobs_in(folder)
     if jobs:
         plain_console().print(compared(jobs))
     if failed := [job for job in jobs if job.failure is not None]:
@@ -139,6 +119,34 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
             )
         )
         raise Ended(EXIT_BUG if any(job.failure == DEFECT for job in failed) else EXIT_USER_ERROR)
+
+
+def _start(command: str, arguments: list[str]) -> None:
+    """Run a command as a Hydra application; what Hydra refuses becomes a UserError."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    logging.raiseExceptions = False  # the reader of --info may have seen enough
+    if os.environ.get(_FULL_ERROR) == "1":
+        os.environ.setdefault(_ASKED, "1")
+    os.environ[_FULL_ERROR] = "1"  # exceptions come here instead of being printed there
+    sys.argv = ["neuroshard", *arguments]
+    try:
+        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=command)(_run)()
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        # Hydra refuses some of its own settings by exceptions of Python's, which may also be defects of ours.
+        if not isinstance(error, (HydraException, OmegaConfBaseException)) and not raised_by(error, *_HYDRA):
+            raise
+        from neuroshard.app.refusals import refusal_of
+
+        raise refusal_of(error, command, arguments) from error
+    except SystemExit as stop:  # Hydra's, after --help and the like; a job's own never come here
+        if stop.code:
+            raise Ended(stop.code) from None
+    finally:
+        if not _shows_traces():
+            del os.environ[_FULL_ERROR]
 
 
 def _run(config: Any) -> None:

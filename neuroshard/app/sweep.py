@@ -18,7 +18,6 @@ from neuroshard.plumbing.schema import parse
 from neuroshard.records.run_directory import JobFigures
 
 _SHARED = Path("runs") / "sweeps"
-_SWEEP = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines
 _PLACE = "out"  # which differs without making a difference
 _CAPTION = "predicted ms: means over the tasks that every row with the same tasks solved"
@@ -43,15 +42,13 @@ class Job:
 
 
 @contextmanager
-def sweep_folder(arguments: Sequence[str]) -> Iterator[Path | None]:
-    """Make a folder for what jobs of a sweep leave, and for Hydra's own files; None if the arguments are no sweep.
+def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
+    """Make a folder for what jobs of a sweep leave, and for Hydra's own files.
 
     It is a temporary one, unless jobs run on machines that don't see that, or the arguments name a folder.
     """
     given = [text.partition("=")[2].strip("'") for text in arguments if text.startswith("hydra.sweep.dir=")]
-    if not any(text in _SWEEP for text in arguments):
-        yield None
-    elif given:
+    if given:
         yield Path(given[-1])
     elif any(text.startswith(_ELSEWHERE) for text in arguments):
         yield _SHARED.absolute() / time.strftime("%Y-%m-%d_%H-%M-%S")

@@ -76,8 +76,6 @@ def test_jobs_on_other_machines_share_a_folder(tmp_path, monkeypatch):
     assert len(jobs_in(folder)) == 1
 
 
-def test_a_command_that_is_no_sweep_has_no_folder(tmp_path):
-    with sweep_folder(["searcher=a"]) as folder:
-        assert folder is None
+def test_the_folder_may_be_given(tmp_path):
     with sweep_folder(["-m", f"hydra.sweep.dir={tmp_path}"]) as folder:
         assert folder == tmp_path
