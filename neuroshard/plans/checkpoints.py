@@ -1,9 +1,9 @@
 """Tables whose optimizer state does not load from checkpoints of an earlier plan, and rules that prevent this.
 
-Tried with TorchRec 1.8 and 1.9, and torch.distributed.checkpoint: weights load under any plan. Optimizer state does not load in
-two cases. A state per row is saved once for every column shard, so the number of column shards must not change. And the
-optimizer of a data-parallel table, unless it is `data_parallel_optimizer`, names its states differently from fused
-kernels.
+Tried with TorchRec 1.8 and 1.9, and torch.distributed.checkpoint: weights load under any plan. Optimizer state does not
+load in two cases. A state per row is saved once for every column shard, so the number of column shards must not change.
+And the optimizer of a data-parallel table, unless it is `data_parallel_optimizer`, names its states differently from
+fused kernels.
 """
 
 from collections.abc import Mapping
