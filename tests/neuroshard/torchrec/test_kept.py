@@ -218,7 +218,7 @@ def test_tables_and_devices_that_come_and_go_change_the_plan(path, caplog):
     ours = _planner(path, **given)
     ours.plan(_model("a", "c", "d"))
     changes = _check_differing(caplog, ADAPTED, "tables, modules").limit
-    assert all(change in changes for change in ("added (d)", "removed (b)"))
+    assert all(table in changes for table in ("(d)", "(b)"))
     assert [table.name for table in ours.last_plan.task.tables] == ["a", "c", "d", "s"]
     assert not ours.last_plan.task.tables[-1].pooled
     assert KeptPlan.load(path).plan == ours.last_plan
@@ -436,9 +436,14 @@ def test_a_damaged_file_is_no_reason_to_stop(path, caplog):
     moved = re.sub(r'("ranks": \[\s*)1', r"\g<1>2", kept, count=1)
     without_digest = re.sub(r'"digest": "\w*",', "", kept)
     older = re.sub(r"neuroshard-kept-plan-\d", "neuroshard-kept-plan-1", without_digest)
-    for damaged in (kept[: len(kept) // 2], moved, without_digest, older):
+    for code, damaged in (
+        ("json-unreadable", kept[: len(kept) // 2]),
+        ("kept-plan-damaged", moved),
+        ("kept-plan-damaged", without_digest),
+        ("file-format-other", older),
+    ):
         path.write_text(damaged)
-        with refused("json-unreadable"):
+        with refused(code, names=[path]):
             Plan.load(path)
         for again in (1, 0):
             caplog.clear()
