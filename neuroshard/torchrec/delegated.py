@@ -103,7 +103,7 @@ def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         raise InfeasibleError(
             "delegated-no-plan",
             f"TorchRec's planner finds no plan for {_described(parameters)}",
-            limit=str(error).splitlines()[0],
+            limit=str(error).splitlines()[0].rstrip(". "),
             remedy="Give the devices more memory, or allow more sharding types and compute kernels in constraints",
         ) from error
     except (RuntimeError, ValueError, AssertionError) as error:

@@ -69,6 +69,14 @@ def logged_codes(caplog: Any) -> list[str]:
     return [message.code for message in logged(caplog)]
 
 
+def logged_one(caplog: Any, code: str, *, where: str | None = None, names: Sequence[object] = ()) -> Message:
+    """Return the message of this code that was logged exactly once; `where` and `names` are those of `refused`."""
+    messages = [message for message in logged(caplog) if message.code == code]
+    assert len(messages) == 1, f"{len(messages)} messages {code} among {logged_codes(caplog)}"
+    check(messages[0], code, where=where, names=names)
+    return messages[0]
+
+
 def refused_command(
     capsys: Any, code: str, *arguments: object, where: str | None = None, names: Sequence[object] = ()
 ) -> Message:
