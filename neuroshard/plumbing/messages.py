@@ -23,8 +23,10 @@ class Message:
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # whatever values it names, a message is one line
-            object.__setattr__(self, field.name, " ".join(getattr(self, field.name).split()))
+        for field in fields(self):  # a message is one line, whatever values it names, and other libraries end sentences
+            text = " ".join(getattr(self, field.name).split())
+            ends = text.endswith(".") and not text.endswith("..")
+            object.__setattr__(self, field.name, text[:-1] if ends else text)
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""

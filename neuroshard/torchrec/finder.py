@@ -155,7 +155,7 @@ class Finder:
         _log.warning(
             Message(
                 "kept-plan-adapted",
-                f"the kept plan was made for other {', '.join(others)}",
+                f"the kept plan was made for different inputs: {', '.join(others)}",
                 limit="; ".join(
                     (
                         "the planner adapts the kept plan",
@@ -211,7 +211,7 @@ def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) ->
     failed = "" if error is None else f", because the kept plan cannot be adapted: {error.changed(remedy='')}"
     return Message(
         "kept-plan-outdated",
-        f"the kept plan was made for other {', '.join(others)}",
+        f"the kept plan was made for different inputs: {', '.join(others)}",
         limit=f"the planner searches again{failed}",
         remedy="If several jobs share the file of keep=, set a file of its own for each job",
     )

@@ -373,7 +373,7 @@ class Parameter:
             raise UserError(
                 "constraints-enforce-hbm",
                 f"enforce_hbm is True, and compute_kernels is {self.said.compute_kernels}",
-                where=f"table {self.qualified_name!r}",
+                where=f"constraints of table {self.qualified_name!r}",
                 limit="enforce_hbm=True keeps all weights in device memory, and these kernels use host memory",
                 remedy=f"Remove enforce_hbm or compute_kernels, or add {KERNELS[Tier.DEVICE]!r} to compute_kernels",
             )

@@ -98,7 +98,7 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
             "dlrm-file-unreadable",
             "torch.load cannot read the file",
             where=str(source),
-            limit=reason.rstrip("."),
+            limit=reason,
             remedy="Use a file that torch.save((indices, offsets, lengths), path) wrote",
         ) from None
     if not isinstance(content, tuple) or [_dimensions(tensor) for tensor in content] != [1, 1, 2]:
