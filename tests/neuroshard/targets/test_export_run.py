@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import neuroshard as ns
-from neuroshard.plans.plan import Plan
+from neuroshard.plans.plan import Plan, copies_remarks
+from neuroshard.targets.target import target_named
 from neuroshard.testing import toy_task
 from tests.kit.commands import done, run_command
+from tests.kit.messages import check, refused_command, warned
 from tests.kit.plans import COPIES, laid_out, whole
 
 
@@ -48,7 +50,7 @@ def test_torchrec_without_a_module_is_said(here, capsys):
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 2
     (remark,) = target_named("torchrec").export(Plan.load("plan.json")).remarks
-    check(remark, "export-module-unset", names=["module=PATH"])
+    check(remark, "export-without-module", names=["module=PATH"])
     assert json.loads(Path("trec.json").read_text())["remarks"] == [str(remark)]
     assert str(remark) in out
 
@@ -72,15 +74,17 @@ def test_search_for_torchrec_remarks_on_data_parallel_tables(here, capsys):
     columns = "{tables: '[bc]', sharding_types: [column_wise]}"
     rules = f"constraints.rules=[{{tables: a, sharding_types: [data_parallel]}}, {columns}]"
     for target, count in (("torchrec", 1), ("null", 0)):
-        out = done(capsys, *_search(rules, f"target={target}", f"out={target}", batch_size=4))
-        plan = Plan.load(f"{target}/plans/task-0000.json")
+        out = done(capsys, *_search(rules, f"target={target}", f"out={target}_run", batch_size=4))
+        plan = Plan.load(f"{target}_run/plans/task-0000.json")
         (remark,) = copies_remarks(plan)
         check(remark, "plan-data-parallel-tables", names=["(a)"])
         assert " ".join(out.split()).count(remark.what) == count
-    plan = Plan.load("torchrec/plans/task-0000.json")
+    plan = Plan.load("torchrec_run/plans/task-0000.json")
     model = ns.CostModels.load("roofline:h100")
-    with warned("plan-data-parallel-tables"):
+    with pytest.warns(ns.NeuroShardWarning) as caught:
         ns.search(plan.task, ns.Simulator(model), target="torchrec")
+    (copied,) = (one for one in caught[0].message.messages if one.code == "plan-data-parallel-tables")
+    check(copied, "plan-data-parallel-tables", names=["(a)"])
     with warned("plan-data-parallel-tables"):
         ns.export_plan(plan, "torchrec", "ebc")
 
@@ -130,5 +134,4 @@ def test_what_is_searched_for_a_target_can_be_exported_and_goes_on_for_it_only(h
     assert Plan.load(plan).violations == ()
     done(capsys, "export", f"plan={plan}", f"to={target}", "out=tables.py")
     done(capsys, *_search(f"target={target}", "out=run"))
-    code, _, err = run_command(capsys, *_search(f"target={other}", "out=run"))
-    assert (code, err.count("\n")) == (2, 1)
+    refused_command(capsys, "out-begun-otherwise", *_search(f"target={other}", "out=run"), names=["run"])
