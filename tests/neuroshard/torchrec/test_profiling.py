@@ -265,7 +265,7 @@ def test_statistics_of_a_table_that_grew_count(caplog):
 
 
 def test_statistics_of_more_rows_are_a_mistake():
-    with refused("statistics-more-rows", names=["'b'", "101 rows", "100 rows"]):
+    with refused("statistics-more-rows", names=["'b'", 101, 100]):
         _planned([_table(rows=101)])
     with refused("statistics-mapping", names=["tables="]):
         _planned({"b": _table()})

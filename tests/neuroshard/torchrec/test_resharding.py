@@ -193,7 +193,7 @@ def _refused(rank):
     job = _job(_planned(WHOLE), EmbOptimType.EXACT_ADAGRAD)
     with refused("reshard-gloo-own-message", names=["gloo", "NCCL"]):
         reshard(_job(_planned(WHOLE), EmbOptimType.EXACT_SGD), _planned(CUT))
-    with refused("reshard-widths-unequal", names=["'b'", "12 and 20", "min_partition"]):
+    with refused("reshard-widths-unequal", names=["'b'", 12, 20, "min_partition"]):
         reshard(job, _planned(UNEQUAL))
     job.module.bags.fused_optimizer.state_dict = lambda: {  # as Adam's, which FBGEMM has on GPUs only
         "state": {f"embedding_bags.{name}.weight": {f"{name}.momentum1": 0, f"{name}.exp_avg_sq": 0} for name in "abc"}
