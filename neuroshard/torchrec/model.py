@@ -196,7 +196,7 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
                 limit=f"{sharding.sharding_type!r} needs all ranks",
                 remedy="Make the given plan for this job",
             )
-        check_by_pod(f"given: {table}", sharding, asked.topology)
+        check_by_pod(parameter.qualified_name, sharding, asked.topology, "given")
         _check_width("given", parameter, sharding)
 
 
@@ -349,7 +349,7 @@ def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[Sha
         )
     for parameter in model.division.delegated:
         sharding = parameter.sharding_in(whole)
-        check_by_pod(f"table {parameter.qualified_name!r}", sharding, model.left)
+        check_by_pod(parameter.qualified_name, sharding, model.left, "the stored plan")
         _check_width("the stored plan", parameter, sharding)
     if not model.tables:
         return whole, None

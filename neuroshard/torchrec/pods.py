@@ -120,10 +120,10 @@ def _started_per_host(topology: TorchRecTopology) -> int:
     return int(topology.local_world_size)
 
 
-def check_by_pod(what: str, sharding: ParameterSharding, topology: TorchRecTopology) -> None:
+def check_by_pod(table: str, sharding: ParameterSharding, topology: TorchRecTopology, where: str) -> None:
     """Raise UserError unless each column range of a table has a block of rows on every rank of a pod.
 
-    `what` names the table in the error, such as "table 'user'". Tables of other sharding types pass.
+    `table` is the table's name in the error, and `where` the place of the sharding. Tables of other types pass.
     """
     if sharding.sharding_type not in BY_POD:
         return
@@ -133,8 +133,9 @@ def check_by_pod(what: str, sharding: ParameterSharding, topology: TorchRecTopol
         if ranks[0] % pod or ranks != list(range(ranks[0], ranks[0] + pod)):
             raise UserError(
                 "table-blocks-outside-pod",
-                f"{what} is {sharding.sharding_type}, and the blocks of rows at column {column} are on ranks "
+                f"table {table!r} is {sharding.sharding_type}, and the blocks of rows at column {column} are on ranks "
                 f"{listed([str(rank) for rank in ranks])}",
+                where=where,
                 limit=f"in this job TorchRec shards rows over {pod} successive ranks, of which the first is a multiple "
                 f"of {pod}",
                 remedy="Make a plan for this job",
