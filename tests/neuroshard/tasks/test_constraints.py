@@ -38,58 +38,63 @@ def _pin(name, dim, *devices):
     ("rules", "places", "broken"),
     [
         (_rule("user_*", devices=(0, 1)), WHOLE, None),
-        (_rule("user_*", devices=(0, 2)), WHOLE, "'user_b' must not be on device 1"),
+        (_rule("user_*", devices=(0, 2)), WHOLE, (["'user_b'"], [1])),
         (_rule("*", max_shards=1), WHOLE, None),
-        (_rule("item", max_shards=1), HALVES, "on 2 devices, not on 1 to 1"),
-        (_rule("item", min_shards=2), WHOLE, "'item' is on 1 devices, not on 2 to 4$"),
-        (_rule("item", min_dim=10), (0, 0, {0: 24, 1: 8}), "'item' has a shard of 8 columns, fewer than 12"),
+        (_rule("item", max_shards=1), HALVES, (["'item'"], [2, 1])),
+        (_rule("item", min_shards=2), WHOLE, (["'item'"], [1, 2, 4])),
+        (_rule("item", min_dim=10), (0, 0, {0: 24, 1: 8}), (["'item'"], [8, 12])),
         (_pin("item", 32, 1, 2), WHOLE, None),
-        (_pin("item", 8, 2), WHOLE, "pinned shards of table 'item'"),
+        (_pin("item", 8, 2), WHOLE, (["'item'"], [])),
         (Constraints(pinned=PINS), HALVES, None),
         (Constraints(pinned=PINS[::-1]), HALVES, None),
-        (Constraints(pinned=PINS), (0, 0, {1: 16, 2: 16}), "pinned shards of table 'item'"),
-        (Constraints(together=(("user_a", "item"),)), WHOLE, "user_a, item are not together"),
+        (Constraints(pinned=PINS), (0, 0, {1: 16, 2: 16}), (["'item'"], [])),
+        (Constraints(together=(("user_a", "item"),)), WHOLE, (["user_a, item"], [])),
         (Constraints(apart=(("user_a", "user_b", "item"),)), WHOLE, None),
-        (Constraints(apart=(("user_a", "user_b"),)), (0, 0, 1), "user_a, user_b are both on device 0"),
+        (Constraints(apart=(("user_a", "user_b"),)), (0, 0, 1), (["user_a, user_b"], [0])),
         (Constraints(), ROWS, None),
         (Constraints(), COPIED, None),
         (_rule("user_a", sharding_types=("row_wise",)), ROWS, None),
         (_rule("user_a", sharding_types=("column_wise", "row_wise")), COPIED,
-         "'user_a' must not be data_parallel"),
-        (_rule("user_a", sharding_types=("data_parallel",)), ROWS, "'user_a' must not be row_wise, only data_parallel"),
+         (["'user_a'", "data_parallel", "column_wise", "row_wise"], [])),
+        (_rule("user_a", sharding_types=("data_parallel",)), ROWS,
+         (["'user_a'", "row_wise", "data_parallel"], [])),
         (_rule("user_a", devices=(2, 3)), HOST, None),
-        (_rule("user_a", devices=(1, 2, 3)), ROWS, "'user_a' must not be on device 0"),
-        (_rule("user_a", devices=(0,)), COPIED, "'user_a' must not be on device 1"),
+        (_rule("user_a", devices=(1, 2, 3)), ROWS, (["'user_a'"], [0])),
+        (_rule("user_a", devices=(0,)), COPIED, (["'user_a'"], [1])),
         (_rule("user_a", max_shards=2), HOST, None),
-        (_rule("user_a", max_shards=2), ROWS, "'user_a' is on 4 devices, not on 1 to 2"),
+        (_rule("user_a", max_shards=2), ROWS, (["'user_a'"], [4, 1, 2])),
         (_rule("user_a", min_shards=4), ROWS, None),
-        (_rule("user_a", min_shards=3), HOST, "'user_a' is on 2 devices, not on 3 to 4$"),
+        (_rule("user_a", min_shards=3), HOST, (["'user_a'"], [2, 3, 4])),
         (_rule("user_a", min_blocks=4), ROWS, None),
         (_rule("user_a", min_blocks=4), WHOLE, None),
-        (_rule("user_a", min_blocks=4), HOST, "^table 'user_a' is on 2 devices, not on 4 to 4$"),
+        (_rule("user_a", min_blocks=4), HOST, (["'user_a'"], [2, 4])),
         (_rule("user_a", max_shards=1), COPIED, None),
         (_rule("user_a", min_shards=2), COPIED,
-         "'user_a' is on 4 devices, data-parallel, which counts as one shard, not on 2 to"),
-        (_rule("user_a", min_dim=16), ({(0, 1): 8, (2, 3): 8}, 0, 1), "of 8"),
+         (["'user_a'", "data_parallel"], [4, 1, 2, 4])),
+        (_rule("user_a", min_dim=16), ({(0, 1): 8, (2, 3): 8}, 0, 1), (["'user_a'"], [8, 16])),
         (_rule("user_a", min_dim=16), ROWS, None),
-        (_pin("user_a", 16, 0), COPIED, "pinned shards of table 'user_a'"),
-        (_pin("user_a", 16, 0), ROWS, "pinned shards of table 'user_a'"),
-        (Constraints(together=(("user_a", "user_b"),)), COPIED, "tables user_a, user_b are not together"),
+        (_pin("user_a", 16, 0), COPIED, (["'user_a'"], [])),
+        (_pin("user_a", 16, 0), ROWS, (["'user_a'"], [])),
+        (Constraints(together=(("user_a", "user_b"),)), COPIED, (["user_a, user_b"], [])),
         (Constraints(together=(("user_a", "user_b"),)), BOTH, None),
-        (Constraints(apart=(("user_a", "user_b"),)), COPIED, "user_a, user_b are both on device 0"),
+        (Constraints(apart=(("user_a", "user_b"),)), COPIED, (["user_a, user_b"], [0])),
         (Constraints(apart=(("user_a", "user_b"),)), HOST, None),
     ],
 )  # fmt: skip
 def test_broken_constraints_are_named(rules, places, broken):
     found = laid_out(replace(TASK, constraints=rules), *places).violations
     assert len(found) == (broken is not None)
-    assert broken is None or re.search(broken, found[0])
+    if broken is not None:
+        names, numbers = broken
+        assert [name for name in names if name not in found[0]] == []
+        assert [int(number) for number in re.findall(r"\d+", found[0])] == numbers
 
 
 def test_tables_that_are_kept_together_are_not_row_wise():
     task = replace(TASK, constraints=Constraints(together=(("user_a", "user_b"),)))
     first, _ = laid_out(task, range(4), range(4), 0).violations
-    assert "'user_a' is on 4 devices, not on 1 to 1" in first
+    assert "'user_a'" in first
+    assert re.findall(r"\d+", first) == ["4", "1"]
 
 
 def test_many_pins_of_one_table_are_checked_at_once():
@@ -100,7 +105,7 @@ def test_many_pins_of_one_table_are_checked_at_once():
     narrow = dict.fromkeys(range(23), 4)
     assert laid_out(task, narrow | {25: 8}).violations == ()
     (violation,) = laid_out(task, narrow | {24: 8}).violations
-    assert violation
+    assert "'t'" in violation
 
 
 def test_row_wise_tables_may_have_more_shards_than_columns_allow():
@@ -154,14 +159,16 @@ def test_rules_that_match_one_table_all_hold():
          "apart-no-room", ["user_a, item"]),
         (Constraints((TableRule("item", (0,)), TableRule("user_a", (1,))), together=(("item", "user_a"),)),
          "together-no-device", ["item, user_a"]),
-        (Constraints((TableRule("*", sharding_types=("row_wise",)), _COPIED_A)), "table-no-sharding-type", ["'user_a'"]),
+        (Constraints((TableRule("*", sharding_types=("row_wise",)), _COPIED_A)),
+         "table-no-sharding-type", ["'user_a'"]),
         (Constraints((TableRule("user_a", sharding_types=("row_wise",)),), (PinnedShard("user_a", 16, (0,)),)),
          "pin-sharding-type", ["'user_a'", "column_wise"]),
         (_rule("user_a", sharding_types=("data_parallel",), devices=(0, 1)),
          "table-needs-all-devices", ["'user_a'", "data_parallel", "2 of 4 devices"]),
         (Constraints((TableRule("user_a", sharding_types=("row_wise",)),), together=(("user_a", "user_b"),)),
          "together-sharding-types", ["user_a, user_b", "row_wise"]),
-        (Constraints((TableRule("item", tiers=("uvm",)), TableRule("*", tiers=("device",)))), "table-no-tier", ["'item'"]),
+        (Constraints((TableRule("item", tiers=("uvm",)), TableRule("*", tiers=("device",)))),
+         "table-no-tier", ["'item'"]),
         (_rule("item", tiers=("uvm",), sharding_types=("data_parallel",)), "table-no-sharding-type", ["'item'"]),
         (Constraints((TableRule("item", cache_load_factor=0.1), TableRule("*", cache_load_factor=0.2))),
          "rules-cache-load-factors", ["'item'", 0.1, 0.2]),
