@@ -1,5 +1,6 @@
 """Exchanges in fewer bits cost what so many fewer bytes cost, and move shards."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -149,4 +150,6 @@ def test_bytes_of_an_element():
 
 def test_cards_are_of_the_sheet(capsys):
     show_models(["roofline:h100"], Console(width=200))
-    assert "beside published points" in capsys.readouterr().out
+    figures, errors = json.loads(capsys.readouterr().out).values()
+    assert figures["host_link_gb_per_s"] == 64.0
+    assert {"forward, device", "all_reduce, 8 devices"} <= errors.keys()
