@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from neuroshard import CostModels, Plan, Prediction, Simulator, Table, Task, Topology, UserError, search
+from neuroshard import CostModels, Plan, Prediction, Simulator, Table, Task, Topology, search
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.parts import Framework
 from neuroshard.models.trust import Margin, Margins
@@ -134,13 +134,14 @@ def test_learned_models_of_every_sharding_type_explain_mixed_plans():
 
 
 def test_models_that_cannot_cost_a_sharding_type_refuse_to_explain_it():
-    with refused("plan-sharding-type-unsupported"):
+    with refused("plan-sharding-type-unsupported", where="plan", names=["'t0'", "row_wise", "column_wise"]):
         explain(_mixed(), SIMULATOR)
 
 
 def test_plans_that_break_their_task_are_explained_too():
     found = explain(whole(_task([32, 32], memory_bytes=1000), 0), SIMULATOR)
-    assert "the plan breaks its task: device 0 needs" in found.warnings[0]
+    assert found.warnings[0].code == "explained-plan-violation"
+    assert "device 0" in found.warnings[0].what
     assert all(isinstance(answer, str) for answer in found.heuristics.values())
 
 
@@ -240,7 +241,7 @@ def test_names_are_shown_as_they_are(files, capsys):
 def test_a_page_is_written_to_html_files_only(files, name):
     (files / "page.txt").write_text("kept")
     before = {path: path.read_bytes() for path in files.iterdir() if path.is_file()}
-    with refused("explain-out-suffix"):
+    with refused("explain-out-suffix", names=[name, ".html"]):
         Explain(str(files / "one.json"), "no such model", str(files / name)).run()
     assert {path: path.read_bytes() for path in files.iterdir() if path.is_file()} == before
 
@@ -250,20 +251,20 @@ def test_a_page_never_replaces_a_plan_or_a_directory(files):
     plan.write_bytes((files / "one.json").read_bytes())
     (files / "other.html").symlink_to(plan)
     for out in (plan, files / "other.html", files / "models" / ".." / "plan.html"):
-        with refused("explain-out-is-plan"):
+        with refused("explain-out-is-plan", names=[out]):
             Explain(str(plan), "no such model", str(out)).run()
     assert plan.read_bytes() == (files / "one.json").read_bytes()
     (files / "folder.html").mkdir()
-    with refused("explain-out-not-file"):
+    with refused("explain-out-not-file", names=[files / "folder.html"]):
         Explain(str(plan), "no such model", str(files / "folder.html")).run()
 
 
 def test_mistakes_are_named(files):
-    with refused("explain-tables-differ"):
+    with refused("explain-tables-differ", names=[files / "one.json", files / "other.json", "t2"]):
         Explain([str(files / "one.json"), str(files / "other.json")], str(files / "models"), None).run()
-    with refused("explain-plan-count"):
+    with refused("explain-plan-count", names=["3 plans"]):
         Explain([str(files / "one.json")] * 3, str(files / "models"), None).run()
-    with refused("file-missing"):
+    with refused("file-missing", names=["nowhere.json"]):
         Explain("nowhere.json", str(files / "models"), None).run()
 
 
@@ -276,11 +277,12 @@ def test_plans_are_explained_by_the_models_that_found_them(tmp_path):
     plans = [_found_with("roofline:h100"), _found_with("cpu")]
     assert models_of(plans[:1], None) == (ModelChoice("roofline:h100"), "")
     assert models_of(plans[:1], ModelChoice("cpu")) == (ModelChoice("cpu"), "")
-    assert "found with cpu" in models_of(plans, None)[1]
-    assert "doesn't say" in models_of([_found_with("unknown")], None)[1]
+    assert "cpu" in models_of(plans, None)[1]
+    assert "model=NAME" in models_of([_found_with("unknown")], None)[1]
     for gone in (str(tmp_path / "gone"), None):
-        with pytest.raises(UserError, match="give model=NAME"):
+        with refused("explain-models-missing") as caught:
             models_of([_found_with(gone)], None)
+        assert "model=cpu" in caught.value.message.remedy
 
 
 def test_costs_explained_are_those_that_were_promised(tmp_path):

@@ -127,7 +127,7 @@ def test_wrong_values_in_tables_are_one_line(runs, path, step):
         try:
             gather([runs])
         except UserError as error:
-            assert str(runs / path.split("/")[0]) in str(error)
+            assert str(runs / path.split("/")[0]) in str(error)  # in the place or the value
     assert tried > 30 / step
     assert refused > 10 / step
 
@@ -156,7 +156,7 @@ def test_a_pipe_is_not_waited_for(runs, path):
     if path == "one/run.json":  # no run at all
         assert len(gather([runs]).searched) == 2
     else:
-        with refused("run-file-missing"):
+        with refused("run-file-missing", names=[runs / path]):
             gather([runs])
 
 

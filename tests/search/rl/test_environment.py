@@ -109,11 +109,11 @@ def test_what_is_seen_does_not_depend_on_the_scale():
 
 
 def test_mistakes_are_named():
-    with refused("policy-task-shapes-differ"):
+    with refused("policy-task-shapes-differ", names=["4 and 4", "5 and 4"]):
         TaskBatch.of([toy_task(4), toy_task(5)], "test")
     split = Constraints((TableRule("t0", min_shards=2),))
-    with refused("searcher-never-splits", kind=InfeasibleError):
+    with refused("searcher-never-splits", names=["test", "'t0'"], kind=InfeasibleError):
         TaskBatch.of([replace(task([1, 2]), constraints=split)], "test")
     opaque = replace(linear_models(2), compute=OpaqueCompute(), batch_size=None)
-    with refused("policy-model-without-sum"):
+    with refused("policy-model-without-sum", names=["OpaqueCompute"]):
         SimulatorCosts(Simulator(opaque))

@@ -55,7 +55,7 @@ def test_a_search_that_finds_no_plan_for_its_only_task_is_reported(tmp_path):
     tight = replace(task, topology=Topology(2, largest - 1))
     for method in ("dim", "size"):
         _search(tmp_path, method, Greedy("dim"), (task,))
-    with pytest.raises(InfeasibleError):
+    with refused("tables-exceed-devices", kind=InfeasibleError):
         _search(tmp_path, "lookup", Greedy("dim"), (tight,))
     assert gather([tmp_path / "runs"]).searched["solved"].tolist() == [True, False, True]
     _search(tmp_path, "lookup", Greedy("dim"), (task,))
@@ -297,21 +297,21 @@ def test_a_report_is_never_written_into_a_run(runs, tmp_path):
     before = sorted(runs.rglob("*"))
     (tmp_path / "link").symlink_to(runs / "random")
     for out in (runs / "random", runs / "measured", runs / "random" / ".." / "random", tmp_path / "link"):
-        with refused("report-out-is-run"):
+        with refused("report-out-is-run", names=[f"out={out}"]):
             Report(str(runs), str(out)).run()
     (tmp_path / "file").write_text("kept")
-    with refused("out-under-file"):
+    with refused("out-under-file", names=[tmp_path / "file"]):
         Report(str(runs), str(tmp_path / "file")).run()
     assert sorted(runs.rglob("*")) == before
     Report(str(runs), str(runs / "page")).run()  # among them is fine
 
 
 def test_mistakes_are_named(tmp_path, runs):
-    with refused("report-directory-missing"):
+    with refused("report-directory-missing", names=[tmp_path / "nowhere"]):
         gather([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with refused("report-no-finished-run"):
+    with refused("report-no-finished-run", names=[tmp_path / "empty"]):
         gather([tmp_path / "empty"])
     (runs / "random" / "results.parquet").write_bytes(b"PAR1")
-    with refused("parquet-damaged"):
+    with refused("parquet-damaged", names=[runs / "random" / "results.parquet"]):
         gather([runs])

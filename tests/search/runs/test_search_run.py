@@ -38,7 +38,7 @@ def test_predicted_costs_count_the_input_where_it_is_asked_for(tmp_path):
         cost = Simulator(random_form_models(), count_input=True).cost(plan.task, plan)
         assert counted.predicted_ms == pytest.approx(cost.total_ms)
         assert without.predicted_ms < counted.predicted_ms
-    with refused("models-lack-input-dist"):
+    with refused("models-lack-input-dist", names=["count_input"]):
         Search(str(tmp_path / "columns"), tasks, *searched, str(tmp_path / "none"), count_input=True).run()
 
 

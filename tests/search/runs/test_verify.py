@@ -135,8 +135,13 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
     assert "measured ms" in text
     assert f"candidate plans: {tmp_path}/run/candidate_plans.parquet" in text
     assert _search(bundle, tmp_path / "run", Verify(NOISY, 4, 3)).run().saved.plans() == loaded.plans()
-    for other in (Verify(NOISY, 4, 4), Verify(NOISY, 5, 3), None, Verify(replace(NOISY, noise=0.1), 4, 3)):
-        with refused("out-begun-otherwise"):
+    for other, what in (
+        (Verify(NOISY, 4, 4), "verify.passes=3"),
+        (Verify(NOISY, 5, 3), "verify.candidate_plans=4"),
+        (None, "verify.candidate_plans=4"),
+        (Verify(replace(NOISY, noise=0.1), 4, 3), "verify.hardware.noise=0.05"),
+    ):
+        with refused("out-begun-otherwise", names=[tmp_path / "run", what]):
             _search(bundle, tmp_path / "run", other).run()
 
 
@@ -273,23 +278,23 @@ def test_damaged_files_are_named(bundle, tmp_path):
     path = tmp_path / "run" / "candidate_plans" / "task-0000" / "pass-0000.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"plans": content["plans"][:1]}))
-    with refused("journal-value-wrong"):
+    with refused("journal-value-wrong", names=[path, "2 plans", "2 devices"]):
         files.read(TASK)
     content["plans"][0]["parts"]["compute"] = ["much"]
     path.write_text(json.dumps(content))
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", where=f"pass {path}"):
         files.read(TASK)
-    with refused("candidate-plan-other-task"):
+    with refused("candidate-plan-other-task", names=["plan-00.json"]):
         files.read(toy_task(6, num_devices=2, seed=5))
 
 
 def test_users_mistakes_are_one_line(bundle, tmp_path):
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", names=["candidate_plans", 0, 1]):
         Verify(STEADY, candidate_plans=0, passes=2)
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", names=["passes", 1, 2]):
         Verify(STEADY, candidate_plans=2, passes=1)
     on_hosts = replace(TASK, topology=replace(TASK.topology, devices_per_host=1))
-    with refused("hardware-hosts-differ"):
+    with refused("hardware-hosts-differ", names=["1 of its 2 devices", "2 devices on each host"]):
         _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2), (on_hosts,)).run()
     assert not (tmp_path / "run").exists()
 
@@ -297,7 +302,7 @@ def test_users_mistakes_are_one_line(bundle, tmp_path):
 def test_hardware_of_another_size_is_refused_before_any_work(bundle, tmp_path, monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
-    with refused("torchrun-processes-differ"):
+    with refused("torchrun-processes-differ", names=["3 processes", "num_devices is 2"]):
         _search(bundle, tmp_path / "run", Verify(CPU, 2, 2)).run()
     assert not (tmp_path / "run").exists()
 
