@@ -86,8 +86,9 @@ def test_what_nobody_measured_has_the_datasheets_margins_and_no_range_or_error(b
 def test_costs_say_that_exchanges_are_a_datasheets_and_kernels_are_not(bundle):
     task = Task(TABLES[:8], Topology(4, 1 << 36), BATCH_SIZE)
     told = [Simulator(models).cost(task, whole(task)).caveat for models in (CostModels.load(bundle), H100)]
-    assert told[0] == f"with exchanges {DATASHEET}: {Coverage.COVERED}"
-    assert told[1].startswith(f"{DATASHEET}: kernels")
+    assert all(DATASHEET in one for one in told)
+    assert [one.startswith(DATASHEET) for one in told] == [False, True]  # in part, as a whole
+    assert [one.count(str(Coverage.COVERED)) for one in told] == [1, 2]  # of exchanges, and of kernels
 
 
 def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):

@@ -64,7 +64,7 @@ def test_what_all_devices_wait_for_their_hosts_is_told():
     ready_ms = Simulator(linear_models(2)).cost(plan.task, plan).total_ms
     models = replace(linear_models(2), framework=Framework(1.0, {}, {}, {}, {"step": ready_ms + 10})).in_torchrec()
     waiting = _summary_of(explain(plan, Simulator(models.beside_dense(0.0))))["host"]
-    assert waiting.startswith("devices wait 9.00 ms until it has launched all their work")
+    assert "9.00 ms" in waiting
     assert "host" not in _summary_of(explain(plan, Simulator(models.beside_dense(10.0))))
 
 
@@ -121,15 +121,15 @@ def test_moves_between_sharding_types_are_named():
 
 def test_a_plan_without_columns_is_explained():
     found = explain(laid_out(_task([8, 16]), COPIES, [0, 1]), H100)
-    assert "none: the devices are balanced" in _shown(found)
+    assert _summary_of(found)["bottleneck"].startswith("none")
     assert found.plan.device_dims == (0, 0)
     assert found.exchange_excess_ms == pytest.approx(0)
 
 
 def test_learned_models_of_every_sharding_type_explain_mixed_plans():
-    shown = _shown(explain(_mixed(), Simulator(random_form_models())))
-    assert "input" in shown
-    assert "isn't counted" in " ".join(shown.split())
+    found = explain(_mixed(), Simulator(random_form_models()))
+    assert [part.name for part in found.cost.parts if not part.counts] == ["input"]
+    assert "input" in _shown(found)
     assert "input" not in _shown(explain(whole(_task([64, 8])), SIMULATOR))
 
 
@@ -300,8 +300,8 @@ def test_two_plans_are_costed_on_one_task(files, capsys):
     paths = [str(files / "two.json"), str(files / "hot.json")]
     result = Explain(paths, str(files / "models"), None).run()
     assert result.explanations[0].cost.total_ms == result.explanations[1].cost.total_ms
-    assert "both plans with the tables of the second one's task" in result.note
-    assert Explain(paths[:1], str(files / "models"), None).run().note.count("both plans") == 0
+    assert "tables" in result.note.split()
+    assert Explain(paths[:1], str(files / "models"), None).run().note == ""
 
 
 def test_plans_whose_tables_grew_are_compared(files, capsys):
@@ -330,7 +330,7 @@ def test_plans_that_fit_no_common_task_are_costed_each_on_its_own(files, change)
     Plan(task, plan.placements).save(files / "other_task.json")
     for names in (("two", "other_task"), ("other_task", "two")):
         result = Explain([str(files / f"{name}.json") for name in names], "roofline:h100", None).run()
-        assert "both plans" not in result.note
+        assert result.note == ""
         assert [its.plan.task for its in result.explanations] == [
             Plan.load(files / f"{name}.json").task for name in names
         ]
@@ -366,9 +366,9 @@ def test_a_balanced_plan_has_no_bottleneck():
     for found, balanced in ((even, True), (uneven, False)):
         text = _shown(found)
         assert found.is_balanced == balanced
-        assert (_summary_of(found)["bottleneck"] == "none: the devices are balanced") == balanced
+        assert _summary_of(found)["bottleneck"].startswith("none") == balanced
         assert ("What slows device" in text) != balanced
-        assert ("is the straggler" in text) != balanced
+        assert (f"Device {found.bottleneck}, " in text) != balanced
 
 
 def test_columns_are_counted_alike_everywhere():
