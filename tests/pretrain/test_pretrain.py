@@ -248,7 +248,7 @@ def test_what_has_an_empty_split_is_left_out(partial):
     assert result.metrics.keys() == {"compute", "forward", "backward"}
     text = " ".join(shown(result).split())
     assert "compute.data_parallel" in text
-    assert "24 train, 0 valid, 8 test" in text
+    assert "train 24, valid 0, test 8" in text
     with refused("split-empty", where=str(partial / "data"), names=["valid", "data_parallel"]):
         _pretrain(partial, calls=("data_parallel",)).run()
 
@@ -315,7 +315,7 @@ def test_a_full_disk_does_not_lose_the_training(data, tmp_path_factory, monkeypa
     with refused("bundle-kept-elsewhere", names=["No space left"]) as caught:
         _pretrain(data, seed=1, **short).run()
     (kept,) = spare.iterdir()
-    assert str(kept) in str(caught.value.message.remedy)
+    assert str(kept) in caught.value.message.remedy
     dims = np.array([[40.0, 80.0, 20.0]])
     costs = [
         models.forward.predict(Traffic.of_columns(dims, 256), dims)

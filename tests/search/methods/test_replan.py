@@ -121,7 +121,7 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     assert 0 < len(stayed) < 8
     assert stayed.items() <= _where(found.plan).items()
     assert "4 -> 2 devices" in found.remark
-    _, forced = found.remark.split("; ")
+    _, forced = found.remark.split("; ", 1)
     assert readable_bytes(gone) in forced
     assert f"{ms_of(found.plan, of_two):.2f} ms" in forced
     with refused("replan-moves-exceed-limit", names=["max_moved_bytes", gone - 1, gone]):

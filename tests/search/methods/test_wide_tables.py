@@ -191,7 +191,7 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_rules_that_want_wide_shards_are_refused(name):
     rule, code, columns = CONTRADICTIONS[name]
-    with refused(code, where="constraints", names=[f"'w{columns}'", f"{columns} columns", f"{rule.table!r}", 2048]):
+    with refused(code, where="constraints", names=[f"'w{columns}'", f"{columns} columns", repr(rule.tables), 2048]):
         wide_task(4, constraints=Constraints((rule,)))
 
 

@@ -17,6 +17,7 @@ from neuroshard.models.trust import DATASHEET
 from neuroshard.plumbing.files import exclusive
 from neuroshard.plumbing.messages import Message
 from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.results.comparison import _BUSY as BUSY
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, provenance_lines, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs import in_mirror, in_steps
@@ -295,7 +296,7 @@ def test_predicted_costs_that_count_more_than_measured_ones_are_not_compared(sco
     assert not any(OTHER_SCOPE in line for line in trust_lines(alike, EPYC))
 
 
-BUSY, OTHER_SCOPE, OTHER_HARDWARE = "measured-costs-differ", "predicted-scope-differs", "predicted-for-other-hardware"
+OTHER_SCOPE, OTHER_HARDWARE = "predicted-scope-differs", "predicted-for-other-hardware"
 
 
 class _Coded(Message):
@@ -357,7 +358,7 @@ def test_predictions_by_different_models_are_told_of():
     assert list(provenance_lines([ours, ours], EPYC)) == []
     (told,) = provenance_lines([ours, theirs], EPYC)
     assert "predicted-by-several-models" in told
-    assert "(cpu: a; cpu, framework=torchrec: b)" in told
+    assert "('cpu': a, 'cpu, framework=torchrec': b)" in told
 
 
 def test_costs_predicted_for_this_hardware_are_judged_without_those_for_another():
