@@ -192,7 +192,7 @@ def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterato
             )
             yield f"warning: {message}"
     if len(by_models) > 1:
-        each = ", ".join(f"{name}: {_methods(its)}" for name, its in by_models.items())
+        each = ", ".join(f"{str(name)!r}: {_methods(its)}" for name, its in by_models.items())
         message = Message(
             "predicted-by-several-models",
             f"predicted costs come from {len(by_models)} different models ({each})",
