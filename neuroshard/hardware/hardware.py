@@ -17,7 +17,7 @@ from neuroshard.hardware.workers import Bench, Joining, Meter, Sample, WorkerGro
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.messages import number_of
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import Seconds
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # imports torch
 
 _POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"
 _CHATTY = ("torchrec", "torch.fx")  # loggers that warn of every table of every model
-Warn = Callable[[str], None]
+Warn = Callable[[Message], None]
 
 
 @dataclass(frozen=True)

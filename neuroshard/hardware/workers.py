@@ -108,7 +108,7 @@ class WorkerGroup(Meter[Sample]):
         make_bench: Callable[[int, int, int], Bench[Sample]],
         count: int,
         timeout_s: float,
-        warn: Callable[[str], None] = print,
+        warn: Callable[[Message], None] = print,
         context: ForkServerContext | SpawnContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -143,12 +143,10 @@ class WorkerGroup(Meter[Sample]):
             except _Stopped as stopped:
                 self.close()
                 self._warn(
-                    str(
-                        Message(
-                            "worker-stopped",
-                            stopped.reason,
-                            limit="the sample that was being measured is recorded as failed, and new workers go on",
-                        )
+                    Message(
+                        "worker-stopped",
+                        stopped.reason,
+                        limit="the sample that was being measured is recorded as failed, and new workers go on",
                     )
                 )
                 outcomes[missing[stopped.blamed]] = Outcome(None, stopped.reason, 0.0)
@@ -165,12 +163,10 @@ class WorkerGroup(Meter[Sample]):
                 if failed == _STARTS:
                     raise _impossible(stopped) from None
                 self._warn(
-                    str(
-                        Message(
-                            "worker-not-started",
-                            f"the worker processes did not start ({stopped.reason})",
-                            limit="all workers are started again",
-                        )
+                    Message(
+                        "worker-not-started",
+                        f"the worker processes did not start ({stopped.reason})",
+                        limit="all workers are started again",
                     )
                 )
             except UserError as error:

@@ -73,7 +73,7 @@ def regular_file(path: Path, what: str) -> Path:
         status = path.stat()
     except FileNotFoundError:
         remedy = "Correct the path, or make the file first"
-        raise UserError("file-missing", f"there is no {what} at {path}", remedy=remedy) from None
+        raise UserError("file-missing", f"{what} {path} does not exist", remedy=remedy) from None
     except (OSError, ValueError) as error:
         raise _unreadable(path, what, error) from None
     if not stat.S_ISREG(status.st_mode):
