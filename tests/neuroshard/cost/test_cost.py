@@ -80,12 +80,14 @@ def test_models_are_named_as_they_were_asked_for(name):
 
 def test_plans_read_well():
     text = str(_plan(Prediction(CPU, 7.1, 0.2)))
-    assert text.splitlines()[0].endswith("7.10 ± 0.20 ms, predicted by cpu")
-    assert "device 3: 0 shards, 0 columns, 0 bytes: nothing" in text
+    first, *devices = text.splitlines()
+    assert "7.10 ± 0.20 ms" in first
+    assert first.endswith(" cpu")
+    assert devices[3].startswith("device 3: 0 ")
     assert len(str(_plan()).splitlines()) == 1 + 4
     first, *_ = str(_plan(Prediction(CPU, 7.1, 0.2, 7.3))).splitlines()
-    assert "expected 7.30 ms, for a step waits for whichever device" in first
-    assert "expected" not in str(_plan(Prediction(CPU, 7.1, 0.2, 7.1001)))  # as good as the same
+    assert "7.30 ms" in first
+    assert str(_plan(Prediction(CPU, 7.1, 0.2, 7.1001))) == text  # as good as the same
 
 
 HERE = Fingerprint("cpu", "EPYC", 2, 1 << 30, "25/17/1")

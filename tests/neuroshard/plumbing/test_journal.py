@@ -58,6 +58,6 @@ def test_values_end_at_the_first_that_is_not_there(journal):
 def test_damaged_values_say_what_to_delete(journal, text, code, names):
     journal.keep(0, Step((1.0,)))
     journal.path(0).write_text(text)
-    with refused(code, where=f"step {journal.path(0)}", names=names) as caught:
+    with refused(code, names=[f"step {journal.path(0)}", *names]) as caught:
         journal.read()
     assert str(journal.path(0)) in caught.value.message.remedy

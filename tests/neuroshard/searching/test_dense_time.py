@@ -99,5 +99,5 @@ def test_a_warning_says_at_which_dense_times_another_plan_is_cheaper():
     long = searcher_of("neuroshard").find(EIGHT, ends[1]).plan
     gains = [its.cost(EIGHT, found.plan).total_ms - its.cost(EIGHT, long).total_ms for its in ends]
     assert gains[0] < 0 < gains[1]
-    with warned("dense-time-unknown"):
+    with warned("dense-time-unknown", "costs-have-caveat"):
         assert search(EIGHT, simulator) == simulator.predicted(found.plan)
