@@ -40,7 +40,7 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
     for job in _jobs(command, overrides, sweeping):
         for key, one in _named(command, job):
             if (maker := _lacking(one)) is not None:
-                remedy = f"Run `{maker}` first"
+                remedy = f"Run {maker} first"
                 raise UserError("input-not-made", f"{key}={one} does not exist yet", remedy=remedy)
             if one.startswith(_IN_REPOSITORY) and not Path(one).exists():
                 before, data = _data_instead(_texts(Composed.of(command, job).settings.get(key)))
@@ -88,7 +88,7 @@ def _named(command: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _lacking(text: str) -> str | None:
-    """Return the command that makes a missing path; None if the path exists or no single command makes the path."""
+    """Return what to run to make a missing path; None if the path exists or no single command makes the path."""
     path = Path(text)
     for place in (path, *path.parents):
         if (maker := _makers().get(str(place))) is not None:
@@ -105,11 +105,12 @@ class _Maker:
 
     @property
     def runnable(self) -> str:
-        """The command as it runs in this directory, behind the one that must be run first, if any."""
+        """The command, in backquotes, as it runs in this directory, behind the one that must be run first, if any."""
         if not any(one.startswith(_IN_REPOSITORY) and not Path(one).exists() for one in self.data):
-            return self.line
+            return f"`{self.line}`"
         before, data = _data_instead(self.data)
-        return f"{before}, then {self.line} {data}" if before else f"{self.line} {data}"
+        line = f"`{self.line} {data}`"
+        return f"`{before}`, then {line}" if before else line
 
 
 def _data_instead(data: Sequence[str]) -> tuple[str, str]:

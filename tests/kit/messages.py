@@ -17,7 +17,8 @@ from unittest.mock import patch
 import pytest
 
 from neuroshard.app import cli
-from neuroshard.plumbing.errors import NeuroShardWarning, UserError, user_error_in
+from neuroshard.app.failures import complain
+from neuroshard.plumbing.errors import NeuroShardWarning, UserError
 from neuroshard.plumbing.messages import Message
 from tests.kit.commands import run_command
 
@@ -25,6 +26,7 @@ FILE = Path(__file__).parents[1] / "golden" / "messages.json"
 UPDATE = os.environ.get("NEUROSHARD_MESSAGES_UPDATE")  # a directory in which every process writes what it has seen
 _DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and what the file has in their place
     (re.compile(r"/tmp/pytest-of-[^/]+/pytest-[0-9]+/(popen-gw[0-9]+/)?[^/ ':,]+"), "TMP"),
+    (re.compile(re.escape(str(Path(__file__).parents[2]))), "CHECKOUT"),
     (re.compile(r"TorchRec 1\.[0-9]+"), "TorchRec 1.x"),
 )
 
@@ -81,17 +83,23 @@ def refused_command(
     capsys: Any, code: str, *arguments: object, where: str | None = None, names: Sequence[object] = ()
 ) -> Message:
     """Run a command that must end with exit code 2 and a message with this code, its only line on standard error."""
-    errors: list[BaseException] = []
-    with patch.object(cli, "one_line", lambda error: errors.append(error) or _ONE_LINE(error)):
+    with reported() as messages:
         exit_code, _, err = run_command(capsys, *arguments)
-    assert (exit_code, err.count("\n")) == (2, 1), err
-    error = user_error_in(errors[-1])
-    assert error is not None
-    check(error.message, code, where=where, names=names)
-    return error.message
+    assert exit_code == 2, err
+    (message,) = messages
+    assert err == f"neuroshard: error: {message}\n"
+    check(message, code, where=where, names=names)
+    return message
 
 
-_ONE_LINE = cli.one_line
+@contextmanager
+def reported() -> Iterator[list[Message]]:
+    """Record the messages that commands report as errors in this process; when the block ends, each is compared."""
+    messages: list[Message] = []
+    with patch.object(cli, "complain", lambda message: messages.append(message) or complain(message)):
+        yield messages
+    for message in messages:
+        check(message, message.code)
 
 
 def check(message: Message, code: str, *, where: str | None = None, names: Sequence[object] = ()) -> None:

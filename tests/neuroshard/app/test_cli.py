@@ -12,6 +12,7 @@ import pytest
 import neuroshard as ns
 from neuroshard.app import cli
 from neuroshard.app.completion import bash_script, completions
+from neuroshard.app.failures import NO_PLAN
 from neuroshard.models import Card, save_bundle
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.configs import choices
@@ -19,6 +20,7 @@ from neuroshard.plumbing.files import exclusive
 from neuroshard.testing import random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint
 from tests.kit.commands import done, run_command
+from tests.kit.messages import check, refused_command, reported
 from tests.kit.plans import whole
 
 TABLES = "name,rows,dim,pooling_factor\n"
@@ -45,21 +47,22 @@ def _search(here, *more):
     )
 
 
-def _failed(capsys, message, *arguments):
-    """What a command prints that ends with a user's mistake, said in its last line, on both streams."""
-    code, out, err = run_command(capsys, *arguments)
-    assert code == 2
-    assert message in err.splitlines()[-1]  # after the progress bar
+def _failed(capsys, code, *arguments, names=()):
+    """Return what a command prints, on both streams, that ends with a user's mistake, and the messages it reports."""
+    with reported() as messages:
+        exit_code, out, err = run_command(capsys, *arguments)
+    assert exit_code == 2, err
+    check(messages[-1], code, names=names)
+    assert err.splitlines()[-1] == f"neuroshard: error: {messages[-1]}"  # after the progress bar
     assert "Traceback" not in out + err
-    assert "defect" not in out + err
-    return out, err
+    assert "neuroshard-defect" not in [message.code for message in messages]
+    return out, err, messages
 
 
-def _refused(capsys, message, *arguments):
-    _, err = _failed(capsys, message, *arguments)
-    assert err.startswith("neuroshard: error: ")
-    assert err.count("\n") == 1, err
+def _refused(capsys, code, *arguments, where=None, names=()):
+    message = refused_command(capsys, code, *arguments, where=where, names=names)
     assert list(Path().iterdir()) == []
+    return message
 
 
 def test_usage_names_every_command(capsys):
@@ -69,13 +72,17 @@ def test_usage_names_every_command(capsys):
 
 def test_search_finds_and_writes_a_plan(here, capsys):
     out = done(capsys, *_search(here, "out=found"))
-    assert "solved 1 of 1 tasks" in out
+    assert "1 of 1 task" in out
     assert Path("found/plans/task-0000.json").exists()
     before = Path("found/results.parquet").stat().st_mtime_ns
     assert done(capsys, *_search(here, "out=found")) == out
     assert Path("found/results.parquet").stat().st_mtime_ns == before
-    for other in ("searcher=random", "searcher.beam_width=2", "topology.memory_bytes=1000000"):
-        _failed(capsys, "found holds a run already", *_search(here, "out=found", other))
+    for other, name in (
+        ("searcher=random", "'Random'"),
+        ("searcher.beam_width=2", "beam_width="),
+        ("topology.memory_bytes=1000000", "tasks"),
+    ):
+        _failed(capsys, "out-begun-otherwise", *_search(here, "out=found", other), names=["found", name])
 
 
 def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
@@ -83,14 +90,14 @@ def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("neuroshard.plans.plan.write_json", full)
-    _, err = _failed(capsys, "what was finished is kept", *_search(here, "out=found"))
-    assert err.splitlines()[-1].startswith("neuroshard: error: [Errno 28] No space left on device")
+    _failed(capsys, "system-refused", *_search(here, "out=found"), names=["[Errno 28] No space left on device"])
 
 
 def test_the_default_experiment_may_be_written_out(here, capsys):
     """`--help` shows it as experiment=null."""
-    assert "solved 1 of 1 tasks" in done(capsys, *_search(here, "experiment=null", "out=found"))
-    _failed(capsys, "experiment=null,search_demo", *_search(here, "experiment=null,search_demo", "out=more", "-m"))
+    assert "1 of 1 task" in done(capsys, *_search(here, "experiment=null", "out=found"))
+    several = "experiment=null,search_demo"
+    _failed(capsys, "sweep-experiment-null", *_search(here, several, "out=more", "-m"), names=[several])
 
 
 def test_sweeps_run_every_combination(here, capsys):
@@ -99,144 +106,156 @@ def test_sweeps_run_every_combination(here, capsys):
 
 
 def test_too_little_memory_is_one_line_whose_advice_helps(here, capsys):
-    said = "the tables take 16.6 KiB, 4 devices of 1.46 KiB hold 5.86 KiB; give each at least 4.23 KiB"
-    _, err = _failed(capsys, said, *_search(here, "topology.memory_bytes=1500", "out=short"))
-    assert err.count("error: ") == 1
+    sizes = ["16.6 KiB", 4, "1.46 KiB", "5.86 KiB"]
+    short = _search(here, "topology.memory_bytes=1500", "out=short")
+    _, _, messages = _failed(capsys, "tables-exceed-devices", *short, names=sizes)
+    (message,) = messages
+    assert "4.23 KiB" in message.remedy
     done(capsys, *_search(here, "topology.memory_bytes=4.23KiB", "out=enough"))
 
 
 def test_wrong_tables(here, capsys):
     (here / "tables.csv").write_text(f"{TABLES}x,-1,16,2\n")
-    _refused(capsys, "rows=-1", *_search(here))
-
-
-SAME_PLACE = "would write to the same out="
+    _refused(capsys, "value-outside-limits", *_search(here), names=["rows", -1])
 
 
 @pytest.mark.parametrize(
-    ("message", "settings"),
+    ("code", "names", "settings"),
     [
-        ("did you mean 'neuroshard'", ["searcher=neurosard"]),
-        ("did you mean 'searcher.beam_width'", ["searcher.beam_with=2"]),
-        ("did you mean 'topology.num_devices'", ["topology.num_device=2"]),
-        ("did you mean 'topology.num_devices'", ["topolgy.num_devices=2"]),
-        ("'searcher.forms'; valid: searcher.", ["searcher.forms=[columns]"]),
-        ("'searcher.tiers'; valid: searcher.", ["searcher.tiers=[cached]"]),
-        ("malformed", ["topology"]),
-        ("write topology.num_devices=..., topology.memory_bytes=..., ", ["topology=8"]),
-        ("; a datasheet is model=roofline:h100", ["topology=h100"]),
-        ("topology=null is no setting but a group", ["topology=null"]),
-        (
-            "hardware=cuda does nothing with verify=none; it counts with verify=kernels or mirrored or",
-            ["hardware=cuda"],
-        ),
-        ("hardware.timeout_s=5 does nothing", ["hardware.timeout_s=5", "verify=none"]),
-        ("candidate_plans=3 does nothing", ["candidate_plans=3"]),
-        ("candidate_plans=0 must be a whole number of at least 1", ["verify=kernels", "candidate_plans=0"]),
-        ("passes=1 must be a whole number of at least 2", ["verify=kernels", "passes=1"]),
-        ("did you mean 'kernels'?", ["verify=kernel"]),
-        ("write searcher.grid.points=..., searcher.grid.max_factor=...", ["searcher.grid=2"]),
-        ("beam_width='many'", ["searcher.beam_width=many"]),
-        ("made for 4 devices, the task has 2", ["topology.num_devices=2"]),
-        ("no model bundle", ["model=./nowhere"]),
-        ("did you mean 'cpu'", ["model=cup"]),
-        ("tables=. is not one of its choices, nor a file that ends in .csv or .parquet", ["tables=."]),
-        ("unknown field 'table'; did you mean 'tables'", ["constraints.rules=[{table: a}]"]),
-        ("memory_bytes lists 2 devices", ["topology.memory_bytes=[1,2]"]),
-        ("no policy (installed: autoshard, dreamshard) at nowhere", ["searcher=dreamshard", "searcher.policy=nowhere"]),
-        ("needs searcher.start=...: the running job's plan", ["searcher=replan"]),
-        ("method=", ["method=a/b"]),
-        ("method=", [f"method={'n' * 300}"]),
-        ("out=[1, 2] must be text", ["out=[1,2]"]),
-        ("of a length of at least 1", ["out="]),
-        ("of a length of at least 1", ["method="]),
-        ("must be text", ["model={a: 1}"]),
-        ("batch_size=-1", ["batch_size=-1"]),
-        ("at most 4096", ["topology.num_devices=10000000"]),
-        ("a size up to 2^60 bytes", ["topology.memory_bytes=99999999999999999999"]),
-        ("a size up to 2^60 bytes, such as 34359738368, 32GiB or 16GB", ["topology.memory_bytes=lots"]),
-        (
-            "searcher.beam_width is not a setting of searcher=random",
-            ["-m", "searcher=neuroshard,random", "searcher.beam_width=1,3"],
-        ),
-        (f"{SAME_PLACE}x; name them apart: out='x-${{method}}'", ["-m", "searcher=random,dim_greedy", "out=x"]),
-        ("write -m to run a job for each", ["searcher=random,dim_greedy"]),
-        (
-            "topology: num_devices=10000000 must be a whole number of at most 4096; no job of the sweep has begun",
-            ["-m", "searcher=random", "topology.num_devices=2,10000000", "out='x${hydra:job.num}'"],
-        ),
-        (f"differ in searcher {SAME_PLACE}x,y", ["-m", "searcher=random,dim_greedy", "out=x,y"]),
-        (
-            "more than 10,000 jobs",
-            ["-m", "searcher=random", "searcher.seed=range(0,100000000)", "out='x${searcher.seed}'"],
-        ),
-        (
-            "'_target_' in topology.memory_bytes can't be set",
-            ["topology.memory_bytes={_target_: shutil.copyfile, src: '../tables.csv', dst: 'copied.csv'}"],
-        ),
-        ("unknown target 'soc'; did you mean 'sok'?", ["target=soc"]),
-        ("can't be set", ["-m", "hydra.launcher._target_=pandas.read_pickle"]),
-        ("Could not override 'hydra.launcher.nothing'", ["-m", "hydra.launcher.nothing=1"]),
-        ("Could not find 'hydra/launcher/nothing'", ["-m", "hydra/launcher=nothing"]),
-        ("hydra.launcher.n_jobs=many", ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=many"]),
+        ("unknown-name", ["'neurosard'", "'neuroshard'"], ["searcher=neurosard"]),
+        ("unknown-name", ["'searcher.beam_with'", "'searcher.beam_width'"], ["searcher.beam_with=2"]),
+        ("unknown-name", ["'topology.num_devices'"], ["topology.num_device=2"]),
+        ("unknown-name", ["'topolgy.num_devices'", "'topology.num_devices'"], ["topolgy.num_devices=2"]),
+        ("unknown-name", ["'searcher.forms'", "searcher.sharding_types"], ["searcher.forms=[columns]"]),
+        ("unknown-name", ["'searcher.tiers'", "searcher.tolerance"], ["searcher.tiers=[cached]"]),
+        ("argument-malformed", ["'topology'"], ["topology"]),
+        ("setting-is-group", ["topology=8", "topology.num_devices=..., topology.memory_bytes=..., "], ["topology=8"]),
+        ("setting-is-group", ["topology=h100", "model=roofline:h100"], ["topology=h100"]),
+        ("setting-is-group", ["topology=null"], ["topology=null"]),
+        ("setting-unused", ["hardware=cuda", "verify=none", "verify=kernels or mirrored or"], ["hardware=cuda"]),
+        ("setting-unused", ["hardware.timeout_s=5"], ["hardware.timeout_s=5", "verify=none"]),
+        ("setting-unused", ["candidate_plans=3"], ["candidate_plans=3"]),
+        ("value-outside-limits", ["candidate_plans", 0, 1], ["verify=kernels", "candidate_plans=0"]),
+        ("value-outside-limits", ["passes", 1, 2], ["verify=kernels", "passes=1"]),
+        ("unknown-name", ["'kernel'", "'kernels'"], ["verify=kernel"]),
+        ("setting-is-group", ["searcher.grid.points=..., searcher.grid.max_factor=..."], ["searcher.grid=2"]),
+        ("value-outside-limits", ["beam_width", "'many'"], ["searcher.beam_width=many"]),
+        ("models-devices-differ", [4, 2], ["topology.num_devices=2"]),
+        ("file-missing", ["nowhere/bundle.json"], ["model=./nowhere"]),
+        ("unknown-name", ["'cup'", "'cpu'"], ["model=cup"]),
+        ("file-type-unknown", ["tables=.", ".csv", ".parquet"], ["tables=."]),
+        ("unknown-name", ["'table'", "'tables'"], ["constraints.rules=[{table: a}]"]),
+        ("topology-sizes-count", ["memory_bytes", 2, 4], ["topology.memory_bytes=[1,2]"]),
+        ("file-missing", ["autoshard, dreamshard", "nowhere/policy.json"],
+         ["searcher=dreamshard", "searcher.policy=nowhere"]),
+        ("setting-missing", ["searcher.start=..."], ["searcher=replan"]),
+        ("value-outside-limits", ["method", "'a/b'"], ["method=a/b"]),
+        ("value-outside-limits", ["method", "'nnn", 200], [f"method={'n' * 300}"]),
+        ("value-outside-limits", ["out", "[1, 2]"], ["out=[1,2]"]),
+        ("value-outside-limits", ["out", "''", 1], ["out="]),
+        ("value-outside-limits", ["method", "''", 1], ["method="]),
+        ("value-outside-limits", ["model", "{'a': 1}"], ["model={a: 1}"]),
+        ("value-outside-limits", ["batch_size", -1], ["batch_size=-1"]),
+        ("value-outside-limits", ["num_devices", 10000000, 4096], ["topology.num_devices=10000000"]),
+        ("size-unreadable", ["topology.memory_bytes", "99999999999999999999", "2^60"],
+         ["topology.memory_bytes=99999999999999999999"]),
+        ("size-unreadable", ["'lots'", "34359738368, 32GiB", "16GB"], ["topology.memory_bytes=lots"]),
+        ("sweep-setting-of-other", ["searcher.beam_width", "searcher=random"],
+         ["-m", "searcher=neuroshard,random", "searcher.beam_width=1,3"]),
+        ("sweep-out-shared", ["searcher", "out=x", "out='x-${method}'"], ["-m", "searcher=random,dim_greedy", "out=x"]),
+        ("sweep-without-flag", ["'searcher=random,dim_greedy'", "-m"], ["searcher=random,dim_greedy"]),
+        ("sweep-out-shared", ["searcher", "out=x,y"], ["-m", "searcher=random,dim_greedy", "out=x,y"]),
+        ("sweep-large", ["10,000"],
+         ["-m", "searcher=random", "searcher.seed=range(0,100000000)", "out='x${searcher.seed}'"]),
+        ("unknown-name", ["'soc'", "'sok'"], ["target=soc"]),
+        ("setting-builds", ["'hydra.launcher._target_'"], ["-m", "hydra.launcher._target_=pandas.read_pickle"]),
+        ("hydra-refused", ["'hydra.launcher.nothing'"], ["-m", "hydra.launcher.nothing=1"]),
+        ("hydra-refused", ["'hydra/launcher/nothing'"], ["-m", "hydra/launcher=nothing"]),
+        ("hydra-refused", ["hydra.launcher.n_jobs=many"],
+         ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=many"]),
     ],
-    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
-)
-def test_wrong_settings_of_a_search(here, capsys, message, settings):
-    _refused(capsys, message, *_search(here, *settings))
+    ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_wrong_settings_of_a_search(here, capsys, code, names, settings):
+    _refused(capsys, code, *_search(here, *settings), names=names)
+
+
+def test_a_wrong_value_of_a_sweep_is_refused_before_its_first_job(here, capsys):
+    sweep = ["-m", "searcher=random", "topology.num_devices=2,10000000", "out='x${hydra:job.num}'"]
+    names = ["num_devices", 4096]
+    message = _refused(capsys, "value-outside-limits", *_search(here, *sweep), names=names)
+    assert "topology.num_devices=10000000" in message.where
+
+
+def test_a_value_that_says_what_is_built_is_refused(here, capsys):
+    value = "{_target_: shutil.copyfile, src: '../tables.csv', dst: 'copied.csv'}"
+    place, names = "topology.memory_bytes", ["'_target_'"]
+    _refused(capsys, "setting-builds", *_search(here, f"{place}={value}"), where=place, names=names)
+
+
+DATA = f"data={Path(__file__).resolve().parents[3] / 'benchmarks' / 'data' / 'cpu'}"
 
 
 @pytest.mark.parametrize(
-    ("message", "arguments"),
+    ("code", "names", "arguments"),
     [
-        ("did you mean 'search'", "serach"),
-        ("tables.path", "search tables=user_file"),
+        ("unknown-name", ["'serach'", "'search'"], "serach"),
+        ("setting-missing", ["tables.path=..."], "search tables=user_file"),
+        ("setting-unused", ["batch_size=8", "tasks=file", "tasks=paper or whole"], "search tasks=t.json batch_size=8"),
+        ("setting-unused", ["constraints.apart=[[a,b]]"], "search tasks=t.json constraints.apart=[[a,b]]"),
+        ("setting-unused", ["topology.num_devices=2,4"], "search -m tasks=t.json topology.num_devices=2,4"),
+        ("setting-unused", ["memory=training"], "train-policy tasks=t.json memory=training"),
+        ("setting-missing", ["tables.path=...", "tables=FILE.pt"], "search tables=dlrm"),
+        ("setting-missing", ["neuroshard explain", "plans=..."], "explain"),
+        ("file-missing", ["nowhere/manifest.json"], "pretrain data=nowhere"),
+        ("models-names-count", [2, 1], "models a b"),
+        ("unknown-name", ["'nothing'", "roofline:h100"], "models nothing"),
+        ("unknown-name", ["'random'", "autoshard, dreamshard"], "train-policy searcher=random"),
+        ("sweep-out-shared", ["seed", "-${seed}'"], "train-policy -m seed=0,1"),
+        ("value-outside-limits", ["runs", 3], "report runs=3"),
+        ("value-outside-limits", ["out", 1], "report runs=a out=1"),
+        ("value-outside-limits", ["max_samples", -1], f"pretrain {DATA} max_samples=-1"),
+        ("value-outside-limits", ["out", "[1]"], f"pretrain {DATA} out=[1]"),
+        ("value-outside-limits", ["members", 64], f"pretrain {DATA} compute_model.members=1_000"),
         (
-            "batch_size=8 does nothing with tasks=file; it counts with tasks=paper or whole",
-            "search tasks=t.json batch_size=8",
+            "value-outside-limits",
+            ["corrections", 10000000000],
+            f"pretrain {DATA} compute_model.member.corrections=10000000000",
         ),
-        ("constraints.apart=[[a,b]] does nothing", "search tasks=t.json constraints.apart=[[a,b]]"),
-        ("topology.num_devices=2,4 does nothing", "search -m tasks=t.json topology.num_devices=2,4"),
-        ("memory=training does nothing", "train-policy tasks=t.json memory=training"),
-        ("needs tables.path=...: FILE.pt", "search tables=dlrm"),
-        ("neuroshard explain needs plans=...: one plan file", "explain"),
-        ("no data manifest at nowhere", "pretrain data=nowhere"),
-        ("takes one name at most", "models a b"),
-        ("unknown model", "models nothing"),
-        ("unknown learner 'random'; valid: autoshard, dreamshard", "train-policy searcher=random"),
-        ("differ in seed", "train-policy -m seed=0,1"),
-        ("", "report runs=3"),
-        ("", "report runs=a out=1"),
-        ("", "pretrain max_samples=-1"),
-        ("", "pretrain out=[1]"),
-        ("", "pretrain compute_model.members=1_000"),
-        ("", "pretrain compute_model.member.corrections=10000000000"),
-        ("", "pretrain comm_model.parts=9223372036854775807"),
-        ("", "pretrain comm_model.training.learning_rate=1_000"),
-        ("", "search tasks.memory=5"),
-        ("", "search tasks.tables=x"),
+        (
+            "value-outside-limits",
+            ["parts", 9223372036854775807],
+            f"pretrain {DATA} comm_model.parts=9223372036854775807",
+        ),
+        (
+            "value-outside-limits",
+            ["learning_rate", 1],
+            f"pretrain {DATA} comm_model.training.learning_rate=1_000",
+        ),
+        ("setting-joins", ["tasks.memory"], "search tasks.memory=5"),
+        ("setting-joins", ["tasks.tables"], "search tasks.tables=x"),
     ],
 )
-def test_wrong_commands(here, capsys, message, arguments):
-    _refused(capsys, message, *arguments.split())
+def test_wrong_commands(here, capsys, code, names, arguments):
+    _refused(capsys, code, *arguments.split(), names=names)
 
 
 def test_truncated_bundle(here, capsys):
     (path,) = (here / "models").glob("weights-*")
     path.write_bytes(path.read_bytes()[:100])
-    _refused(capsys, "was changed or damaged", *_search(here))
+    _refused(capsys, "bundle-weights-damaged", *_search(here), names=[path.name])
 
 
 def test_malformed_plan(here, capsys):
     (here / "plan.json").write_text("{")
-    _refused(capsys, "not readable JSON", "evaluate", f"{here}/plan.json")
+    _refused(capsys, "json-unreadable", "evaluate", f"{here}/plan.json", where=f"plan {here}/plan.json")
 
 
 def test_plan_that_leaves_out_columns(here, capsys):
     task = toy_task(3)
     content = whole(task).to_json()
     (here / "plan.json").write_text(json.dumps(content | {"placements": content["placements"][1:]}))
-    _refused(capsys, "is covered by no shard", "evaluate", f"{here}/plan.json")
+    _refused(capsys, "plan-shards-gap", "evaluate", f"{here}/plan.json", names=[repr(task.tables[0].name)])
 
 
 def test_help_lists_choices_and_settings(capsys, here):
@@ -319,7 +338,7 @@ def test_a_group_of_settings_may_be_null_or_a_whole(here, capsys):
 def test_a_plan_is_exported_by_its_path(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=found"))
     plan = "found/plans/task-0000.json"
-    _failed(capsys, "neuroshard export needs to=...: sok | hugectr | torchrec | json", "export", plan)
+    _failed(capsys, "setting-missing", "export", plan, names=["to=...", "sok | hugectr | torchrec | json"])
     done(capsys, "export", plan, "to=json", "out=plain.json")
     assert Path("plain.json").exists()
 
@@ -337,7 +356,7 @@ def test_constraints_and_memory_on_the_command_line(here, capsys):
 def test_a_file_of_contradictory_constraints(here, capsys):
     (here / "rules.yaml").write_text("rules: [{tables: z*, max_shards: 1}]\n")
     file = ["constraints=file", f"constraints.path={here}/rules.yaml"]
-    _refused(capsys, "no table's name matches 'z*'", *_search(here, *file))
+    _refused(capsys, "rule-matches-no-table", *_search(here, *file), names=["'z*'"])
 
 
 def test_replanning_says_what_moves_and_what_is_saved(here, capsys):
@@ -366,7 +385,7 @@ def test_models_are_listed_and_described(here, capsys):
 def test_torchrecs_planner_leaves_a_run_like_everyone(capsys, here):
     fewer = ("searcher.split_factors=[2]", "searcher.sort_by=[perf]", "out=found")
     out = done(capsys, *_search(here, "searcher=torchrec", *fewer))
-    assert "solved 1 of 1 tasks" in out
+    assert "1 of 1 task" in out
     assert json.loads(Path("found/run.json").read_text())["searcher"] == "torchrec"
 
 
@@ -381,9 +400,9 @@ def _train(here, *more):
 @pytest.mark.parametrize("searcher", ["dreamshard", "autoshard"])
 def test_a_policy_is_trained_then_used(capsys, here, searcher):
     out = done(capsys, *_train(here, f"searcher={searcher}", "learner.rounds=2", "out=trained"))
-    assert "on the validation tasks (best of 2 rounds)" in out
+    assert "best of 2 rounds" in out
     out = done(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
-    assert "solved 1 of 1 tasks" in out
+    assert "1 of 1 task" in out
 
 
 @pytest.mark.parametrize(
@@ -397,8 +416,7 @@ def test_a_policy_is_trained_then_used(capsys, here, searcher):
 )
 def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
     with exclusive(Path("busy")):
-        said = "another run is at work in busy; wait for it, or give another out=DIRECTORY"
-        _failed(capsys, said, *command)
+        _failed(capsys, "out-in-use", *command, names=["busy", "out=DIRECTORY"])
         assert [path.name for path in Path("busy").iterdir()] == [".lock"]
     assert not Path("busy").exists()  # neither left anything there
 
@@ -417,7 +435,7 @@ def test_the_version_is_told(capsys):
 
 
 def test_the_defaults_of_a_search_have_a_plan_for_any_table_file(here, capsys):
-    assert "solved 1 of 1 tasks" in done(capsys, "search", "searcher=size_greedy")
+    assert "1 of 1 task" in done(capsys, "search", "searcher=size_greedy")
     out = done(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
     assert "3 tables: 3 table-wise on 4 devices" in out
     assert "device 0: " in out
@@ -425,13 +443,15 @@ def test_the_defaults_of_a_search_have_a_plan_for_any_table_file(here, capsys):
 
 def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
     sweep = ("-m", "topology.memory_bytes=1KiB,1GiB", "searcher=random", "out=swept/${topology.memory_bytes}")
-    out, err = _failed(capsys, "1 of its jobs failed", *_search(here, *sweep))
-    assert "solved 1 of 1 tasks" in out
-    assert "error: job 0 (" in err
-    assert ",topology.memory_bytes=1KiB,searcher=random,out=swept/${topology.memory_bytes}): " in err
+    out, _, messages = _failed(capsys, "sweep-jobs-failed", *_search(here, *sweep), names=[1, 2])
+    assert "1 of 1 task" in out
+    job, _ = messages
+    check(job, "tables-exceed-devices")
+    assert job.where.startswith("job 0 (")
+    assert ",topology.memory_bytes=1KiB,searcher=random,out=swept/${topology.memory_bytes})" in job.where
     table = out[out.index("The sweep") :]
     assert re.search(r"topology.memory_bytes\W+solved\W+predicted ms\W+search s", table)  # not searcher: it is the same
-    assert re.search(r"1KiB\W+no plan", table)
+    assert re.search(rf"1KiB\W+{NO_PLAN}", table)
     assert re.search(r"1GiB\W+1/1\W+[\d.]+\W+[\d.]+", table)
 
 
@@ -454,14 +474,14 @@ def test_nothing_is_written_but_to_out(here, capsys, launcher):
 def test_a_run_goes_on_with_the_same_models_only(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=x"))
     save_bundle(here / "models", random_models(seed=7), Card())
-    _failed(capsys, "x holds a run already", *_search(here, "searcher=random", "out=x"))
+    _failed(capsys, "out-begun-otherwise", *_search(here, "searcher=random", "out=x"), names=["models"])
 
 
 def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monkeypatch):
     monkeypatch.setattr("neuroshard.stages.search.runs.search.Searched", None)
     (here / "file").write_text("")
-    for command in (_search(here, f"out={here}/file"), _search(here, f"out={here}/file/inside")):
-        _refused(capsys, "is not a directory", *command)
+    for out in (f"out={here}/file", f"out={here}/file/inside"):
+        _refused(capsys, "out-under-file", *_search(here, out), where=out, names=[here / "file"])
 
 
 def test_paths_are_paths_and_nothing_else(here, capsys):
@@ -479,7 +499,7 @@ def test_sizes_are_written_as_people_do(here, capsys):
 def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypatch):
     none = Fingerprint("cuda", "none", 0, 1)
     monkeypatch.setattr("neuroshard.hardware.hardware.fingerprint", lambda kind: none)
-    _refused(capsys, "finds no CUDA device", "collect", "hardware=cuda", "out=x")
+    _refused(capsys, "hardware-no-gpu", "collect", "hardware=cuda", "out=x", where="hardware=cuda")
 
 
 def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
@@ -491,5 +511,5 @@ def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    _, err = _failed(capsys, "No space left on device", *_train(here, "learner.rounds=1", "out=trained"))
-    assert "policy.safetensors" in err.splitlines()[-1]
+    names = ["No space left on device", "policy.safetensors"]
+    _failed(capsys, "system-refused", *_train(here, "learner.rounds=1", "out=trained"), names=names)

@@ -22,7 +22,9 @@ def test_settings_of_what_is_built_on_others_are_said_too():
     given = {"searcher": "without_grid"}
     found = settings_of(Composed.of("search", given))
     said = {setting.key: setting.what for setting in found}
-    assert said["searcher.beam_width"] == "number of layouts kept after every split"
+    composed = Composed.of("search", {"searcher": "neuroshard_published"})
+    published = {setting.key: setting.what for setting in settings_of(composed)}
+    assert said["searcher.beam_width"] == published["searcher.beam_width"] != ""
     assert not any(key.startswith("run.") or "_target_" in key for key in said)
     assert "tasks.tables" not in said  # which only hands the tables on
 

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import neuroshard as ns
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import build, check_setting, instantiate_config
 from tests.kit.messages import refused
 
@@ -32,13 +31,13 @@ def test_what_says_what_is_built_is_refused_at_any_depth(value, word, wraps):
     value = {"b": 1, word: value}
     for wrap in wraps:
         value = wrap(value)
-    with refused("setting-builds"):
+    with refused("setting-builds", where="forms", names=[repr(word)]):
         check_setting("forms", value)
 
 
 @pytest.mark.parametrize("name", ["_target_", "tables._target_", "hydra.launcher._partial_", "a._args_.b"])
 def test_keys_that_say_what_is_built_are_refused(name):
-    with refused("setting-builds"):
+    with refused("setting-builds", names=[repr(name)]):
         check_setting(name, 1)
 
 
@@ -63,7 +62,7 @@ def test_texts_and_other_names_are_no_keys(value):
 )
 def test_resolvers_are_refused(text):
     for value in (text, [text], {"a": [1, text]}):
-        with refused("setting-resolver"):
+        with refused("setting-resolver", names=["out="]):
             check_setting("out", value)
 
 
@@ -77,27 +76,27 @@ def test_settings_may_be_named(text):
 def test_a_value_in_itself_is_one_line():
     loop: list[object] = []
     loop.append(loop)
-    with refused("value-nested-deeply"):
+    with refused("value-nested-deeply", where="forms"):
         check_setting("forms", loop)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("code", "where", "named", "settings"),
     [
-        {"_target_": "os.getcwd"},
-        {"_partial_": True},
-        {"improvement": EVIL},
-        {"improvement": {"seed": [EVIL]}},
-        {"improvement": OmegaConf.create(EVIL)},
-        {"forms": [OmegaConf.create(EVIL)]},
-        {"beam_width": "${oc.create:{_target_:os.getcwd}}"},
+        ("setting-builds", "", "'_target_'", {"_target_": "os.getcwd"}),
+        ("setting-builds", "", "'_partial_'", {"_partial_": True}),
+        ("setting-builds", "improvement", "'_target_'", {"improvement": EVIL}),
+        ("setting-builds", "improvement", "'_target_'", {"improvement": {"seed": [EVIL]}}),
+        ("setting-builds", "improvement", "'_target_'", {"improvement": OmegaConf.create(EVIL)}),
+        ("setting-builds", "forms", "'_target_'", {"forms": [OmegaConf.create(EVIL)]}),
+        ("setting-resolver", "", "beam_width=", {"beam_width": "${oc.create:{_target_:os.getcwd}}"}),
     ],
 )
-def test_settings_of_calls_build_nothing(settings, tmp_path, monkeypatch):
+def test_settings_of_calls_build_nothing(code, where, named, settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"can't be set|resolver"):
+    with refused(code, where=where, names=[named]):
         build("searcher", "neuroshard", **settings)
-    with pytest.raises(UserError, match=r"can't be set|resolver"):
+    with refused(code, where=where, names=[named]):
         ns.load_tables("criteo", **settings)
 
 
@@ -107,15 +106,26 @@ SEARCH = {"_target_": "neuroshard.stages.search.methods.published.BeamSearch"}
 
 @pytest.mark.parametrize("wrap", [lambda it: it, lambda it: {"within": it}, lambda it: {"within": [it]}])
 @pytest.mark.parametrize(
-    ("named", "wrong"),
-    [("bogus", SEARCH | {"grid": {"_target_": GRID, "bogus": 1}}), ("beam_width='x'", SEARCH | {"beam_width": "x"})],
+    ("code", "names", "wrong"),
+    [
+        ("unknown-name", ["grid.bogus'"], SEARCH | {"grid": {"_target_": GRID, "bogus": 1}}),
+        ("value-outside-limits", ["beam_width", "'x'"], SEARCH | {"beam_width": "x"}),
+    ],
 )
-def test_settings_that_are_not_taken_are_refused_at_any_depth(wrap, named, wrong):
-    with pytest.raises(UserError, match=named):
+def test_settings_that_are_not_taken_are_refused_at_any_depth(wrap, code, names, wrong):
+    with refused(code, names=names):
         instantiate_config(OmegaConf.create(wrap(wrong)))
 
 
-@pytest.mark.parametrize("value", [3, "x", [1], {"bogus": 1}])
-def test_wrong_values_for_a_group_of_settings_are_refused_in_calls(value):
-    with pytest.raises(UserError, match="improvement"):
+@pytest.mark.parametrize(
+    ("code", "names", "value"),
+    [
+        ("setting-group-as-value", ["improvement", 3], 3),
+        ("setting-group-as-value", ["improvement", "'x'"], "x"),
+        ("setting-group-as-value", ["improvement", "[1]"], [1]),
+        ("unknown-name", ["'improvement.bogus'"], {"bogus": 1}),
+    ],
+)
+def test_wrong_values_for_a_group_of_settings_are_refused_in_calls(code, names, value):
+    with refused(code, names=names):
         build("searcher", "neuroshard", improvement=value)
