@@ -37,12 +37,12 @@ class CommAugmentation:
         max_dim: maximum number of columns of the tables whose embeddings are exchanged, a power of two and at least 4.
         min_tables: minimum number of tables in an all_to_all or input exchange.
         max_tables: maximum number of tables in an all_to_all or input exchange.
-        max_start_ms: maximum random delay of a device before an exchange starts there, in ms; the delays stand for
-            devices that finish their kernels at different times. CPU kernels take longer than GPU kernels, and delays
-            must cover their imbalance.
-        collectives: list of collectives to measure: all_to_all, reduce_scatter, all_reduce, input (the input dist), or
-            host_reduce_scatter and host_all_to_all on several hosts; one listed twice is drawn twice as often. A
-            collective that is listed twice comes twice as often.
+        max_start_ms: maximum random delay, in ms, with which a device starts an exchange; the delays stand for devices
+            that finish their kernels at different times. CPU kernels take longer than GPU kernels, and delays must
+            cover their imbalance.
+        collectives: list of collectives to measure: all_to_all, reduce_scatter, all_reduce, input (the input dist), on
+            several hosts also host_reduce_scatter and host_all_to_all; a collective listed twice is drawn twice as
+            often. A collective that is listed twice comes twice as often.
         max_row_tables: maximum number of row-wise tables in a reduce_scatter exchange; in a host_reduce_scatter or
             host_all_to_all exchange, maximum number of row-wise tables per host.
         max_gradient_bytes: maximum bytes of all gradients in one all_reduce exchange, which sums the gradients of

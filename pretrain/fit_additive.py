@@ -141,7 +141,8 @@ class Additive(HiddenLayers, ComputeFitter):
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: input features per table; paper
-            has the published features, log their logarithms, physical the work per batch, and the others add to these.
+            has the published features, log has logarithms, physical has the work per batch, and the other sets extend
+            these.
         corrections: number of learned terms added to the sum of single-table costs, because tables in one kernel call
             affect each other; more terms can fit finer effects, and predictions take longer. The width of the head's
             hidden layer.
@@ -245,7 +246,8 @@ class Regression(ComputeFitter):
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: input features per table; paper
-            has the published features, log their logarithms, physical the work per batch, and the others add to these.
+            has the published features, log has logarithms, physical has the work per batch, and the other sets extend
+            these.
     """
 
     features: str = "physical"

@@ -33,7 +33,8 @@ class PaperCompute(ComputeFitter):
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: input features per table; paper
-            has the published features, log their logarithms, physical the work per batch, and the others add to these.
+            has the published features, log has logarithms, physical has the work per batch, and the other sets extend
+            these.
         table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
             the size of the encoding.
         head: width of the only hidden layer of the network that predicts a kernel time from the sum of the table

@@ -44,8 +44,8 @@ class Pretrain:
         init: model bundle to fine-tune: an installed name such as cpu, or a directory; from a list, such as
             [cpu,models/other], the bundle of the most similar machine is used; None trains new models.
         min_finetune_samples: minimum number of training samples to fine-tune a kernel model of init; with fewer
-            samples, the predictions of this model are only multiplied by a factor. Fine-tuned to a few hundred random
-            combinations, models chose plans whose steps took longer.
+            samples, one factor that multiplies the predictions of this model is fitted. Fine-tuned to a few hundred
+            random combinations, models chose plans whose steps took longer.
         max_samples: maximum number of training samples of each kind of kernel call, of each collective and of training
             steps; None uses all samples.
         max_tables: maximum number of tables in a kernel call that is used for training; 1 uses single tables only, and

@@ -44,8 +44,8 @@ class StepProtocol:
     Attributes:
         builds: number of builds; each build creates the models of all plans in fresh processes and in a new order;
             search ignores this setting and makes one build per pass.
-        turns: number of turns per plan in a build; plans take turns in random order, and more turns reduce the noise
-            and take longer.
+        turns: number of turns of each plan per build; in a turn one plan trains and is timed, the plans alternate in
+            random order, and more turns reduce the noise.
         steps: number of training steps that are timed together in each turn, after one untimed step.
         dense: list of widths of the hidden layers of the dense network that stands in for yours, such as [64]; [] only
             adds up the outputs of the tables.

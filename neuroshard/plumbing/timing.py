@@ -34,9 +34,10 @@ class TimingProtocol:
         rounds: number of rounds over the samples in memory; each round times all of these samples in a new random
             order, and more rounds average out slow phases of the machine.
         repeats_per_round: number of timed runs of each sample per round, directly after one another.
-        live: maximum number of samples in memory at once; when these samples are measured, the next samples are loaded.
-        flush_bytes: bytes to write on the device before every run, so that caches contain no rows; 0 writes none on a
-            CPU, and a GPU always writes at least twice its L2 cache.
+        live: maximum number of samples in memory at once; after these samples are measured, the next samples are
+            loaded.
+        flush_bytes: bytes to write on the device before every run, so that hardware caches contain no rows; 0 writes
+            none on a CPU, and a GPU always writes at least twice its L2 cache.
     """
 
     warmup: Count = 1

@@ -18,8 +18,8 @@ class Topology:
         num_devices: number of devices to place tables on.
         memory_bytes: memory of each device, in bytes or as text such as 32GiB, or a list with one size per device, such
             as [32GiB,16GiB].
-        reserved_bytes: memory of each device that is not for tables but for the rest of the model, in bytes or as text
-            such as 2GiB, or a list with one size per device.
+        reserved_bytes: memory of each device to keep free for the rest of the model, in bytes or as text such as 2GiB,
+            or a list with one size per device.
         devices_per_host: number of devices on each host, a divisor of num_devices; ranks are numbered host by host, and
             None means that one host has all devices.
         host_memory_bytes: memory of each host for tables, in bytes or as text such as 512GiB; 0 places no table in host

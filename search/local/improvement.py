@@ -26,10 +26,10 @@ class Improvement:
 
     Attributes:
         perturbations: number of times that local search changes its best plan at random and improves the result; 0
-            improves the starting plan only, and more take longer.
+            improves the starting plans only, and larger numbers take longer.
         perturbation_steps: number of random moves or swaps of shards per perturbation.
-        max_plans: approximate number of plans after which local search ends, even if perturbations are left; None sets
-            no limit. Counted as `LocalSearch.looked` does: on large tasks this limit ends the search before
+        max_plans: approximate number of evaluated plans after which local search ends, even if perturbations are left;
+            None sets no limit. Counted as `LocalSearch.looked` does: on large tasks this limit ends the search before
             `perturbations` are made.
         seed: seed of the random moves and swaps; the same seed gives the same plan.
     """

@@ -72,7 +72,7 @@ class OtherModels(ModelChange):
 
     Attributes:
         model: cost models that the search sees: an installed name (`neuroshard models` lists them) or a directory that
-            `neuroshard pretrain` wrote; the final plan is judged by the models in model.
+            `neuroshard pretrain` wrote; the setting model names the models that judge the final plan.
     """
 
     model: str

@@ -77,12 +77,12 @@ class NeuroShard(Searcher):
     types, and searches the likely ones.
 
     Attributes:
-        num_candidates: in every round, the published search (NeuroShard's beam search, the first stage) tries to split
-            this many of the largest and this many of the most expensive shards.
+        num_candidates: in every round, the published search (NeuroShard's beam search for column-wise tables) tries to
+            split this many of the largest and this many of the most expensive shards.
         beam_width: number of layouts (ways to split the tables) that the published search keeps after every round;
             search time grows in proportion.
         max_splits: maximum number of rounds of the published search, and each round halves one shard of a layout; with
-            0 this search splits only tables that must be split.
+            0 this search splits only tables that must be split to fit.
         grid: caps of the greedy grid search, for the published search and for even splits.
         improvement: settings of the local search.
         acceptance: rule by which the search accepts gains over the published search's plan; None accepts every gain.

@@ -31,7 +31,7 @@ class BeamSearch(Searcher):
         beam_width: number of layouts (ways to split the tables) that the beam search keeps after every round; search
             time grows in proportion.
         max_splits: maximum number of rounds of the beam search, and each round halves one shard of a layout; 0 splits
-            only tables that must be split.
+            only tables that must be split to fit.
         grid: caps of the greedy grid search.
     """
 

@@ -34,7 +34,7 @@ class GridSettings:
     Without any (0 points) shards are placed by compute cost alone.
 
     Attributes:
-        points: number of limits on the columns per device that the search tries, from the mean over devices to
+        points: number of limits on the columns per device that greedy placement tries, from the mean over devices to
             max_factor times the mean; 0 places shards without a limit.
         max_factor: largest limit on the columns per device, as a multiple of the mean over devices.
     """

@@ -94,8 +94,8 @@ class Learner:
     Attributes:
         policy: makes an untrained policy network.
         algorithm: training algorithm of the policy.
-        cost_network: settings of a cost network that is trained together with the policy; None trains the policy by the
-            pre-trained cost models.
+        cost_network: settings of a cost network that is trained together with the policy; None trains the policy on
+            costs that the pre-trained cost models predict.
         order: order in which the policy places tables in training; None places the most expensive tables first, and
             experiment=train-policy_random_order places them in random order.
         rounds: number of training rounds; after each round the policy is validated, and the best policy is kept.

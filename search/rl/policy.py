@@ -115,7 +115,7 @@ class AutoShardPolicy(Policy):
         memory: size of the hidden state of the LSTM that reads the tables.
         cost: list of widths of the layers that read the predicted compute costs of the devices so far, such as [64,32];
             [] hides these costs from the policy.
-        head: width of the hidden layer of the network that scores the devices, and of the critic.
+        head: width of the hidden layer of two networks: the network that scores the devices, and the critic.
     """
 
     kind = "autoshard"

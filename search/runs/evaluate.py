@@ -36,9 +36,9 @@ class Evaluate(ModelSettings):
         max_tasks: maximum number of tasks to measure per search run, from the first task on; None measures all tasks.
         seed: seed of the random lookups.
         out: directory that the results are written to; None uses the next free directory under runs/evaluate.
-        count_input: true also measures the input dist (exchange of indices), and predictions of model include this
-            exchange; false leaves it out; measured training steps always include it. Predictions of a search count the
-            input dist if the search had count_input=true.
+        count_input: true measures the input dist (exchange of indices) with measure=kernels, and adds this exchange to
+            predictions of model; false leaves this exchange out. Predictions of a search count the input dist if the
+            search had count_input=true.
         measure: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 

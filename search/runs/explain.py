@@ -34,7 +34,8 @@ class Explain(ModelSettings):
     Attributes:
         plans: one plan file to explain, or two to compare, written without plans=: explain PLAN.json OTHER.json; both
             plans must have tables with the same names.
-        model: cost models that predict the costs, such as cpu; None uses the models that the plan was found with.
+        model: cost models that predict the costs, such as cpu; None uses the models and settings that the plan was
+            found with, except settings that you give.
         out: path of the HTML page to write, such as plan.html; None only prints the explanation.
     """
 
