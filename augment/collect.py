@@ -57,23 +57,23 @@ class Collect:
         tables: tables that samples are drawn from.
         hardware: hardware to measure on.
         compute, comm, local: how samples of kernel calls, exchanges and mirrored training steps are drawn.
-        num_compute_samples: number of kernel calls to measure, each over a combination of tables.
-        num_comm_samples: number of exchanges to measure.
-        num_local_samples: number of mirrored training steps (one process runs one rank of a larger job) to measure, for
-            the framework overhead of TorchRec, which must be installed.
-        num_second_pass: number of samples of each kind that are measured a second time at the end, spread over all
-            samples, to estimate the noise.
-        batch_sizes: global batch sizes (samples in a step over all devices), such as [1024,4096]; every sample has one
-            of these sizes.
-        seed: seed of the random samples and of their lookups.
-        out: directory that the data are written to; a run that was stopped resumes there.
-        max_noise: maximum relative difference between two passes that 9 in 10 samples must stay below, or the run
-            fails; None sets no limit. If a sample differs by more, its slower pass was disturbed: the sample is
-            measured again, together with the samples that were measured in the same batch.
-        max_remeasure_passes: maximum number of further passes over samples that differ by more than max_noise, and over
-            samples that were measured with them.
-        references: fraction of the calls in every batch of kernel calls that are the same in all batches, to show how
-            fast the machine was at that time; 0 means no such calls. `pretrain` corrects measured times by them.
+        num_compute_samples: number of kernel calls to measure; each call looks up a random combination of tables.
+        num_comm_samples: number of exchanges between devices to measure; 0 measures none.
+        num_local_samples: number of mirrored training steps to measure, for the framework overhead of TorchRec (must be
+            installed); in a mirrored step, one process runs one rank of a larger job.
+        num_second_pass: number of kernel calls, of exchanges and of training steps that are measured a second time at
+            the end, to estimate the noise.
+        batch_sizes: list of global batch sizes (samples per step over all devices), such as [1024,4096]; every kernel
+            call and every exchange is measured at one of these sizes.
+        seed: seed of the random kernel calls, exchanges and training steps, and of their lookups.
+        out: directory that the measurements are written to; after an interruption, the same command continues there.
+        max_noise: maximum relative difference between two measurements of a sample; the run fails if more than 1 in 10
+            of the repeated samples differ by more, and None sets no limit. If a sample differs by more, its slower pass
+            was disturbed: the sample is measured again, together with the samples that were measured in the same batch.
+        max_remeasure_passes: maximum number of further passes if the noise is above max_noise; each pass measures again
+            the samples that differ by more, and all other samples of their batch.
+        references: fraction of each batch of kernel calls, from 0 to 1, that is the same in all batches, so that
+            changes of the machine's speed show; 0 repeats no calls. `pretrain` corrects measured times by them.
     """
 
     tables: tuple[Table, ...]

@@ -46,33 +46,36 @@ class ComputeAugmentation:
     """How combinations of tables are drawn.
 
     Attributes:
-        max_dim: maximum number of columns of a table, which must be 4 times a power of two, at most 2,048. Widths are
-            max_dim halved any number of times, down to 4.
-        min_tables: minimum number of tables in a combination, which one kernel call looks up.
-        max_tables: maximum number of tables in a combination, which one kernel call looks up.
-        max_bytes: maximum bytes of weights per combination; of row-wise tables only the rows on the device count.
-        arbitrary_dim_fraction: fraction of tables whose width is any multiple of 4 columns, not a halving of max_dim.
-            Narrow widths come more often. Plans have such widths, for example half of a table of 100 columns.
-        sharding_types: sharding types to draw from, such as [column_wise,row_wise]: column_wise, row_wise (a block of
-            rows of each table) or data_parallel. A type that is listed twice comes twice as often.
-        sharers: numbers of devices that share row-wise or data-parallel tables, such as [2,4,8]; each combination has
-            one of these numbers.
-        hot_rows_first_fraction: fraction of the row-wise combinations in which hot rows, some or all of them, are in
-            the first blocks of rows.
-        max_copy_bytes: maximum bytes of weights in a data-parallel combination.
-        features: numbers of features that read a table, each with a pooled output of its own, such as [1,2]; each table
-            has one of these numbers.
-        pooled: kinds of tables to draw from: [true] for pooled tables, [false] for sequence tables, which have an
-            output for every lookup, [true,false] for both. Each column-wise or row-wise combination has tables of one
-            kind. The sequence tables of a combination have one width.
-        max_output_bytes: maximum bytes of the outputs of a batch in a combination of sequence tables. A table alone may
-            have more.
-        tiers: tiers to draw from, such as [device,uvm_caching]: device, uvm_caching (host memory with a cache on the
-            device) or uvm (host memory); host memory needs a GPU. Each column-wise or row-wise combination is in one of
-            these tiers; a tier that is listed twice comes twice as often. In host memory hot rows are anywhere.
-        cache_load_factor: fractions of a table's rows that the cache has room for, such as [0.1,0.2]; each combination
-            in tier uvm_caching has one of these fractions. The cache takes at most max_bytes, with rows as wide as the
-            widest table.
+        max_dim: maximum number of columns of a table, a power of two from 4 to 2048; most tables get max_dim halved a
+            random number of times, down to 4. Widths are max_dim halved any number of times, down to 4.
+        min_tables: minimum number of tables that one measured kernel call looks up.
+        max_tables: maximum number of tables that one measured kernel call looks up.
+        max_bytes: maximum bytes of the weights of all tables in a kernel call; row-wise tables count with the rows of
+            one device only.
+        arbitrary_dim_fraction: fraction of tables, from 0 to 1, that get any multiple of 4 up to max_dim as number of
+            columns; all other tables get max_dim halved some number of times. Narrow widths come more often. Plans have
+            such widths, for example half of a table of 100 columns.
+        sharding_types: list of sharding types of the measured tables: column_wise, row_wise (each call sees the rows of
+            one device) or data_parallel; a type listed twice is drawn twice as often. A type that is listed twice comes
+            twice as often.
+        sharers: list of numbers of devices that share the row-wise or data-parallel tables, such as [2,4,8]; each
+            kernel call is drawn for one of these numbers.
+        hot_rows_first_fraction: fraction of row-wise kernel calls, from 0 to 1, in which some or all frequently used
+            rows have the lowest row numbers; in the other calls these rows are anywhere.
+        max_copy_bytes: maximum bytes of the weights of all tables in a data-parallel kernel call.
+        features: list of numbers of features that read one table, such as [1,2]; each table gets one of these numbers
+            at random.
+        pooled: list of kinds of tables to draw: [true] for pooled tables, [false] for sequence tables (one output row
+            per lookup), [true,false] for both. Each column-wise or row-wise combination has tables of one kind. The
+            sequence tables of a combination have one width.
+        max_output_bytes: maximum bytes of the outputs of one kernel call on sequence tables. A table alone may have
+            more.
+        tiers: list of memory tiers of the measured tables: device, uvm_caching (host memory with a cache on the device)
+            or uvm (host memory); the last two need a GPU. Each column-wise or row-wise combination is in one of these
+            tiers; a tier that is listed twice comes twice as often. In host memory hot rows are anywhere.
+        cache_load_factor: list of cache sizes for tier uvm_caching, as fractions of a table's rows, such as [0.1,0.2];
+            each kernel call in this tier has one of these sizes. The cache takes at most max_bytes, with rows as wide
+            as the widest table.
     """
 
     max_dim: ShardDim = 128

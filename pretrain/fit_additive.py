@@ -140,12 +140,14 @@ class Additive(HiddenLayers, ComputeFitter):
     """An own cost for every table, and a correction of the sum.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: set of table features that the
-            model sees.
-        corrections: number of corrections to the sum of table costs, which show how tables in one kernel call affect
-            each other. The width of the head's hidden layer.
-        kernel_widths: table widths, in columns, up to which a kernel call is faster if no table is wider, such as
-            [32,64,128] on GPUs; [] assumes that there are none.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: input features per table; paper
+            has the published features, log has logarithms, physical has the work per batch, and the other sets extend
+            these.
+        corrections: number of learned terms added to the sum of single-table costs, because tables in one kernel call
+            affect each other; more terms can fit finer effects, and predictions take longer. The width of the head's
+            hidden layer.
+        kernel_widths: list of table widths, in columns, such as [32,64,128] on GPUs; a kernel call may cost less if
+            none of its tables is wider than a listed width; [] excludes this effect.
         training_further: settings for fine-tuning a model of another machine.
     """
 
@@ -207,8 +209,8 @@ class Ensemble(ComputeFitter):
 
     Attributes:
         member: settings of each model.
-        members: number of models in the ensemble, trained from different initial weights; the spread of the predictions
-            shows how certain they are.
+        members: number of models in the ensemble, trained from different random weights; the spread of their
+            predictions shows how uncertain a cost is, and training time grows in proportion.
     """
 
     goes_on_from: ClassVar[Any] = ComputeEnsemble
@@ -243,8 +245,9 @@ class Regression(ComputeFitter):
     """A weight for every feature, none negative, of the least squared relative error.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: set of table features that the
-            model sees.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: input features per table; paper
+            has the published features, log has logarithms, physical has the work per batch, and the other sets extend
+            these.
     """
 
     features: str = "physical"

@@ -100,8 +100,8 @@ class SetCommunication(HiddenLayers, CommFitter):
     """One network for every device, which sees the others as a set.
 
     Attributes:
-        parts: number of parts of a transfer that may overlap with waiting for slower devices, in addition to the part
-            after the last device has started.
+        parts: number of learned terms for the work of an exchange that a device can do before the slowest device
+            starts; more terms can follow this overlap more closely.
         training_further: settings for fine-tuning a model of another machine.
     """
 

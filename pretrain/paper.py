@@ -32,11 +32,13 @@ class PaperCompute(ComputeFitter):
     """A table network, a sum, a head with one hidden layer.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: set of table features that the
-            model sees.
-        table: widths of the table network's layers, such as [128,32]; the last width is the network's output.
-        head: width of the hidden layer of the head, which computes costs from sums over tables. The head has one hidden
-            layer, so that the search can compile it into its inner loop.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: input features per table; paper
+            has the published features, log has logarithms, physical has the work per batch, and the other sets extend
+            these.
+        table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
+            the size of the encoding.
+        head: width of the only hidden layer of the network that predicts a kernel time from the sum of the table
+            encodings. The head has one hidden layer, so that the search can compile it into its inner loop.
         training: settings of the training.
     """
 

@@ -39,25 +39,26 @@ class Pretrain:
     Attributes:
         data: a directory that neuroshard collect wrote, or in which evaluate or a verified search measured plans;
             or several directories, such as [data/cpu,data/more].
-        out: directory that the bundle of fitted models is written to.
+        out: directory that the fitted models are written to, as one model bundle.
         compute_model, comm_model: the kinds of the models, and how they are fitted.
-        init: bundle whose models are fine-tuned: an installed name such as cpu, a directory, or several bundles, such
-            as [cpu,models/other], of which the one of the most similar machine is used; None trains new models.
-        min_finetune_samples: minimum number of training samples of a kernel call for fine-tuning init's model of that
-            call; with fewer samples the model is only multiplied by a factor. Fine-tuned to a few hundred random
-            combinations, models chose plans whose steps took longer.
-        max_samples: maximum number of training samples of each kernel call, of each exchange and of steps; None uses
-            all samples.
-        max_tables: maximum number of tables in a training sample of a kernel call, such as 1 for single tables only;
-            None uses all samples.
-        calls: kernel calls that models are fitted to in addition to column_wise, such as
-            [row_wise,data_parallel,sequence_column_wise,sequence_row_wise]; None fits models to all measured calls.
-        exchanges: datasheet whose exchange models are used, such as roofline:h100, if the data has no measured
-            exchanges, as on a machine with one device; None fits models to the measured exchanges.
-        host_tiers: datasheet whose link between host and device predicts tables in host memory, such as roofline:h100;
-            None predicts such tables only by measured kernel calls.
-        seed: seed of the initial weights and of the order of samples.
-        allow_regression: true writes the models even if they are worse than those of init on the same test samples.
+        init: model bundle to fine-tune: an installed name such as cpu, or a directory; from a list, such as
+            [cpu,models/other], the bundle of the most similar machine is used; None trains new models.
+        min_finetune_samples: minimum number of training samples to fine-tune a kernel model of init; with fewer
+            samples, one factor that multiplies the predictions of this model is fitted. Fine-tuned to a few hundred
+            random combinations, models chose plans whose steps took longer.
+        max_samples: maximum number of training samples of each kind of kernel call, of each collective and of training
+            steps; None uses all samples.
+        max_tables: maximum number of tables in a kernel call that is used for training; 1 uses single tables only, and
+            None uses all kernel calls.
+        calls: list of kinds of kernel calls to fit in addition to column_wise, such as
+            [row_wise,data_parallel,sequence_column_wise]; None fits all kinds in the data.
+        exchanges: analytic models of a GPU, such as roofline:h100, that predict exchanges if the data has none, as from
+            a machine with one device; None fits models to measured exchanges.
+        host_tiers: analytic models of a GPU, such as roofline:h100, that predict lookups in host memory if the data has
+            none; None predicts such lookups only if they were measured.
+        seed: seed of the initial weights and of the order of the training samples.
+        allow_regression: true writes the models even if they have larger errors on the test samples than the models of
+            init; false stops with an error instead.
     """
 
     data: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)]

@@ -42,8 +42,8 @@ class Hardware:
         device: the device that runs the kernels.
         embedding: settings of the fused kernel.
         compute_timing, comm_timing: how kernel calls and exchanges are timed.
-        timeout_s: maximum seconds for one run of a sample; a worker process that takes longer is stopped, and the
-            sample is recorded as failed.
+        timeout_s: maximum seconds that a worker process may send no result; then the process is stopped, and the
+            current sample is recorded as failed.
     """
 
     device: DeviceSpec

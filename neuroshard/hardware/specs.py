@@ -18,8 +18,8 @@ class DeviceSpec:
 
     Attributes:
         kind: cpu | cuda: type of the device that kernels and exchanges are measured on.
-        pin: true keeps each measuring process on a CPU core of its own, unless there are more processes than cores; it
-            has no effect with kind=cuda.
+        pin: true binds each measuring process to one CPU core; processes share cores only if there are more processes
+            than cores, and kind=cuda ignores this setting.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class EmbeddingSettings:
     """Settings of the fused kernel.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad: optimizer that updates the tables in the measured kernels; sgd is FBGEMM's
+        optimizer: sgd | rowwise_adagrad: optimizer with which the measured kernels update the tables; sgd is FBGEMM's
             exact SGD.
     """
 

@@ -42,16 +42,18 @@ class StepProtocol:
     steps that are timed together; all ranks start at once.
 
     Attributes:
-        builds: number of times that every plan is built, each time in fresh processes and in another order of plans.
-        turns: number of turns of every plan in a build.
-        steps: number of steps that are timed together in a turn, after one untimed step.
-        dense: widths of the hidden layers of the stand-in for the dense network, such as [64]; [] is a stand-in that
-            only sums up the outputs of the tables.
-        pipeline: none | sparse_dist: how batches follow each other; sparse_dist is TorchRec's TrainPipelineSparseDist,
-            which sends a batch's indices while the batch before it trains.
-        ballast: rows of a square matrix that the device multiplies by itself in the dense phase, to keep the device
-            busy; 0 means no matrix. A matrix of 8192 rows keeps an H100 busy for about 23 ms, so that its host launches
-            the next step meanwhile.
+        builds: number of builds; each build creates the models of all plans in fresh processes and in a new order;
+            search ignores this setting and makes one build per pass.
+        turns: number of turns of each plan per build; in a turn one plan trains and is timed, the plans alternate in
+            random order, and more turns reduce the noise.
+        steps: number of training steps that are timed together in each turn, after one untimed step.
+        dense: list of widths of the hidden layers of the dense network that stands in for yours, such as [64]; [] only
+            adds up the outputs of the tables.
+        pipeline: none | sparse_dist: training pipeline; none finishes one batch before the next, sparse_dist
+            (TorchRec's TrainPipelineSparseDist) sends the indices of a batch during the previous step.
+        ballast: number of rows of a square matrix that the device multiplies by itself in every step, to imitate a
+            larger dense network; 0 multiplies no matrix. A matrix of 8192 rows keeps an H100 busy for about 23 ms, so
+            that its host launches the next step meanwhile.
     """
 
     builds: PositiveCount = 6

@@ -29,12 +29,15 @@ class TimingProtocol:
     back.
 
     Attributes:
-        warmup: number of untimed runs of each sample, before the timed runs.
-        rounds: number of rounds over all samples in memory; each round runs the samples in a random order.
-        repeats_per_round: number of timed runs of each sample in a row, per round.
-        live: maximum number of samples in memory at once.
-        flush_bytes: number of bytes, or text such as 32MiB, that are written on the measured device before every run,
-            so that no run finds its rows in a hardware cache; 0: none.
+        warmup: number of untimed runs of each sample (a kernel call or an exchange) before the timed runs of this
+            sample.
+        rounds: number of rounds over the samples in memory; each round times all of these samples in a new random
+            order, and more rounds average out slow phases of the machine.
+        repeats_per_round: number of timed runs of each sample per round, directly after one another.
+        live: maximum number of samples in memory at once; after these samples are measured, the next samples are
+            loaded.
+        flush_bytes: bytes to write on the device before every run, so that hardware caches contain no rows; 0 writes
+            none on a CPU, and a GPU always writes at least twice its L2 cache.
     """
 
     warmup: Count = 1

@@ -381,16 +381,16 @@ def memory_for(
     only the weights, as in the papers.
 
     Args:
-        target: sok | hugectr | torchrec | json: the system that plans are made for, which decides the defaults of
-            optimizer and batches_in_flight; null: no system.
-        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer whose state counts in
-            device memory; null: rowwise_adagrad if the target trains (sok, hugectr, torchrec), else no state.
-        batches_in_flight: number of batches whose inputs and outputs are in device memory at once; null: 1 if the
-            target trains, else 0.
-        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count instead
-            of those of batches_in_flight; null: batches_in_flight counts.
-        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
-            data-parallel tables, whose state counts in device memory; null: the same optimizer as for other tables.
+        target: sok | hugectr | torchrec | json: system that plans are made for, which sets the defaults of
+            memory.optimizer and memory.batches_in_flight; null: no system.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of the tables, whose state
+            counts as memory; null: rowwise_adagrad for target sok, hugectr or torchrec, else no state.
+        batches_in_flight: number of batches whose inputs and outputs are in device memory at once, from 0 to 1000;
+            null: 1 for target sok, hugectr or torchrec, else 0 (no buffers).
+        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count as memory
+            in place of batches_in_flight; null counts batches_in_flight.
+        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of data-parallel
+            tables, whose state counts as memory; null: the same optimizer as for other tables.
     """
     trains = target_named(target).trains
     usual = MemoryUse("rowwise_adagrad", batches_in_flight=1) if trains else MemoryUse()
@@ -405,12 +405,12 @@ class Export:
 
     Attributes:
         plan: path of the plan file, written without plan=: export PLAN.json.
-        to: sok | hugectr | torchrec | json: the system to export for: sok is NVIDIA's SparseOperationKit, hugectr is
-            the embedding collection of NVIDIA's HugeCTR, json is a plain list of placements for other tools.
-        out: path of the file to write: *.py for sok and hugectr, with the same content as *.json next to it; *.json
-            for torchrec and json.
-        module: path inside the model of the collection that has the tables, such as sparse_arch.ebc, only with
-            to=torchrec; empty: the file names no collection.
+        to: sok | hugectr | torchrec | json: system to export for: NVIDIA's SparseOperationKit, the embedding collection
+            of NVIDIA's HugeCTR, TorchRec, or JSON with a plain list of placements.
+        out: path of the file to write; the name ends in .json for torchrec and json, and in .py for sok and hugectr,
+            which also write the content as .json.
+        module: name of the embedding collection in your model, such as sparse_arch.ebc, only with to=torchrec; if
+            empty, the file names no collection.
     """
 
     plan: PathName

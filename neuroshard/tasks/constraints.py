@@ -471,14 +471,13 @@ def constraints(
     """Parse constraints from plain lists, as a config has them.
 
     Args:
-        rules: list of limits for the tables whose names match a pattern, such as [{tables: user_*, devices: [0, 1],
-            min_shards: 2, max_shards: 4, min_dim: 16}].
-        pinned: list of shards with a fixed number of columns that must be on one of the devices that you name, such as
-            [{table: user_id, dim: 32, devices: [0]}].
-        together: list of groups of tables; the tables of a group are not split and are on one device, such as
+        rules: list of limits for tables whose names match a pattern, such as [{tables: user_*, devices: [0, 1],
+            max_shards: 4}]; docs/constraints.md lists all limits.
+        pinned: list of shards with a fixed number of columns; each shard must be on one of the devices that you list,
+            such as [{table: user_id, dim: 32, devices: [0]}].
+        together: list of groups of tables; all tables of a group are placed on one device and are not split, such as
             [[user_id, user_country]].
-        apart: list of groups of tables; two tables of a group are never on the same device, such as [[user_id,
-            item_id]].
+        apart: list of groups of tables; no device gets two tables of the same group, such as [[user_id, item_id]].
 
     Raises:
         UserError: a field is unknown, missing or of the wrong type.
@@ -491,7 +490,7 @@ def load_constraints(path: str) -> Constraints:
     """Load the constraints in a YAML or JSON file with the fields of `Constraints`.
 
     Args:
-        path: path of a YAML or JSON file with any of the fields rules, pinned, together and apart;
+        path: path of a YAML or JSON file with the fields rules, pinned, together and apart, or some of them;
             constraints=FILE.yaml is short for constraints.path=FILE.yaml.
 
     Raises:

@@ -28,7 +28,7 @@ def whole(
     """Make one task of all tables as they are.
 
     Args:
-        batch_size: global batch size: number of samples per step over all devices.
+        batch_size: global batch size (samples per step over all devices).
     """
     return (Task(tables, topology, batch_size, memory, constraints),)
 
@@ -39,11 +39,11 @@ class TaskDraw:
     """How tasks are drawn (NeuroShard, section 4.1).
 
     Attributes:
-        count: number of tasks to draw.
+        count: number of random tasks to draw; each task is a set of tables to shard.
         min_tables: minimum number of tables in a task. The number is uniform, and tables are drawn without repeats.
         max_tables: maximum number of tables in a task.
-        max_dim: maximum number of columns of a table, 4 times a power of two; each table gets a random number of
-            columns among max_dim, max_dim / 2, max_dim / 4 and so on down to 4. All of them are equally likely.
+        max_dim: maximum number of columns of a table, a power of two and at least 4; each table gets max_dim halved a
+            random number of times, down to 4. All of them are equally likely.
         seed: seed of the random tasks; another seed gives other tasks.
     """
 
@@ -76,7 +76,7 @@ def drawn(
     """Draw random tasks from the tables, with random dims; constraints hold in tasks that have their tables.
 
     Args:
-        batch_size: global batch size: number of samples per step over all devices.
+        batch_size: global batch size (samples per step over all devices).
 
     Raises:
         UserError: fewer tables than a task may hold.
@@ -107,7 +107,7 @@ def from_file(path: str) -> tuple[Task, ...]:
     """Read the tasks in a file that `save_tasks` wrote.
 
     Args:
-        path: path of the tasks.json of an earlier run; tasks=FILE.json is short for tasks.path=FILE.json.
+        path: path of the tasks.json that an earlier run wrote; tasks=FILE.json is short for tasks.path=FILE.json.
 
     Raises:
         UserError: the file is missing or malformed, or holds no task.

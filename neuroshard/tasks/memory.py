@@ -73,19 +73,19 @@ class MemoryUse:
     """What counts against a device's memory in addition to the weights. Bytes are exact, or refused beyond 2^60.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer whose state counts as memory
-            of the tables. sgd has no state, rowwise_adagrad a float for every row, adagrad a float for every element,
-            partial_rowwise_adam both, adam two floats for every element.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of the tables, whose state
+            counts as memory; sgd has no state. sgd has no state, rowwise_adagrad a float for every row, adagrad a float
+            for every element, partial_rowwise_adam both, adam two floats for every element.
         batches_in_flight: number of batches whose inputs and outputs are in device memory at once, from 0 to 1000; 0
-            counts no buffers, 1 is training without prefetching, and pipelines that prefetch need more. The papers
-            count no buffers.
-        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline whose buffers count as memory;
-            null counts the buffers of batches_in_flight instead. With prefetch, each width of cached tables has a cache
-            of its own, as in TorchRec.
-        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer that updates
-            data-parallel tables, because the fused kernels do not update them; null counts the state of `optimizer`.
+            counts no buffers, 1 is training without prefetching, and prefetching needs more. The papers count no
+            buffers.
+        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count as memory
+            in place of batches_in_flight; null counts batches_in_flight. With prefetch, each width of cached tables has
+            a cache of its own, as in TorchRec.
+        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of data-parallel
+            tables, whose state counts as memory; null: the same optimizer as for other tables.
         host_tables: fbgemm | hkv: system that keeps tables in host memory: FBGEMM with its caches, or the hash tables
-            (HKV) of NVIDIA's SOK, whose keys and scores are in device memory. `neuroshard search target=sok` sets hkv.
+            (HKV) of NVIDIA's SOK, which keep keys and scores in device memory. `neuroshard search target=sok` sets hkv.
     """
 
     optimizer: str = "sgd"

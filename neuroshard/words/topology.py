@@ -15,18 +15,18 @@ class Topology:
     """Devices and their memory.
 
     Attributes:
-        num_devices: number of devices to place shards on.
+        num_devices: number of devices to place tables on.
         memory_bytes: memory of each device, in bytes or as text such as 32GiB, or a list with one size per device, such
             as [32GiB,16GiB].
-        reserved_bytes: part of the memory of each device that is kept for the rest of the model, in bytes or as text
-            such as 2GiB, or a list with one size per device.
-        devices_per_host: number of devices on each host, in order of rank, a divisor of num_devices; None: one host has
-            all devices.
-        host_memory_bytes: memory of each host for tables, in bytes or as text such as 512GiB; 0: no table is placed in
-            host memory.
-        devices_per_domain: number of devices that fast links join, in order of rank, a divisor of num_devices and a
-            multiple of devices_per_host; None: fast links join the devices of a host. Set it if fast links reach beyond
-            a host, as NVLink does in a GB200 NVL72.
+        reserved_bytes: memory of each device to keep free for the rest of the model, in bytes or as text such as 2GiB,
+            or a list with one size per device.
+        devices_per_host: number of devices on each host, a divisor of num_devices; ranks are numbered host by host, and
+            None means that one host has all devices.
+        host_memory_bytes: memory of each host for tables, in bytes or as text such as 512GiB; 0 places no table in host
+            memory.
+        devices_per_domain: number of devices that fast links such as NVLink connect across hosts, a divisor of
+            num_devices and a multiple of devices_per_host; None: fast links stay within a host. Set it if fast links
+            reach beyond a host, as NVLink does in a GB200 NVL72.
     """
 
     num_devices: Devices

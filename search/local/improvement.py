@@ -25,11 +25,13 @@ class Improvement:
     the same plan however busy a machine is.
 
     Attributes:
-        perturbations: number of times that the best plan is perturbed and improved again; 0 only improves the first.
-        perturbation_steps: number of random steps per perturbation.
-        max_plans: maximum number of plans that local search evaluates, approximately; None sets no limit. Counted as
-            `LocalSearch.looked` does: on large tasks this limit ends the search before `perturbations` are made.
-        seed: seed of the random steps.
+        perturbations: number of times that local search changes its best plan at random and improves the result; 0
+            improves the starting plans only, and larger numbers take longer.
+        perturbation_steps: number of random moves or swaps of shards per perturbation.
+        max_plans: approximate number of evaluated plans after which local search ends, even if perturbations are left;
+            None sets no limit. Counted as `LocalSearch.looked` does: on large tasks this limit ends the search before
+            `perturbations` are made.
+        seed: seed of the random moves and swaps; the same seed gives the same plan.
     """
 
     perturbations: Count = 200

@@ -71,8 +71,8 @@ class OtherModels(ModelChange):
     """Another bundle's models.
 
     Attributes:
-        model: model bundle by which the search predicts costs: an installed name (`neuroshard models`), or the path of
-            a bundle, as `neuroshard pretrain` writes it.
+        model: cost models that the search sees: an installed name (`neuroshard models` lists them) or a directory that
+            `neuroshard pretrain` wrote; the setting model names the models that judge the final plan.
     """
 
     model: str

@@ -34,24 +34,24 @@ class Acceptance:
     left out, unless the first plan's exchanges are as unbalanced.
 
     Attributes:
-        margin_fraction: minimum gain that the search accepts, as a fraction of the sum of both plans' margins, if the
-            cost models are ensembles; 0 requires only a lower expected cost. Margins of ensembles distinguish tables
-            that the models know from others.
-        single_model_margin_fraction: minimum gain that the search accepts, as a fraction of the sum of both plans'
-            margins, if the cost models are not ensembles, such as the papers' models. Their margins do not grow away
-            from the data that they were fitted to; at 1 the two intervals must not overlap. By such models a gain
-            counts only as far as it is not a gain of all devices together: the same tables rarely cost less in all, and
-            such models are led astray there most. Analytic models, whose margins are assumed, are not among these
-            models.
-        sharding_type_margin_fraction: minimum margin_fraction for plans with row-wise or data-parallel tables, if the
-            models know kernels and exchanges only, because these types cost more in training than those models predict.
-            At 1 the two intervals must not overlap, which is right wherever steps were measured (docs/steps.md). Models
-            of whole steps (framework=torchrec) ignore it.
-        min_gain: minimum gain that the search accepts, as a fraction of the first plan's cost (0.003 is 0.3%), because
-            smaller gains do not come true on average (docs/results.md).
-        assumed_margin_fraction: minimum gain that the search accepts, as a fraction of the sum of both plans' assumed
-            margins, if the models have no margins of kernels and exchanges, such as analytic (roofline) models. At 0.5
-            it accepts gains above the mean of both plans' margins (docs/models.md).
+        margin_fraction: minimum accepted gain, as a fraction of the summed margins (expected errors) of the current and
+            the new plan's cost, if the cost models are ensembles; 0 accepts any lower expected cost. Margins of
+            ensembles distinguish tables that the models know from others.
+        single_model_margin_fraction: minimum accepted gain, as a fraction of the summed margins (expected errors) of
+            the current and the new plan's cost, if the cost models are not ensembles, such as the papers' models. Their
+            margins do not grow away from the data that they were fitted to; at 1 the two intervals must not overlap. By
+            such models a gain counts only as far as it is not a gain of all devices together: the same tables rarely
+            cost less in all, and such models are led astray there most. Analytic models, whose margins are assumed, are
+            not among these models.
+        sharding_type_margin_fraction: minimum margin_fraction for plans with row-wise or data-parallel tables, unless
+            the models predict whole training steps; models of kernels and exchanges alone predict too low costs for
+            these types. At 1 the two intervals must not overlap, which is right wherever steps were measured
+            (docs/steps.md). Models of whole steps (framework=torchrec) ignore it.
+        min_gain: minimum accepted gain, as a fraction of the current plan's cost (0.003 is 0.3%); smaller predicted
+            gains do not materialise on average (docs/results.md).
+        assumed_margin_fraction: minimum accepted gain, as a fraction of the summed assumed margins (expected errors) of
+            the current and the new plan's cost, for models without measured margins, such as analytic (roofline)
+            models. At 0.5 it accepts gains above the mean of both plans' margins (docs/models.md).
     """
 
     margin_fraction: NonNegative = 0.0

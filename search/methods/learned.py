@@ -26,11 +26,11 @@ class PolicySearch(Searcher):
     """Whole tables, placed one by one by a trained policy.
 
     Attributes:
-        policy: name of an installed policy (dreamshard, autoshard), or a directory that `neuroshard train-policy`
-            wrote.
-        samples: number of plans drawn at random from the policy, in addition to the policy's likeliest plan; the search
-            takes the plan with the lowest predicted cost, and 0 (as in the papers) draws none.
-        seed: seed of the random samples; the same seed gives the same plan.
+        policy: trained policy that places the tables: dreamshard or autoshard (both installed), or a directory that
+            `neuroshard train-policy` wrote.
+        samples: number of random plans from the policy in addition to the most probable plan; the plan with the lowest
+            predicted cost is used, and 0 (as in the papers) draws none.
+        seed: seed of the random plans; the same seed gives the same plan.
     """
 
     policy: str

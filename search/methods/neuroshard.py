@@ -77,21 +77,22 @@ class NeuroShard(Searcher):
     types, and searches the likely ones.
 
     Attributes:
-        num_candidates: in every round, the published search tries to split this many of the largest shards and this
-            many of the shards with the highest predicted compute.
-        beam_width: number of layouts that the published search keeps after every round of splits.
-        max_splits: maximum number of rounds of splits in the published search, each of which halves one shard of a
-            layout; with 0 that search leaves tables whole, unless a limit requires that they are split.
+        num_candidates: in every round, the published search (NeuroShard's beam search for column-wise tables) tries to
+            split this many of the largest and this many of the most expensive shards.
+        beam_width: number of layouts (ways to split the tables) that the published search keeps after every round;
+            search time grows in proportion.
+        max_splits: maximum number of rounds of the published search, and each round halves one shard of a layout; with
+            0 this search splits only tables that must be split to fit.
         grid: caps of the greedy grid search, for the published search and for even splits.
         improvement: settings of the local search.
         acceptance: rule by which the search accepts gains over the published search's plan; None accepts every gain.
-        sharding_types: sharding types that tables may have, if the cost models know them: table_wise (never split),
-            column_wise (whole or split by columns), table_column_wise (column shards on one host), row_wise,
-            table_row_wise (rows on the devices of one host), grid_shard (planned as table_row_wise), data_parallel.
-        sharding_type_trials: number of ways to assign sharding types to tables that a quick placement tries before the
-            full search; with 0 tables are column-wise, if such a plan fits.
-        tolerance: maximum extra cost of a plan with fewer shards that the search takes in place of the cheapest plan,
-            as a fraction of the plan cost (0.005 is 0.5%); with 0 the search never pays for fewer shards.
+        sharding_types: list of sharding types to choose from, if the cost models know them: column_wise (whole or
+            split), table_wise (whole), row_wise, data_parallel, table_column_wise and table_row_wise (within one host),
+            grid_shard (as table_row_wise).
+        sharding_type_trials: number of ways to assign sharding types to tables that the search tries with a quick
+            placement; 0 tries only column-wise tables, if memory and constraints allow.
+        tolerance: maximum extra cost, as a fraction of the plan cost, at which a plan with fewer shards replaces the
+            cheapest plan; 0.005 is 0.5%, and 0 keeps the cheapest plan.
     """
 
     num_candidates: PositiveCount = 10

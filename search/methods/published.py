@@ -26,11 +26,12 @@ class BeamSearch(Searcher):
     are always costed by whole models.
 
     Attributes:
-        num_candidates: in every round, the search tries to split this many of the largest shards and this many of the
-            shards with the highest predicted compute.
-        beam_width: number of layouts that the search keeps after every round of splits.
-        max_splits: maximum number of rounds of splits, each of which halves one shard of a layout; 0 leaves tables
-            whole, unless a limit requires that they are split.
+        num_candidates: in every round, the beam search tries to split this many of the largest and this many of the
+            most expensive shards of every layout.
+        beam_width: number of layouts (ways to split the tables) that the beam search keeps after every round; search
+            time grows in proportion.
+        max_splits: maximum number of rounds of the beam search, and each round halves one shard of a layout; 0 splits
+            only tables that must be split to fit.
         grid: caps of the greedy grid search.
     """
 

@@ -54,18 +54,18 @@ class Replan(Searcher):
     returns the plan that moves the fewest bytes.
 
     Attributes:
-        start: the running job's plan: the path of a plan file, such as plans/task-0000.json. In Python also a `Plan`.
-        max_moved_bytes: maximum bytes of weights and optimizer state that move between devices, summed over all
-            devices, as a number or as text such as "20GB"; None sets no limit. Shards that must move in any case count
-            first. New tables are created in place and do not count.
+        start: path of the running job's plan file, such as plans/task-0000.json. In Python also a `Plan`.
+        max_moved_bytes: maximum bytes of weights and optimizer state that move between devices in total, as a number or
+            as text such as 20GB; None sets no limit. Shards that must move in any case count first. New tables are
+            created in place and do not count.
         improvement: settings of the local search.
-        sharding_types: sharding types that tables may change to, if the cost models know them, such as
-            [column_wise,row_wise]; with [] every table keeps its sharding type.
-        min_gain: minimum predicted gain of moves that are not required, as a fraction of the plan cost (0.01 is 1%); 0
-            allows moves for any gain, and 1 moves only shards that must move.
+        sharding_types: list of sharding types that tables may change to, if the cost models know them, such as
+            [column_wise,row_wise]; [] keeps the sharding type of every table.
+        min_gain: minimum predicted gain of optional moves, as a fraction of the plan cost (0.01 is 1%); among plans
+            that differ by less, the fewest moved bytes decide; 1 makes only required moves.
         rest: searcher that places the shards that cannot stay where the running job's plan has them.
-        keep_types: true keeps the sharding type and the number of column shards of every table, unless constraints
-            forbid it, so that optimizer state loads from checkpoints; false lets the search change both.
+        keep_types: true keeps the sharding type and the number of column shards of every table, if constraints allow,
+            so that optimizer state loads from checkpoints; false lets the search change both.
         acceptance: rule by which the search accepts predicted gains, as in the default search; None accepts every gain.
     """
 

@@ -33,17 +33,17 @@ class TorchRecSearch(Searcher):
     TorchRec's planner chooses among `sharding_types`, and counts memory as the task does.
 
     Attributes:
-        split_factors: numbers of column-wise shards per table, such as [1,2,4,8], where 1 leaves tables whole; the
-            planner runs once for each number. TorchRec allows one width of shards per table, `min_partition`.
-        sort_by: orders in which the planner places shards, of storage (most bytes first) and perf (highest estimated
+        split_factors: list of numbers of column-wise shards per table, such as [1,2,4,8]; the planner runs once for
+            each number, and 1 leaves tables whole. TorchRec allows one width of shards per table, `min_partition`.
+        sort_by: list with one or both of two placement orders: storage (most bytes first) and perf (highest estimated
             cost first); the planner runs once for each order. TorchRec's default is storage.
-        estimates: torchrec | simulator: costs by which TorchRec's planner compares plans: TorchRec's estimates with
-            TorchRec's default GPU bandwidths, or the predictions of NeuroShard's cost models.
-        sharding_types: sharding types that the planner may choose, if the cost models know them and the task allows
-            them, where column_wise includes whole tables, and table_row_wise needs several hosts.
-        cache_load_factor: sizes of caches of tables in host memory, as fractions of a table's rows, such as
-            [0.05,0.2,0.5]; the planner runs once for each fraction if hosts have memory for tables. TorchRec's planner
-            takes the fraction as fixed.
+        estimates: torchrec | simulator: costs that TorchRec's planner minimizes: TorchRec's own estimates with its
+            default bandwidths, or predictions of NeuroShard's cost models.
+        sharding_types: list of sharding types that the planner may choose, if cost models and constraints allow them;
+            column_wise includes whole tables, and table_row_wise needs several hosts.
+        cache_load_factor: list of cache sizes for tables in host memory, as fractions of a table's rows; the planner
+            runs once for each size if topology.host_memory_bytes is not 0. TorchRec's planner takes the fraction as
+            fixed.
     """
 
     split_factors: Sequence[int] = (1, 2, 4, 8)

@@ -34,8 +34,9 @@ class GridSettings:
     Without any (0 points) shards are placed by compute cost alone.
 
     Attributes:
-        points: caps on a device's columns that are tried; 0 tries none.
-        max_factor: largest cap, as a multiple of the mean over devices.
+        points: number of limits on the columns per device that greedy placement tries, from the mean over devices to
+            max_factor times the mean; 0 places shards without a limit.
+        max_factor: largest limit on the columns per device, as a multiple of the mean over devices.
     """
 
     points: Annotated[int, Meta(ge=0, le=10_000)] = 11

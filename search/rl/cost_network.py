@@ -96,10 +96,13 @@ class CostNetworkSettings:
     """Settings of a cost network and of its training.
 
     Attributes:
-        table: widths of the table network's layers, such as [128,32]; the last width is the network's output.
-        head: width of the hidden layer of each head, which predicts a part of the cost.
-        placements: number of placements per round whose costs are added to the training data of the cost network.
-        partial_share: fraction of these placements, from 0 to 1, that stop after a random number of items.
+        table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
+            the size of the encoding.
+        head: width of the hidden layer of each output head; each head predicts a part of a device's cost, or the plan
+            cost.
+        placements: number of new placements per round that the policy draws and the cost models price, as training data
+            of the cost network.
+        partial_share: fraction of the new placements, from 0 to 1, that end after a random number of tables.
         steps: number of training steps of the cost network per round.
         batch_size: number of placements per training step of the cost network.
         learning_rate: learning rate of the Adam optimizer for the cost network.

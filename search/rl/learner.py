@@ -28,7 +28,7 @@ class Reinforce:
     The baseline is the mean cost of the same task's other episodes; advantages are brought to deviation 1.
 
     Attributes:
-        entropy: weight of the entropy bonus, which keeps the policy exploring.
+        entropy: weight of the entropy bonus in the loss; a larger weight makes the policy explore more.
     """
 
     entropy: NonNegative = 0.001
@@ -51,8 +51,8 @@ class ActorCritic:
     """Advantage actor-critic on the balance of the shards' compute costs, min / max, at the end (AutoShard, section 4).
 
     Attributes:
-        entropy: weight of the entropy bonus, which keeps the policy exploring.
-        value: weight of the critic's loss in the total loss.
+        entropy: weight of the entropy bonus in the loss; a larger weight makes the policy explore more.
+        value: weight of the critic's loss in the total loss of the policy.
     """
 
     entropy: NonNegative = 0.001
@@ -94,14 +94,17 @@ class Learner:
     Attributes:
         policy: makes an untrained policy network.
         algorithm: training algorithm of the policy.
-        cost_network: settings of a cost network that is trained with the policy; None uses the pre-trained cost models.
-        order: order in which items are placed in training; None places the most expensive items first, as the papers
-            and the searches do.
-        rounds: number of training rounds; the policy of the best round on the validation tasks is kept.
-        updates: number of policy updates per round.
-        tasks: number of tasks per update, which are drawn at random from the training tasks.
-        episodes: number of episodes of each task per update.
-        learning_rate: learning rate of the Adam optimizer for the policy, which decreases to 0 over the rounds.
+        cost_network: settings of a cost network that is trained together with the policy; None trains the policy on
+            costs that the pre-trained cost models predict.
+        order: order in which the policy places tables in training; None places the most expensive tables first, and
+            experiment=train-policy_random_order places them in random order.
+        rounds: number of training rounds; after each round the policy is validated, and the best policy is kept.
+        updates: number of updates of the policy (optimizer steps) per round.
+        tasks: number of training tasks per update, drawn at random.
+        episodes: number of episodes per task in an update; in one episode the policy places all tables of the task
+            once.
+        learning_rate: initial learning rate of the Adam optimizer for the policy; the rate decreases to 0 over the
+            rounds.
     """
 
     policy: Callable[[], Policy]

@@ -32,10 +32,11 @@ class Explain(ModelSettings):
     """Everything `neuroshard explain` needs.
 
     Attributes:
-        plans: one plan file, or two of tables with the same names, without a key: explain PLAN.json OTHER.json.
-        model: cost models, such as cpu; None uses the models that the plan was found with, with any other settings
-            given here.
-        out: path of the HTML page to write, such as plan.html; None writes no page.
+        plans: one plan file to explain, or two to compare, written without plans=: explain PLAN.json OTHER.json; both
+            plans must have tables with the same names.
+        model: cost models that predict the costs, such as cpu; None uses the models and settings that the plan was
+            found with, except settings that you give.
+        out: path of the HTML page to write, such as plan.html; None only prints the explanation.
     """
 
     plans: PathName | Sequence[PathName]

@@ -29,8 +29,8 @@ class Report:
     """Everything `neuroshard report` needs.
 
     Attributes:
-        runs: directories that contain runs, at any depth, without a key (report RUN_DIR ...).
-        out: directory that the page, the tables and the figures are written to.
+        runs: directories that contain runs, at any depth, written without runs=: report RUN_DIR.
+        out: directory that the report is written to: one page, its tables and its figures.
     """
 
     runs: PathName | Sequence[PathName]

@@ -46,18 +46,18 @@ class Search(ModelSettings):
     """Everything `neuroshard search` needs.
 
     Attributes:
-        model: cost models: an installed name (`neuroshard models` lists them), a datasheet such as roofline:h100, or
-            the directory of a bundle that pretrain wrote.
+        model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as
+            roofline:h100, or a directory that `neuroshard pretrain` wrote.
         tasks: tasks to search plans for.
         searcher: search method.
-        method: name of the search method in results.
-        out: directory of the run, in which a run that was stopped resumes; None is the next free directory under
-            runs/search.
-        count_input: true counts the input dist (exchange of indices) in predicted costs and places shards accordingly;
-            false assumes that a training pipeline hides the input dist, as the papers do.
+        method: name of the search method in result files and reports.
+        out: directory of the run; after an interruption, the same command continues there; None uses the next free
+            directory under runs/search.
+        count_input: true adds the input dist (exchange of indices) to predicted costs; false assumes that a training
+            pipeline hides this exchange, as the papers do.
         verify: measures several plans of each task and takes the best of them; None takes the predicted best.
-        target: None | sok | hugectr | torchrec | json: search only plans that `neuroshard export` can write for this
-            target; None allows all sharding types that the models know.
+        target: None | sok | hugectr | torchrec | json: system that the plans are for; the search returns only plans
+            that `neuroshard export` can write for this system, and null excludes no plan.
     """
 
     model: PathName

@@ -35,9 +35,10 @@ class Verify:
 
     Attributes:
         hardware: hardware that the plans run on.
-        candidate_plans: maximum number of plans that are measured per task.
-        passes: number of passes over all candidate plans, at least 2. Differences from pass to pass give the error.
-        seed: seed of the random lookups, which differ between passes.
+        candidate_plans: maximum number of plans that are measured per task; measuring time grows in proportion.
+        passes: number of passes over all candidate plans, at least 2; more passes reduce the error of measured costs.
+            Differences from pass to pass give the error.
+        seed: seed of the random lookups; every pass has other lookups.
         means: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 

@@ -36,10 +36,10 @@ def dlrm(
 
     Args:
         path: path of the data set, a .pt or .pt.gz file; tables=FILE.pt.gz is short for tables.path=FILE.pt.gz.
-        dim: number of columns of each table, a multiple of 4, because the file has no widths.
+        dim: number of columns (embedding dim) of every table, a multiple of 4; the file does not contain this number.
         bytes_per_element: 4 | 2: bytes of one weight; 4 is fp32, 2 is fp16.
-        max_tables: number of tables to read, from the beginning of the file; tables without lookups are left out, and
-            None reads all tables.
+        max_tables: number of tables to read from the start of the file, including tables without lookups, which are
+            then left out; None reads all tables.
 
     Raises:
         UserError: the file is missing, or does not have the published format.

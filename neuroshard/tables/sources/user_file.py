@@ -63,13 +63,13 @@ def user_file(
     """Read the tables in the file at `path`; with `pad_dims`, each as wide as the next multiple of 4.
 
     Args:
-        path: path of a CSV, Parquet or JSON file; tables=FILE.csv is short for tables.path=FILE.csv.
-        batch_size: global batch size (samples per step over all devices) for which reuse histograms are computed, for
-            tables without a histogram in the file.
-        zipf_exponent: exponent of the Zipf law by which lookups are spread over the rows, from 0 (all rows equally
-            popular) to 10, for tables without a histogram in the file.
-        pad_dims: true rounds every dim up to a multiple of 4, and your model must have the same widths; false refuses
-            other dims.
+        path: path of a CSV, Parquet or JSON file with your tables; tables=FILE.csv is short for tables.path=FILE.csv.
+        batch_size: global batch size (samples per step over all devices) for the reuse histogram (how often a batch
+            looks up the same row) of tables that have no histogram in the file.
+        zipf_exponent: exponent of the Zipf distribution of lookups over the rows, from 0 (all rows equally popular) to
+            10, for tables that have no reuse histogram in the file.
+        pad_dims: true rounds the number of columns of every table up to a multiple of 4, and your model must use the
+            same widths; false rejects tables with other widths.
 
     Raises:
         UserError: the file can't be read, has an unknown column, lacks a column, or has values out of range: the
