@@ -176,7 +176,7 @@ def test_tables_that_fbgemm_keeps_in_device_memory_count_there(asked, by):
 
 
 def test_host_memory_alone_contradicts_weights_in_device_memory(caplog):
-    with refused("constraints-enforce-hbm", where="table 't'", names=["enforce_hbm", CACHED]):
+    with refused("constraints-enforce-hbm", where="constraints of table 't'", names=["enforce_hbm", CACHED]):
         _outcome(ParameterConstraints(compute_kernels=[CACHED], enforce_hbm=True), caplog)
 
 
