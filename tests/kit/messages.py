@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +24,7 @@ from neuroshard.plumbing.messages import Message
 from tests.kit.commands import run_command
 
 FILE = Path(__file__).parents[1] / "golden" / "messages.json"
+_WRITTEN_WITH = "1.8."  # the release of TorchRec with which the file is written: a few messages depend on the release
 UPDATE = os.environ.get("NEUROSHARD_MESSAGES_UPDATE")  # a directory in which every process writes what it has seen
 _DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and what the file has in their place
     (re.compile(r"[^ '=\[]*/pytest-of-[^/]+/pytest-[0-9]+/(popen-gw[0-9]+/)?[^/ ':,]+"), "TMP"),
@@ -118,7 +120,7 @@ def check(message: Message, code: str, *, where: str | None = None, names: Seque
             file.write(json.dumps({"code": code, "test": test, "text": text}) + "\n")
         return
     known = _known().get(code, {})
-    if known.get("test") == test:
+    if known.get("test") == test and version("torchrec").startswith(_WRITTEN_WITH):
         assert text in known["messages"], f"{text}\nis not in messages.json, which has\n{known['messages']}"
 
 
