@@ -57,23 +57,27 @@ class Collect:
         tables: tables that samples are drawn from.
         hardware: hardware to measure on.
         compute, comm, local: how samples of kernel calls, exchanges and mirrored training steps are drawn.
-        num_compute_samples: number of kernel calls to measure; each call looks up a random combination of tables.
-        num_comm_samples: number of exchanges between devices to measure; 0 measures none.
-        num_local_samples: number of mirrored training steps to measure, for the framework overhead of TorchRec (must be
-            installed); in a mirrored step, one process runs one rank of a larger job.
+        num_compute_samples: number of kernel calls to measure; each call looks up a random combination of tables;
+            larger values take longer and give better models.
+        num_comm_samples: number of exchanges between devices to measure; larger values take longer and give better
+            models; 0 measures none.
+        num_local_samples: number of mirrored training steps (one process runs one rank of a larger job) to measure,
+            from which `neuroshard pretrain` learns TorchRec's framework overhead; needs TorchRec, and 0 measures none.
         num_second_pass: number of kernel calls, of exchanges and of training steps that are measured a second time at
             the end, to estimate the noise.
-        batch_sizes: list of global batch sizes (samples per step over all devices), such as [1024,4096]; every kernel
-            call and every exchange is measured at one of these sizes.
+        batch_sizes: list of global batch sizes (samples per step over all devices), such as [1024,4096], at which
+            kernel calls and exchanges are measured.
         seed: seed of the random kernel calls, exchanges and training steps, and of their lookups.
         out: directory that the measurements are written to; after an interruption, the same command continues there.
-        max_noise: maximum relative difference between two measurements of a sample; the run fails if more than 1 in 10
-            of the repeated samples differ by more, and None sets no limit. If a sample differs by more, its slower pass
-            was disturbed: the sample is measured again, together with the samples that were measured in the same batch.
-        max_remeasure_passes: maximum number of further passes if the noise is above max_noise; each pass measures again
-            the samples that differ by more, and all other samples of their batch.
-        references: fraction of each batch of kernel calls, from 0 to 1, that is the same in all batches, so that
-            changes of the machine's speed show; 0 repeats no calls. `pretrain` corrects measured times by them.
+        max_noise: maximum relative difference between two measurements of a sample (0.5 is 50%); the run fails if more
+            than 1 in 10 of the repeated samples differ by more; None sets no limit. If a sample differs by more, its
+            slower pass was disturbed: the sample is measured again, together with the samples that were measured in the
+            same batch.
+        max_remeasure_passes: maximum number of times that noisy samples (which differ by more than max_noise) are
+            measured again, with the other samples of their batch, while more than 1 in 10 samples are noisy.
+        references: fraction of the kernel calls of each batch (calls measured together), from 0 to 1, that are the same
+            in all batches, to show changes of the machine's speed; 0 repeats no calls. `pretrain` corrects measured
+            times by them.
     """
 
     tables: tuple[Table, ...]

@@ -32,19 +32,19 @@ class CommAugmentation:
     a random delay, up to a limit that is drawn for every sample, too.
 
     Attributes:
-        num_devices: list of numbers of devices in an exchange, such as [2,4], with one process per device; every number
-            gets the same share of the exchanges.
+        num_devices: list of numbers of devices that take part in an exchange, such as [2,4], with one process per
+            device; every number gets the same share of the exchanges.
         max_dim: maximum number of columns of the tables whose embeddings are exchanged, a power of two and at least 4.
-        min_tables: minimum number of tables in an all_to_all or input exchange.
-        max_tables: maximum number of tables in an all_to_all or input exchange.
-        max_start_ms: maximum random delay, in ms, with which a device starts an exchange; the delays stand for devices
-            that finish their kernels at different times. CPU kernels take longer than GPU kernels, and delays must
-            cover their imbalance.
-        collectives: list of collectives to measure: all_to_all, reduce_scatter, all_reduce, input (the input dist), on
-            several hosts also host_reduce_scatter and host_all_to_all; a collective listed twice is drawn twice as
-            often. A collective that is listed twice comes twice as often.
+        min_tables: minimum number of tables in an exchange of the collectives all_to_all and input.
+        max_tables: maximum number of tables in an exchange of the collectives all_to_all and input.
+        max_start_ms: maximum random delay, in ms, before a device starts an exchange; the delays stand for devices that
+            finish their kernels at different times. CPU kernels take longer than GPU kernels, and delays must cover
+            their imbalance.
+        collectives: list of exchanges to measure: all_to_all (column-wise outputs), reduce_scatter (row-wise outputs),
+            all_reduce (data-parallel gradients), input (indices), on several hosts also host_reduce_scatter and
+            host_all_to_all (row-wise within hosts); a repeated name is drawn more often.
         max_row_tables: maximum number of row-wise tables in a reduce_scatter exchange; in a host_reduce_scatter or
-            host_all_to_all exchange, maximum number of row-wise tables per host.
+            host_all_to_all exchange, the maximum number per host.
         max_gradient_bytes: maximum bytes of all gradients in one all_reduce exchange, which sums the gradients of
             data-parallel tables; at least 4096.
         skewed_fraction: fraction of all_to_all and input exchanges, from 0 to 1, in which some devices get many more

@@ -46,36 +46,36 @@ class ComputeAugmentation:
     """How combinations of tables are drawn.
 
     Attributes:
-        max_dim: maximum number of columns of a table, a power of two from 4 to 2048; most tables get max_dim halved a
-            random number of times, down to 4. Widths are max_dim halved any number of times, down to 4.
+        max_dim: maximum number of columns of a table, a power of two from 4 to 2048; tables get max_dim halved a random
+            number of times, down to 4, except for the tables of arbitrary_dim_fraction.
         min_tables: minimum number of tables that one measured kernel call looks up.
         max_tables: maximum number of tables that one measured kernel call looks up.
         max_bytes: maximum bytes of the weights of all tables in a kernel call; row-wise tables count with the rows of
             one device only.
-        arbitrary_dim_fraction: fraction of tables, from 0 to 1, that get any multiple of 4 up to max_dim as number of
-            columns; all other tables get max_dim halved some number of times. Narrow widths come more often. Plans have
-            such widths, for example half of a table of 100 columns.
+        arbitrary_dim_fraction: fraction of tables, from 0 to 1, whose number of columns is a random multiple of 4 up to
+            max_dim; all other tables get max_dim halved a random number of times. Narrow widths come more often. Plans
+            have such widths, for example half of a table of 100 columns.
         sharding_types: list of sharding types of the measured tables: column_wise, row_wise (each call sees the rows of
-            one device) or data_parallel; a type listed twice is drawn twice as often. A type that is listed twice comes
-            twice as often.
-        sharers: list of numbers of devices that share the row-wise or data-parallel tables, such as [2,4,8]; each
-            kernel call is drawn for one of these numbers.
-        hot_rows_first_fraction: fraction of row-wise kernel calls, from 0 to 1, in which some or all frequently used
-            rows have the lowest row numbers; in the other calls these rows are anywhere.
+            one device) or data_parallel; a type listed twice is drawn twice as often.
+        sharers: list of job sizes in devices, such as [2,4,8], for row-wise and data-parallel kernel calls; each call
+            does the work of one device of a job whose size is drawn from this list.
+        hot_rows_first_fraction: fraction of row-wise kernel calls, from 0 to 1, in which frequently used rows have the
+            lowest row numbers, so that the first devices look up more; in the other calls, these rows have random
+            numbers.
         max_copy_bytes: maximum bytes of the weights of all tables in a data-parallel kernel call.
-        features: list of numbers of features that read one table, such as [1,2]; each table gets one of these numbers
-            at random.
-        pooled: list of kinds of tables to draw: [true] for pooled tables, [false] for sequence tables (one output row
-            per lookup), [true,false] for both. Each column-wise or row-wise combination has tables of one kind. The
-            sequence tables of a combination have one width.
+        features: list of numbers of features that read the same table, such as [1,2]; the number of each table is drawn
+            from this list, and a number listed twice is drawn twice as often.
+        pooled: list with true (kernel calls on pooled tables), false (kernel calls on sequence tables, with one output
+            row per lookup), or both; [true,false] draws both equally often. Each column-wise or row-wise combination
+            has tables of one kind. The sequence tables of a combination have one width.
         max_output_bytes: maximum bytes of the outputs of one kernel call on sequence tables. A table alone may have
             more.
-        tiers: list of memory tiers of the measured tables: device, uvm_caching (host memory with a cache on the device)
-            or uvm (host memory); the last two need a GPU. Each column-wise or row-wise combination is in one of these
-            tiers; a tier that is listed twice comes twice as often. In host memory hot rows are anywhere.
-        cache_load_factor: list of cache sizes for tier uvm_caching, as fractions of a table's rows, such as [0.1,0.2];
-            each kernel call in this tier has one of these sizes. The cache takes at most max_bytes, with rows as wide
-            as the widest table.
+        tiers: list of memory tiers that kernel calls are drawn for: device, uvm_caching (host memory with a cache on
+            the device) or uvm (host memory); the last two need a GPU. A tier that is listed twice comes twice as often.
+            In host memory hot rows are anywhere.
+        cache_load_factor: list of cache sizes, as fractions of a table's rows, such as [0.1,0.2]; the cache size of
+            each kernel call in tier uvm_caching is drawn from this list. The cache takes at most max_bytes, with rows
+            as wide as the widest table.
     """
 
     max_dim: ShardDim = 128

@@ -32,26 +32,26 @@ class PlanAugmentation:
     """How plans are drawn; one rank of each plan is measured.
 
     Attributes:
-        num_devices: list of numbers of devices of the random plans, such as [2,4,8]; a number listed twice is drawn
-            twice as often. A number that is listed twice comes twice as often.
-        batch_sizes: list of numbers of samples per device, such as [512,1024]; each plan has one of these numbers, or
-            fewer samples if max_batch_size requires that.
-        max_batch_size: maximum global batch size (samples per step over all devices) of a plan.
+        num_devices: list of job sizes in devices, such as [2,4,8]; the job size of each measured training step is drawn
+            from this list, and a number listed twice is drawn twice as often.
+        batch_sizes: list of numbers of samples per device, such as [512,1024]; the number for each measured training
+            step is drawn from this list, and reduced if the global batch size exceeds max_batch_size.
+        max_batch_size: maximum global batch size (samples per step over all devices) of a measured training step.
         max_dim: maximum number of columns of a table, a power of two from 4 to 2048; tables get max_dim halved a random
             number of times, down to 4. Widths are max_dim halved any number of times, down to 4.
-        max_tables: maximum number of tables in a plan.
+        max_tables: maximum number of tables in a measured training step.
         max_bytes: maximum bytes of the weights of one table; a larger table gets fewer columns, or is left out if the
             table is still too large.
         max_copy_bytes: maximum bytes of the weights of one data-parallel table.
-        max_output_bytes: maximum bytes of the outputs of all tables for the samples of one device; tables beyond this
-            limit are left out.
-        features: list of numbers of features that read one table, such as [1,2]; each table gets one of these numbers
-            at random.
-        sequences: fraction of the plans, from 0 to 1, in which about a third of the tables are sequence tables (one
-            output row per lookup).
-        precisions: list of data types of embeddings and gradients in exchanges, such as [fp32,fp16]; each plan has one
-            of fp32, fp16 and bf16, and None means fp32 only. The difference between fp32 and another data type is the
-            time of conversion.
+        max_output_bytes: maximum bytes of the outputs of all tables for the samples of one device (its share of the
+            global batch); tables beyond this limit are left out.
+        features: list of numbers of features that read the same table, such as [1,2]; the number of each table is drawn
+            from this list, and a number listed twice is drawn twice as often.
+        sequences: fraction of the measured training steps, from 0 to 1, in which about a third of the tables are
+            sequence tables (one output row per lookup).
+        precisions: list of data types of embeddings and gradients in exchanges (fp32, fp16 or bf16), such as
+            [fp32,fp16]; the data type of each measured training step is drawn from this list, and None means fp32 only.
+            The difference between fp32 and another data type is the time of conversion.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 2, 2, 4, 4, 8, 16, 32, 64, 128)

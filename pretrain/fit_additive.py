@@ -140,14 +140,15 @@ class Additive(HiddenLayers, ComputeFitter):
     """An own cost for every table, and a correction of the sum.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: input features per table; paper
-            has the published features, log has logarithms, physical has the work per batch, and the other sets extend
-            these.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
+            published), paper_batch (also batch size), log (logarithms of paper), physical (lookups and bytes per
+            batch), physical_reuse (also row reuse), physical_bags (also number of outputs); keep the default unless you
+            compare feature sets.
         corrections: number of learned terms added to the sum of single-table costs, because tables in one kernel call
-            affect each other; more terms can fit finer effects, and predictions take longer. The width of the head's
+            affect each other; larger values can fit finer effects, and predictions take longer. The width of the head's
             hidden layer.
-        kernel_widths: list of table widths, in columns, such as [32,64,128] on GPUs; a kernel call may cost less if
-            none of its tables is wider than a listed width; [] excludes this effect.
+        kernel_widths: list of table widths in columns, in increasing order, such as [32,64,128]; for each width the
+            model learns how much cheaper a kernel call is if no table is wider, as on GPUs; [] learns no such effect.
         training_further: settings for fine-tuning a model of another machine.
     """
 
@@ -209,8 +210,8 @@ class Ensemble(ComputeFitter):
 
     Attributes:
         member: settings of each model.
-        members: number of models in the ensemble, trained from different random weights; the spread of their
-            predictions shows how uncertain a cost is, and training time grows in proportion.
+        members: number of networks in the ensemble, from 2 to 64, trained from different random weights; the spread of
+            the predictions is the uncertainty of a cost, and training time grows in proportion.
     """
 
     goes_on_from: ClassVar[Any] = ComputeEnsemble
@@ -245,9 +246,10 @@ class Regression(ComputeFitter):
     """A weight for every feature, none negative, of the least squared relative error.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: input features per table; paper
-            has the published features, log has logarithms, physical has the work per batch, and the other sets extend
-            these.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
+            published), paper_batch (also batch size), log (logarithms of paper), physical (lookups and bytes per
+            batch), physical_reuse (also row reuse), physical_bags (also number of outputs); keep the default unless you
+            compare feature sets.
     """
 
     features: str = "physical"

@@ -100,8 +100,8 @@ class SetCommunication(HiddenLayers, CommFitter):
     """One network for every device, which sees the others as a set.
 
     Attributes:
-        parts: number of learned terms for the work of an exchange that a device can do before the slowest device
-            starts; more terms can follow this overlap more closely.
+        parts: number of learned terms that model how much of an exchange a device completes while it waits for the
+            slowest device; larger values can fit this overlap more closely, and predictions take longer.
         training_further: settings for fine-tuning a model of another machine.
     """
 

@@ -59,7 +59,7 @@ class HiddenLayers(Fitter):
     """What fitters of one network have in common.
 
     Attributes:
-        hidden: list of widths of the network's hidden layers, such as [64,32].
+        hidden: list of widths of the hidden layers of each fitted network, such as [64,32].
         training: settings of the training.
     """
 

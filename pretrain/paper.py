@@ -32,13 +32,14 @@ class PaperCompute(ComputeFitter):
     """A table network, a sum, a head with one hidden layer.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: input features per table; paper
-            has the published features, log has logarithms, physical has the work per batch, and the other sets extend
-            these.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
+            published), paper_batch (also batch size), log (logarithms of paper), physical (lookups and bytes per
+            batch), physical_reuse (also row reuse), physical_bags (also number of outputs); keep the default unless you
+            compare feature sets.
         table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
             the size of the encoding.
-        head: width of the only hidden layer of the network that predicts a kernel time from the sum of the table
-            encodings. The head has one hidden layer, so that the search can compile it into its inner loop.
+        head: width of the hidden layer of the network that predicts a kernel time from the sum of the table encodings.
+            The head has one hidden layer, so that the search can compile it into its inner loop.
         training: settings of the training.
     """
 

@@ -39,26 +39,29 @@ class Pretrain:
     Attributes:
         data: a directory that neuroshard collect wrote, or in which evaluate or a verified search measured plans;
             or several directories, such as [data/cpu,data/more].
-        out: directory that the fitted models are written to, as one model bundle.
+        out: directory that the fitted models are written to; later commands load this directory with model=.
         compute_model, comm_model: the kinds of the models, and how they are fitted.
-        init: model bundle to fine-tune: an installed name such as cpu, or a directory; from a list, such as
-            [cpu,models/other], the bundle of the most similar machine is used; None trains new models.
-        min_finetune_samples: minimum number of training samples to fine-tune a kernel model of init; with fewer
-            samples, one factor that multiplies the predictions of this model is fitted. Fine-tuned to a few hundred
-            random combinations, models chose plans whose steps took longer.
-        max_samples: maximum number of training samples of each kind of kernel call, of each collective and of training
-            steps; None uses all samples.
-        max_tables: maximum number of tables in a kernel call that is used for training; 1 uses single tables only, and
-            None uses all kernel calls.
-        calls: list of kinds of kernel calls to fit in addition to column_wise, such as
-            [row_wise,data_parallel,sequence_column_wise]; None fits all kinds in the data.
-        exchanges: analytic models of a GPU, such as roofline:h100, that predict exchanges if the data has none, as from
-            a machine with one device; None fits models to measured exchanges.
-        host_tiers: analytic models of a GPU, such as roofline:h100, that predict lookups in host memory if the data has
-            none; None predicts such lookups only if they were measured.
+        init: cost models to fine-tune: an installed name such as cpu, or a directory that `neuroshard pretrain` wrote;
+            from a list, such as [cpu,models/other], the models of the most similar machine are used; None trains new
+            models.
+        min_finetune_samples: minimum number of training samples at which a kernel-time model given by init= is
+            fine-tuned; with fewer samples, `pretrain` only fits one factor that multiplies the predictions of this
+            model. Fine-tuned to a few hundred random combinations, models chose plans whose steps took longer.
+        max_samples: maximum number of training samples for each model (of a kind of kernel call, a collective, or
+            training steps); None uses all samples.
+        max_tables: maximum number of tables in the kernel calls that are used for training; calls with more tables are
+            left out, 1 uses single tables only, and None uses all calls.
+        calls: list of kinds of kernel calls to fit models to, in addition to column_wise: sharding types, with the
+            prefix sequence_ for sequence tables, such as [row_wise,sequence_column_wise]; None fits all kinds in the
+            data.
+        exchanges: name of analytic models of a GPU, such as roofline:h100 (`neuroshard models` lists them), that
+            predict exchanges if the data has none, as from a machine with one device; None fits models to measured
+            exchanges.
+        host_tiers: name of analytic models of a GPU, such as roofline:h100 (`neuroshard models` lists them), that
+            predict lookups in host memory if the data has none; None predicts such lookups only if they were measured.
         seed: seed of the initial weights and of the order of the training samples.
-        allow_regression: true writes the models even if they have larger errors on the test samples than the models of
-            init; false stops with an error instead.
+        allow_regression: true writes the models even if they have larger errors on the test samples than the models
+            given by init=; false stops with an error instead.
     """
 
     data: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)]

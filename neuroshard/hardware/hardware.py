@@ -42,8 +42,8 @@ class Hardware:
         device: the device that runs the kernels.
         embedding: settings of the fused kernel.
         compute_timing, comm_timing: how kernel calls and exchanges are timed.
-        timeout_s: maximum seconds that a worker process may send no result; then the process is stopped, and the
-            current sample is recorded as failed.
+        timeout_s: maximum time without a result from a worker process, in seconds; after this time the process is
+            stopped, and the current sample (a kernel call or an exchange) is recorded as failed.
     """
 
     device: DeviceSpec

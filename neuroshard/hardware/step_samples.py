@@ -42,18 +42,18 @@ class StepProtocol:
     steps that are timed together; all ranks start at once.
 
     Attributes:
-        builds: number of builds; each build creates the models of all plans in fresh processes and in a new order;
-            search ignores this setting and makes one build per pass.
-        turns: number of turns of each plan per build; in a turn one plan trains and is timed, the plans alternate in
-            random order, and more turns reduce the noise.
-        steps: number of training steps that are timed together in each turn, after one untimed step.
+        builds: number of times that the models of all plans are set up, in fresh processes and a new order; larger
+            values reduce noise and take longer; search ignores this setting and uses passes.
+        turns: number of times that each plan is timed after each set-up of the models; the plans alternate in random
+            order; larger values reduce noise and take longer.
+        steps: number of training steps that are timed together, after one untimed step, each time that a plan is timed;
+            larger values take longer.
         dense: list of widths of the hidden layers of the dense network that stands in for yours, such as [64]; [] only
-            adds up the outputs of the tables.
-        pipeline: none | sparse_dist: training pipeline; none finishes one batch before the next, sparse_dist
+            adds up the outputs of the tables, without a dense network.
+        pipeline: none | sparse_dist: training pipeline; none finishes one batch before the next, and sparse_dist
             (TorchRec's TrainPipelineSparseDist) sends the indices of a batch during the previous step.
         ballast: number of rows of a square matrix that the device multiplies by itself in every step, to imitate a
-            larger dense network; 0 multiplies no matrix. A matrix of 8192 rows keeps an H100 busy for about 23 ms, so
-            that its host launches the next step meanwhile.
+            larger dense network (8192 rows take about 23 ms on an H100); 0 multiplies no matrix.
     """
 
     builds: PositiveCount = 6

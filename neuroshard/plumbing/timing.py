@@ -29,15 +29,15 @@ class TimingProtocol:
     back.
 
     Attributes:
-        warmup: number of untimed runs of each sample (a kernel call or an exchange) before the timed runs of this
-            sample.
-        rounds: number of rounds over the samples in memory; each round times all of these samples in a new random
-            order, and more rounds average out slow phases of the machine.
-        repeats_per_round: number of timed runs of each sample per round, directly after one another.
-        live: maximum number of samples in memory at once; after these samples are measured, the next samples are
-            loaded.
-        flush_bytes: bytes to write on the device before every run, so that hardware caches contain no rows; 0 writes
-            none on a CPU, and a GPU always writes at least twice its L2 cache.
+        warmup: number of untimed runs of each sample (a kernel call or an exchange) before its timed runs.
+        rounds: number of times that all samples (kernel calls or exchanges) in memory are timed, each time in a new
+            random order; larger values average out slow phases of the machine, and take longer.
+        repeats_per_round: number of timed runs of each sample (a kernel call or an exchange) directly after one
+            another, in each of the passes that the setting rounds counts; larger values take longer.
+        live: maximum number of samples (kernel calls or exchanges) in memory at once; after these samples are measured,
+            the next samples are loaded; larger values need more memory.
+        flush_bytes: bytes to write on the device before every run, so that hardware caches contain no table rows; 0
+            writes none on a CPU, and a GPU always writes at least twice its L2 cache.
     """
 
     warmup: Count = 1

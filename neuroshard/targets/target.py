@@ -381,16 +381,18 @@ def memory_for(
     only the weights, as in the papers.
 
     Args:
-        target: sok | hugectr | torchrec | json: system that plans are made for, which sets the defaults of
-            memory.optimizer and memory.batches_in_flight; null: no system.
+        target: sok | hugectr | torchrec | json: system that trains with the plans (NVIDIA's SOK or HugeCTR, TorchRec,
+            or a reader of JSON), which sets the defaults of memory.optimizer and memory.batches_in_flight; None means
+            no system.
         optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of the tables, whose state
-            counts as memory; null: rowwise_adagrad for target sok, hugectr or torchrec, else no state.
-        batches_in_flight: number of batches whose inputs and outputs are in device memory at once, from 0 to 1000;
-            null: 1 for target sok, hugectr or torchrec, else 0 (no buffers).
+            counts as memory; None: rowwise_adagrad for target sok, hugectr or torchrec, else sgd (no state).
+        batches_in_flight: number of batches whose inputs and outputs are in device memory at once, from 0 (no buffers)
+            to 1000; None: 1 for target sok, hugectr or torchrec, else 0.
         pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count as memory
-            in place of batches_in_flight; null counts batches_in_flight.
+            in place of batches_in_flight: none (no overlap of batches), TrainPipelineSparseDist,
+            PrefetchTrainPipelineSparseDist or TrainPipelineSemiSync; None counts batches_in_flight.
         dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of data-parallel
-            tables, whose state counts as memory; null: the same optimizer as for other tables.
+            tables, whose state counts as memory; None means the same optimizer as for other tables.
     """
     trains = target_named(target).trains
     usual = MemoryUse("rowwise_adagrad", batches_in_flight=1) if trains else MemoryUse()
@@ -404,13 +406,13 @@ class Export:
     """Everything `neuroshard export` needs.
 
     Attributes:
-        plan: path of the plan file, written without plan=: export PLAN.json.
-        to: sok | hugectr | torchrec | json: system to export for: NVIDIA's SparseOperationKit, the embedding collection
-            of NVIDIA's HugeCTR, TorchRec, or JSON with a plain list of placements.
+        plan: path of the plan file; required; give it as a plain argument, without 'plan=', as in: export PLAN.json.
+        to: sok | hugectr | torchrec | json: system to export for: sok (NVIDIA's SparseOperationKit), hugectr (the
+            embedding collection of NVIDIA's HugeCTR), torchrec, or json (a plain list of placements for other tools).
         out: path of the file to write; the name ends in .json for torchrec and json, and in .py for sok and hugectr,
             which also write the content as .json.
-        module: name of the embedding collection in your model, such as sparse_arch.ebc, only with to=torchrec; if
-            empty, the file names no collection.
+        module: path of the embedding collection inside your model, such as sparse_arch.ebc, allowed only with
+            to=torchrec; if empty, the file names no collection.
     """
 
     plan: PathName

@@ -74,18 +74,18 @@ class MemoryUse:
 
     Attributes:
         optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of the tables, whose state
-            counts as memory; sgd has no state. sgd has no state, rowwise_adagrad a float for every row, adagrad a float
-            for every element, partial_rowwise_adam both, adam two floats for every element.
+            counts as memory; in this order: no floats, 1 per row, 1 per weight, 1 per weight and per row, 2 per weight.
         batches_in_flight: number of batches whose inputs and outputs are in device memory at once, from 0 to 1000; 0
             counts no buffers, 1 is training without prefetching, and prefetching needs more. The papers count no
             buffers.
         pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count as memory
-            in place of batches_in_flight; null counts batches_in_flight. With prefetch, each width of cached tables has
-            a cache of its own, as in TorchRec.
+            in place of batches_in_flight: none (no overlap of batches), TrainPipelineSparseDist,
+            PrefetchTrainPipelineSparseDist or TrainPipelineSemiSync; None counts batches_in_flight. With prefetch, each
+            width of cached tables has a cache of its own, as in TorchRec.
         dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of data-parallel
-            tables, whose state counts as memory; null: the same optimizer as for other tables.
+            tables, whose state counts as memory; None means the same optimizer as for other tables.
         host_tables: fbgemm | hkv: system that keeps tables in host memory: FBGEMM with its caches, or the hash tables
-            (HKV) of NVIDIA's SOK, which keep keys and scores in device memory. `neuroshard search target=sok` sets hkv.
+            (HKV) of NVIDIA's SOK, which keep keys and scores in device memory; `search target=sok` sets hkv.
     """
 
     optimizer: str = "sgd"

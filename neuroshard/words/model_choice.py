@@ -75,14 +75,15 @@ class ModelSettings:
     """The settings of a command that go with `model`: they say what its cost models count.
 
     Attributes:
-        framework: torchrec | none: framework whose overhead per step counts in costs; null counts TorchRec's overhead,
-            if the models know this overhead, only for target=torchrec or measured training steps.
-        dense_ms: ms that a GPU takes for the dense network per step, such as 8, with framework=torchrec; null: search
-            weighs all times from 0 to 15 ms, and other commands assume 7.5 ms.
+        framework: torchrec | none: torchrec counts TorchRec's overhead per step in costs, and none counts no overhead;
+            None counts TorchRec's overhead, if the models know this overhead, only for target=torchrec or measured
+            training steps.
+        dense_ms: time of the dense network per step on one GPU, in ms, such as 8, if costs count TorchRec's overhead;
+            None: search picks a plan that suits 0 to 15 ms, and other commands assume 7.5 ms.
         exchange_dtype: data type of embeddings and gradients in exchanges: fp32, fp16, bf16, fp8 or int8, or two types
             such as fp16/bf16 for forward and backward; null means fp32.
-        optimizer: rowwise_adagrad | adam | sgd: optimizer whose state counts in the kernel times that analytic models
-            (roofline:NAME) predict, but not in memory use; null means sgd.
+        optimizer: rowwise_adagrad | adam | sgd: optimizer of the tables whose state counts in the kernel times that
+            analytic models (roofline:NAME) predict, but not in memory use; None means sgd.
     """
 
     framework: str | None = None

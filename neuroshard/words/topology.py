@@ -21,12 +21,11 @@ class Topology:
         reserved_bytes: memory of each device to keep free for the rest of the model, in bytes or as text such as 2GiB,
             or a list with one size per device.
         devices_per_host: number of devices on each host, a divisor of num_devices; ranks are numbered host by host, and
-            None means that one host has all devices.
+            None means that all devices are on one host.
         host_memory_bytes: memory of each host for tables, in bytes or as text such as 512GiB; 0 places no table in host
             memory.
-        devices_per_domain: number of devices that fast links such as NVLink connect across hosts, a divisor of
-            num_devices and a multiple of devices_per_host; None: fast links stay within a host. Set it if fast links
-            reach beyond a host, as NVLink does in a GB200 NVL72.
+        devices_per_domain: number of devices that fast links such as NVLink connect across hosts (72 in a GB200 NVL72),
+            a divisor of num_devices and a multiple of devices_per_host; None means that fast links stay within a host.
     """
 
     num_devices: Devices

@@ -71,8 +71,8 @@ class OtherModels(ModelChange):
     """Another bundle's models.
 
     Attributes:
-        model: cost models that the search sees: an installed name (`neuroshard models` lists them) or a directory that
-            `neuroshard pretrain` wrote; the setting model names the models that judge the final plan.
+        model: cost models that the search uses: an installed name (`neuroshard models` lists them) or a directory that
+            `neuroshard pretrain` wrote; the models that the setting model names predict the final plan's cost.
     """
 
     model: str

@@ -34,24 +34,24 @@ class Acceptance:
     left out, unless the first plan's exchanges are as unbalanced.
 
     Attributes:
-        margin_fraction: minimum accepted gain, as a fraction of the summed margins (expected errors) of the current and
-            the new plan's cost, if the cost models are ensembles; 0 accepts any lower expected cost. Margins of
-            ensembles distinguish tables that the models know from others.
-        single_model_margin_fraction: minimum accepted gain, as a fraction of the summed margins (expected errors) of
-            the current and the new plan's cost, if the cost models are not ensembles, such as the papers' models. Their
-            margins do not grow away from the data that they were fitted to; at 1 the two intervals must not overlap. By
-            such models a gain counts only as far as it is not a gain of all devices together: the same tables rarely
-            cost less in all, and such models are led astray there most. Analytic models, whose margins are assumed, are
-            not among these models.
-        sharding_type_margin_fraction: minimum margin_fraction for plans with row-wise or data-parallel tables, unless
-            the models predict whole training steps; models of kernels and exchanges alone predict too low costs for
-            these types. At 1 the two intervals must not overlap, which is right wherever steps were measured
-            (docs/steps.md). Models of whole steps (framework=torchrec) ignore it.
-        min_gain: minimum accepted gain, as a fraction of the current plan's cost (0.003 is 0.3%); smaller predicted
-            gains do not materialise on average (docs/results.md).
-        assumed_margin_fraction: minimum accepted gain, as a fraction of the summed assumed margins (expected errors) of
-            the current and the new plan's cost, for models without measured margins, such as analytic (roofline)
-            models. At 0.5 it accepts gains above the mean of both plans' margins (docs/models.md).
+        margin_fraction: fraction of the expected prediction errors (current plus new plan) that a predicted gain must
+            exceed, so that the search accepts the new plan; for ensembles of cost models; 0 requires only min_gain and
+            a lower expected cost. Margins of ensembles distinguish tables that the models know from others.
+        single_model_margin_fraction: fraction of the expected prediction errors (current plus new plan) that a
+            predicted gain must exceed, so that the search accepts the new plan; for cost models that are not ensembles,
+            such as the papers' models. Their margins do not grow away from the data that they were fitted to; at 1 the
+            two intervals must not overlap. By such models a gain counts only as far as it is not a gain of all devices
+            together: the same tables rarely cost less in all, and such models are led astray there most. Analytic
+            models, whose margins are assumed, are not among these models.
+        sharding_type_margin_fraction: fraction that replaces margin_fraction, if larger, for plans with row-wise or
+            data-parallel tables, whose costs are often predicted too low; larger values accept fewer plans; ignored if
+            the models predict whole training steps. At 1 the two intervals must not overlap, which is right wherever
+            steps were measured (docs/steps.md). Models of whole steps (framework=torchrec) ignore it.
+        min_gain: minimum predicted gain, as a fraction of the current plan's cost (0.003 is 0.3%), at which the search
+            accepts a new plan; smaller predicted gains do not materialise on average (docs/results.md).
+        assumed_margin_fraction: fraction of assumed prediction errors (current plus new plan) that a predicted gain
+            must exceed, so that the search accepts the new plan; for cost models without measured errors, such as
+            analytic (roofline) models. At 0.5 it accepts gains above the mean of both plans' margins (docs/models.md).
     """
 
     margin_fraction: NonNegative = 0.0

@@ -28,8 +28,8 @@ class PolicySearch(Searcher):
     Attributes:
         policy: trained policy that places the tables: dreamshard or autoshard (both installed), or a directory that
             `neuroshard train-policy` wrote.
-        samples: number of random plans from the policy in addition to the most probable plan; the plan with the lowest
-            predicted cost is used, and 0 (as in the papers) draws none.
+        samples: number of random plans drawn from the policy in addition to the most probable plan; the plan with the
+            lowest predicted cost is used; larger values take longer, and 0 (as in the papers) draws none.
         seed: seed of the random plans; the same seed gives the same plan.
     """
 

@@ -77,22 +77,23 @@ class NeuroShard(Searcher):
     types, and searches the likely ones.
 
     Attributes:
-        num_candidates: in every round, the published search (NeuroShard's beam search for column-wise tables) tries to
-            split this many of the largest and this many of the most expensive shards.
-        beam_width: number of layouts (ways to split the tables) that the published search keeps after every round;
-            search time grows in proportion.
-        max_splits: maximum number of rounds of the published search, and each round halves one shard of a layout; with
-            0 this search splits only tables that must be split to fit.
+        num_candidates: number N: each step of the beam search over column-wise splits tries to split the N largest and
+            the N most expensive shards of every layout (way to split the tables); larger values take longer.
+        beam_width: number of layouts (ways to split the tables by columns) that the beam search keeps after each step;
+            larger values take longer.
+        max_splits: maximum number of steps of the beam search over column-wise splits; each step halves one shard, and
+            larger values take longer; with 0 the beam search splits only tables that must be split to fit.
         grid: caps of the greedy grid search, for the published search and for even splits.
         improvement: settings of the local search.
         acceptance: rule by which the search accepts gains over the published search's plan; None accepts every gain.
         sharding_types: list of sharding types to choose from, if the cost models know them: column_wise (whole or
-            split), table_wise (whole), row_wise, data_parallel, table_column_wise and table_row_wise (within one host),
-            grid_shard (as table_row_wise).
-        sharding_type_trials: number of ways to assign sharding types to tables that the search tries with a quick
-            placement; 0 tries only column-wise tables, if memory and constraints allow.
-        tolerance: maximum extra cost, as a fraction of the plan cost, at which a plan with fewer shards replaces the
-            cheapest plan; 0.005 is 0.5%, and 0 keeps the cheapest plan.
+            split), table_wise (whole), row_wise, data_parallel, table_row_wise and table_column_wise (within one host),
+            grid_shard (planned as table_row_wise).
+        sharding_type_trials: number of assignments of sharding types to tables that the search rates by quickly made
+            plans before it searches the best assignments fully; larger values take longer, and 0 tries only column-wise
+            tables, if possible.
+        tolerance: maximum extra predicted cost, as a fraction (0.005 is 0.5%), at which a plan with fewer shards is
+            preferred to the cheapest plan; 0 keeps the cheapest plan.
     """
 
     num_candidates: PositiveCount = 10

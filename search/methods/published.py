@@ -26,12 +26,12 @@ class BeamSearch(Searcher):
     are always costed by whole models.
 
     Attributes:
-        num_candidates: in every round, the beam search tries to split this many of the largest and this many of the
-            most expensive shards of every layout.
-        beam_width: number of layouts (ways to split the tables) that the beam search keeps after every round; search
-            time grows in proportion.
-        max_splits: maximum number of rounds of the beam search, and each round halves one shard of a layout; 0 splits
-            only tables that must be split to fit.
+        num_candidates: number N: each step of the beam search over column-wise splits tries to split the N largest and
+            the N most expensive shards of every layout (way to split the tables); larger values take longer.
+        beam_width: number of layouts (ways to split the tables by columns) that the beam search keeps after each step;
+            larger values take longer.
+        max_splits: maximum number of steps of the beam search over column-wise splits; each step halves one shard, and
+            larger values take longer; 0 splits only tables that must be split to fit.
         grid: caps of the greedy grid search.
     """
 

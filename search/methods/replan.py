@@ -62,7 +62,8 @@ class Replan(Searcher):
         sharding_types: list of sharding types that tables may change to, if the cost models know them, such as
             [column_wise,row_wise]; [] keeps the sharding type of every table.
         min_gain: minimum predicted gain of optional moves, as a fraction of the plan cost (0.01 is 1%); among plans
-            that differ by less, the fewest moved bytes decide; 1 makes only required moves.
+            this close to the cheapest, the search takes the plan that moves the fewest bytes; 1 makes only required
+            moves.
         rest: searcher that places the shards that cannot stay where the running job's plan has them.
         keep_types: true keeps the sharding type and the number of column shards of every table, if constraints allow,
             so that optimizer state loads from checkpoints; false lets the search change both.

@@ -33,12 +33,13 @@ class TorchRecSearch(Searcher):
     TorchRec's planner chooses among `sharding_types`, and counts memory as the task does.
 
     Attributes:
-        split_factors: list of numbers of column-wise shards per table, such as [1,2,4,8]; the planner runs once for
-            each number, and 1 leaves tables whole. TorchRec allows one width of shards per table, `min_partition`.
-        sort_by: list with one or both of two placement orders: storage (most bytes first) and perf (highest estimated
-            cost first); the planner runs once for each order. TorchRec's default is storage.
-        estimates: torchrec | simulator: costs that TorchRec's planner minimizes: TorchRec's own estimates with its
-            default bandwidths, or predictions of NeuroShard's cost models.
+        split_factors: list of numbers of column-wise shards per table, such as [1,2,4,8]; 1 leaves tables whole; the
+            planner runs once for each number, so longer lists take longer. TorchRec allows one width of shards per
+            table, `min_partition`.
+        sort_by: list of placement orders: storage (most bytes first), perf (highest estimated cost first), or both; the
+            planner runs once for each order. TorchRec's default is storage.
+        estimates: torchrec | simulator: costs that TorchRec's planner minimizes: torchrec (its own estimates, with its
+            default bandwidths) or simulator (predictions of NeuroShard's cost models).
         sharding_types: list of sharding types that the planner may choose, if cost models and constraints allow them;
             column_wise includes whole tables, and table_row_wise needs several hosts.
         cache_load_factor: list of cache sizes for tables in host memory, as fractions of a table's rows; the planner

@@ -98,12 +98,13 @@ class CostNetworkSettings:
     Attributes:
         table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
             the size of the encoding.
-        head: width of the hidden layer of each output head; each head predicts a part of a device's cost, or the plan
-            cost.
-        placements: number of new placements per round that the policy draws and the cost models price, as training data
-            of the cost network.
-        partial_share: fraction of the new placements, from 0 to 1, that end after a random number of tables.
-        steps: number of training steps of the cost network per round.
+        head: width of the hidden layer of each output head; the heads predict the compute and communication costs of a
+            device, and the plan cost.
+        placements: number of new placements that the policy draws and the cost models price in each training round, as
+            training data of the cost network; larger values take longer.
+        partial_share: fraction of the new placements, from 0 to 1, that are cut off after a random number of tables, so
+            that the cost network learns costs of partial plans.
+        steps: number of training steps of the cost network in each training round; larger values take longer.
         batch_size: number of placements per training step of the cost network.
         learning_rate: learning rate of the Adam optimizer for the cost network.
     """

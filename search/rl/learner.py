@@ -96,15 +96,17 @@ class Learner:
         algorithm: training algorithm of the policy.
         cost_network: settings of a cost network that is trained together with the policy; None trains the policy on
             costs that the pre-trained cost models predict.
-        order: order in which the policy places tables in training; None places the most expensive tables first, and
-            experiment=train-policy_random_order places them in random order.
-        rounds: number of training rounds; after each round the policy is validated, and the best policy is kept.
-        updates: number of updates of the policy (optimizer steps) per round.
-        tasks: number of training tasks per update, drawn at random.
-        episodes: number of episodes per task in an update; in one episode the policy places all tables of the task
-            once.
+        order: order in which the policy places tables during training; None places the most expensive tables first; for
+            random order, set experiment=train-policy_random_order instead.
+        rounds: number of training rounds; each round trains the cost network (if any) and the policy, and then
+            validates the policy; the best policy is kept, and larger values take longer.
+        updates: number of optimizer steps of the policy in each training round; larger values take longer.
+        tasks: number of training tasks, drawn at random, in each optimizer step of the policy; larger values take
+            longer.
+        episodes: number of episodes per task in each optimizer step of the policy; in one episode the policy places all
+            tables of the task once; larger values take longer.
         learning_rate: initial learning rate of the Adam optimizer for the policy; the rate decreases to 0 over the
-            rounds.
+            training rounds.
     """
 
     policy: Callable[[], Policy]

@@ -85,8 +85,8 @@ class DreamShardPolicy(Policy):
     Args:
         table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
             the size of the encoding.
-        cost: list of widths of the layers that read the predicted costs of the devices so far, such as [64,32]; []
-            hides these costs from the policy.
+        cost: list of widths of the layers through which the policy sees the predicted cost of each device, from the
+            tables placed so far, such as [64,32]; [] hides these costs from the policy.
         head: width of the hidden layer of the network that scores the devices for the next table.
     """
 
@@ -112,10 +112,10 @@ class AutoShardPolicy(Policy):
     Args:
         table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
             the size of the encoding. The LSTM and the devices share this output.
-        memory: size of the hidden state of the LSTM that reads the tables.
-        cost: list of widths of the layers that read the predicted compute costs of the devices so far, such as [64,32];
-            [] hides these costs from the policy.
-        head: width of the hidden layer of two networks: the network that scores the devices, and the critic.
+        memory: size of the hidden state of the policy's LSTM, which reads all tables of a task.
+        cost: list of widths of the layers through which the policy sees the predicted compute cost of each device, from
+            the tables placed so far, such as [64,32]; [] hides these costs from the policy.
+        head: width of the hidden layers of the network that scores the devices and of the critic.
     """
 
     kind = "autoshard"

@@ -29,16 +29,17 @@ class Evaluate(ModelSettings):
     """Everything `neuroshard evaluate` needs.
 
     Attributes:
-        plans: plan files and directories of search runs, written without plans=: evaluate PLAN.json RUN_DIR.
-        model: cost models whose predictions are compared with the measurements of plan files, such as cpu; None
-            compares with the predictions in the files.
+        plans: plan files, or directories of search runs; required; give them as plain arguments, without 'plans=', as
+            in: evaluate PLAN.json RUN_DIR.
+        model: cost models (an installed name such as cpu, or a directory) whose predictions are compared with the
+            measurements of plan files; None compares with the predictions stored in the files.
         hardware: hardware that the plans run on.
         max_tasks: maximum number of tasks to measure per search run, from the first task on; None measures all tasks.
         seed: seed of the random lookups.
         out: directory that the results are written to; None uses the next free directory under runs/evaluate.
         count_input: true measures the input dist (exchange of indices) with measure=kernels, and adds this exchange to
-            predictions of model; false leaves this exchange out. Predictions of a search count the input dist if the
-            search had count_input=true.
+            the predictions of the setting model; false leaves this exchange out. Predictions of a search count the
+            input dist if the search had count_input=true.
         measure: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 

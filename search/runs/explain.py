@@ -32,10 +32,10 @@ class Explain(ModelSettings):
     """Everything `neuroshard explain` needs.
 
     Attributes:
-        plans: one plan file to explain, or two to compare, written without plans=: explain PLAN.json OTHER.json; both
-            plans must have tables with the same names.
-        model: cost models that predict the costs, such as cpu; None uses the models and settings that the plan was
-            found with, except settings that you give.
+        plans: one plan file to explain, or two to compare (with the same table names); required; give them as plain
+            arguments, without 'plans=', as in: explain PLAN.json OTHER.json.
+        model: cost models that predict the costs: an installed name such as cpu, or a directory; None uses the models
+            and settings that the plan was found with, except settings that you give.
         out: path of the HTML page to write, such as plan.html; None only prints the explanation.
     """
 

@@ -29,7 +29,8 @@ class Report:
     """Everything `neuroshard report` needs.
 
     Attributes:
-        runs: directories that contain runs, at any depth, written without runs=: report RUN_DIR.
+        runs: directories that contain runs, at any depth; required; give them as plain arguments, without 'runs=', as
+            in: report RUN_DIR.
         out: directory that the report is written to: one page, its tables and its figures.
     """
 

@@ -56,8 +56,9 @@ class Search(ModelSettings):
         count_input: true adds the input dist (exchange of indices) to predicted costs; false assumes that a training
             pipeline hides this exchange, as the papers do.
         verify: measures several plans of each task and takes the best of them; None takes the predicted best.
-        target: None | sok | hugectr | torchrec | json: system that the plans are for; the search returns only plans
-            that `neuroshard export` can write for this system, and null excludes no plan.
+        target: None | sok | hugectr | torchrec | json: system that trains with the plans (NVIDIA's SOK or HugeCTR,
+            TorchRec, or a reader of JSON); the search returns only plans that `neuroshard export` can write for this
+            system; None excludes no plan.
     """
 
     model: PathName

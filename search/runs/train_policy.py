@@ -43,8 +43,8 @@ class TrainPolicy(ModelSettings):
         model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as
             roofline:h100, or a directory that `neuroshard pretrain` wrote.
         tasks: tasks to train and validate on, all with the same numbers of tables and devices.
-        num_valid: number of validation tasks, which are the last of all tasks; the policy with the cheapest plans for
-            these tasks after a round is kept.
+        num_valid: number of validation tasks, taken from the end of the list of tasks; the policy with the cheapest
+            plans for these tasks after a training round is kept.
         learner: settings of the training.
         method: name of the policy in result files and reports.
         seed: seed of all random choices; the same seed gives the same policy.
