@@ -35,21 +35,15 @@ class TrainingSettings:
     """How networks are fitted.
 
     Attributes:
-        epochs: maximum number of passes over the training samples, for new models (training) or fine-tuning of the
-            models given by init= (training_further); larger values can take longer. The best epoch on the validation
-            set is kept.
-        batch_size: number of training samples per optimizer step, for new models (training) or fine-tuning of the
-            models given by init= (training_further).
-        learning_rate: initial learning rate of the Adam optimizer, above 0 and at most 1, for new models (training) or
-            fine-tuning of the models given by init= (training_further).
-        schedule: constant | cosine: schedule of the learning rate (cosine lowers the rate to zero over the epochs), for
-            new models (training) or fine-tuning of the models given by init= (training_further).
-        loss: mse | relative | absolute_relative: training loss: mse (mean squared error, as in the papers), relative
-            (mean squared relative error) or absolute_relative (MAPE), for new models (training) or fine-tuning of the
-            models given by init= (training_further). With "relative" cheap samples count as much as expensive samples;
-            "absolute_relative" is the loss of MAPE.
-        patience: number of epochs without a lower validation loss after which training stops early, for new models
-            (training) or fine-tuning of the models given by init= (training_further).
+        epochs: maximum number of passes over the training samples; larger values can take longer. The best epoch on the
+            validation set is kept.
+        batch_size: number of training samples per optimizer step.
+        learning_rate: initial learning rate of the Adam optimizer, above 0 and at most 1.
+        schedule: constant | cosine: schedule of the learning rate; cosine lowers the rate to zero over the epochs.
+        loss: mse | relative | absolute_relative: training loss: mean squared error (as in the papers), mean squared
+            relative error, or mean absolute relative error (MAPE). With "relative" cheap samples count as much as
+            expensive samples.
+        patience: number of epochs without a lower validation loss after which training stops early.
     """
 
     epochs: PositiveCount = 1000

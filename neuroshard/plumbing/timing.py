@@ -33,7 +33,7 @@ class TimingProtocol:
         rounds: number of times that all samples (kernel calls or exchanges) in memory are timed, each time in a new
             random order; larger values average out slow phases of the machine, and take longer.
         repeats_per_round: number of timed runs of each sample (a kernel call or an exchange) directly after one
-            another, in each of the passes that the setting rounds counts; larger values take longer.
+            another, in each pass over the samples (rounds= sets the number of passes); larger values take longer.
         live: maximum number of samples (kernel calls or exchanges) in memory at once; after these samples are measured,
             the next samples are loaded; larger values need more memory.
         flush_bytes: bytes to write on the device before every run, so that hardware caches contain no table rows; 0

@@ -74,7 +74,8 @@ class MemoryUse:
 
     Attributes:
         optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of the tables, whose state
-            counts as memory; in this order: no floats, 1 per row, 1 per weight, 1 per weight and per row, 2 per weight.
+            counts as memory: sgd has none, rowwise_adagrad 1 float per row, adagrad 1 per weight, partial_rowwise_adam
+            1 per weight plus 1 per row, adam 2 per weight.
         batches_in_flight: number of batches whose inputs and outputs are in device memory at once, from 0 to 1000; 0
             counts no buffers, 1 is training without prefetching, and prefetching needs more. The papers count no
             buffers.

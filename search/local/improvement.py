@@ -28,7 +28,7 @@ class Improvement:
         perturbations: number of times that local search changes its best plan at random and improves the result; larger
             values take longer, and 0 makes no random changes.
         perturbation_steps: number of random steps (a shard moves, or two shards swap devices) in each random change
-            that perturbations counts; larger values change the plan more.
+            (perturbations= sets the number of changes); larger values change the plan more.
         max_plans: approximate number of evaluated plans after which local search ends, even if fewer random changes
             than perturbations were made; larger values can take longer, and None sets no limit. Counted as
             `LocalSearch.looked` does: on large tasks this limit ends the search before `perturbations` are made.

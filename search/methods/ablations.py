@@ -72,7 +72,7 @@ class OtherModels(ModelChange):
 
     Attributes:
         model: cost models that the search uses: an installed name (`neuroshard models` lists them) or a directory that
-            `neuroshard pretrain` wrote; the models that the setting model names predict the final plan's cost.
+            `neuroshard pretrain` wrote; the cost of the final plan is predicted by the models of model= instead.
     """
 
     model: str

@@ -34,9 +34,9 @@ class Acceptance:
     left out, unless the first plan's exchanges are as unbalanced.
 
     Attributes:
-        margin_fraction: fraction of the expected prediction errors (current plus new plan) that a predicted gain must
-            exceed, so that the search accepts the new plan; for ensembles of cost models; 0 requires only min_gain and
-            a lower expected cost. Margins of ensembles distinguish tables that the models know from others.
+        margin_fraction: for ensembles of cost models: a new plan is accepted only if its gain exceeds this fraction of
+            the expected prediction errors of the current and the new plan together; 0 requires only min_gain and a
+            lower expected cost. Margins of ensembles distinguish tables that the models know from others.
         single_model_margin_fraction: fraction of the expected prediction errors (current plus new plan) that a
             predicted gain must exceed, so that the search accepts the new plan; for cost models that are not ensembles,
             such as the papers' models. Their margins do not grow away from the data that they were fitted to; at 1 the
@@ -49,9 +49,10 @@ class Acceptance:
             steps were measured (docs/steps.md). Models of whole steps (framework=torchrec) ignore it.
         min_gain: minimum predicted gain, as a fraction of the current plan's cost (0.003 is 0.3%), at which the search
             accepts a new plan; smaller predicted gains do not materialise on average (docs/results.md).
-        assumed_margin_fraction: fraction of assumed prediction errors (current plus new plan) that a predicted gain
-            must exceed, so that the search accepts the new plan; for cost models without measured errors, such as
-            analytic (roofline) models. At 0.5 it accepts gains above the mean of both plans' margins (docs/models.md).
+        assumed_margin_fraction: for cost models without measured errors, such as analytic (roofline) models, for which
+            the search assumes errors of similar measured models: a new plan is accepted only if its gain exceeds this
+            fraction of both plans' errors together. At 0.5 the search accepts gains above the mean of both plans'
+            margins (docs/models.md).
     """
 
     margin_fraction: NonNegative = 0.0
