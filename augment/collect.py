@@ -63,8 +63,8 @@ class Collect:
             models; 0 measures none.
         num_local_samples: number of mirrored training steps (one process runs one rank of a larger job) to measure,
             from which `neuroshard pretrain` learns TorchRec's framework overhead; needs TorchRec, and 0 measures none.
-        num_second_pass: number of kernel calls, of exchanges and of training steps that are measured a second time at
-            the end, to estimate the noise.
+        num_second_pass: number of samples of each kind (kernel calls, exchanges, training steps) that are measured a
+            second time at the end, to estimate the noise.
         batch_sizes: list of global batch sizes (samples per step over all devices), such as [1024,4096], at which
             kernel calls and exchanges are measured.
         seed: seed of the random kernel calls, exchanges and training steps, and of their lookups.

@@ -473,8 +473,9 @@ def constraints(
     Args:
         rules: list of limits for tables whose names match a pattern, such as [{tables: user_*, devices: [0, 1],
             max_shards: 4}]; docs/constraints.md lists all limits.
-        pinned: list of shards with a fixed number of columns; each shard must be on one of the devices that you list,
-            such as [{table: user_id, dim: 32, devices: [0]}].
+        pinned: list of shards that every plan must contain: the table, the shard's number of columns (dim; all columns
+            keep the table whole), and the devices of which one must have the shard, such as [{table: user_id, dim: 32,
+            devices: [0]}].
         together: list of groups of tables; all tables of a group are placed on one device and are not split, such as
             [[user_id, user_country]].
         apart: list of groups of tables; no device gets two tables of the same group, such as [[user_id, item_id]].

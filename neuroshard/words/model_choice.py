@@ -78,12 +78,14 @@ class ModelSettings:
         framework: torchrec | none: torchrec counts TorchRec's overhead per step in costs, and none counts no overhead;
             None counts TorchRec's overhead, if the models know this overhead, only for target=torchrec or measured
             training steps.
-        dense_ms: time of the dense network per step on one GPU, in ms, such as 8, if costs count TorchRec's overhead;
-            None: search picks a plan that suits 0 to 15 ms, and other commands assume 7.5 ms.
+        dense_ms: time of the dense network per step on one GPU, in ms, such as 8; used only if costs include TorchRec's
+            overhead (framework=torchrec); None: search picks a plan that suits 0 to 15 ms, and other commands assume
+            7.5 ms.
         exchange_dtype: data type of embeddings and gradients in exchanges: fp32, fp16, bf16, fp8 or int8, or two types
             such as fp16/bf16 for forward and backward; null means fp32.
-        optimizer: rowwise_adagrad | adam | sgd: optimizer of the tables whose state counts in the kernel times that
-            analytic models (roofline:NAME) predict, but not in memory use; None means sgd.
+        optimizer: rowwise_adagrad | adam | sgd: optimizer of the tables; analytic models (roofline:NAME) add the time
+            to update the state to kernel times; this setting does not change memory use (see memory.optimizer); None
+            means sgd.
     """
 
     framework: str | None = None

@@ -29,8 +29,8 @@ class Improvement:
             values take longer, and 0 makes no random changes.
         perturbation_steps: number of random steps (a shard moves, or two shards swap devices) in each random change
             (perturbations= sets the number of changes); larger values change the plan more.
-        max_plans: approximate number of evaluated plans after which local search ends, even if fewer random changes
-            than perturbations were made; larger values can take longer, and None sets no limit. Counted as
+        max_plans: number of evaluated plans after which local search ends, even before it has made all random changes
+            that perturbations= allows; larger values can take longer, and None sets no limit. Counted as
             `LocalSearch.looked` does: on large tasks this limit ends the search before `perturbations` are made.
         seed: seed of the random changes; the same seed gives the same plan.
     """

@@ -34,25 +34,26 @@ class Acceptance:
     left out, unless the first plan's exchanges are as unbalanced.
 
     Attributes:
-        margin_fraction: for ensembles of cost models: a new plan is accepted only if its gain exceeds this fraction of
-            the expected prediction errors of the current and the new plan together; 0 requires only min_gain and a
-            lower expected cost. Margins of ensembles distinguish tables that the models know from others.
-        single_model_margin_fraction: fraction of the expected prediction errors (current plus new plan) that a
-            predicted gain must exceed, so that the search accepts the new plan; for cost models that are not ensembles,
+        margin_fraction: fraction of both plans' expected prediction errors together that the predicted gain of a new
+            plan must exceed; larger values accept fewer plans; for ensembles of cost models; 0 requires only min_gain
+            and a lower expected cost. Margins of ensembles distinguish tables that the models know from others.
+        single_model_margin_fraction: fraction of both plans' expected prediction errors together that the predicted
+            gain of a new plan must exceed; larger values accept fewer plans; for cost models that are not ensembles,
             such as the papers' models. Their margins do not grow away from the data that they were fitted to; at 1 the
             two intervals must not overlap. By such models a gain counts only as far as it is not a gain of all devices
             together: the same tables rarely cost less in all, and such models are led astray there most. Analytic
             models, whose margins are assumed, are not among these models.
-        sharding_type_margin_fraction: fraction that replaces margin_fraction, if larger, for plans with row-wise or
-            data-parallel tables, whose costs are often predicted too low; larger values accept fewer plans; ignored if
-            the models predict whole training steps. At 1 the two intervals must not overlap, which is right wherever
-            steps were measured (docs/steps.md). Models of whole steps (framework=torchrec) ignore it.
+        sharding_type_margin_fraction: as margin_fraction (fraction of both plans' prediction errors that the gain must
+            exceed), but for plans with row-wise or data-parallel tables, whose costs are often predicted too low; the
+            larger of the two fractions applies; ignored if the models predict whole training steps. At 1 the two
+            intervals must not overlap, which is right wherever steps were measured (docs/steps.md). Models of whole
+            steps (framework=torchrec) ignore it.
         min_gain: minimum predicted gain, as a fraction of the current plan's cost (0.003 is 0.3%), at which the search
             accepts a new plan; smaller predicted gains do not materialise on average (docs/results.md).
-        assumed_margin_fraction: for cost models without measured errors, such as analytic (roofline) models, for which
-            the search assumes errors of similar measured models: a new plan is accepted only if its gain exceeds this
-            fraction of both plans' errors together. At 0.5 the search accepts gains above the mean of both plans'
-            margins (docs/models.md).
+        assumed_margin_fraction: fraction of both plans' prediction errors together that the predicted gain of a new
+            plan must exceed; larger values accept fewer plans; for cost models without measured errors, such as
+            analytic (roofline) models, whose errors are assumed from similar measured models. At 0.5 the search accepts
+            gains above the mean of both plans' margins (docs/models.md).
     """
 
     margin_fraction: NonNegative = 0.0
