@@ -52,9 +52,9 @@ class Copies(Layout):
             if placement.shard.dim < table.dim:
                 raise UserError(
                     "plan-copies-and-shard",
-                    f"device {placement.device} has a shard that begins at {place_of(table, placement.shard.column, 0)}, but other "
-                    "devices have the whole table",
-                    limit="a table must be either in shards that do not overlap, or whole on every device (data_parallel)",
+                    f"device {placement.device} has a shard that begins at {place_of(table, placement.shard.column, 0)}, "
+                    "but other devices have the whole table",
+                    limit="a table must be in shards that do not overlap, or whole on every device (data_parallel)",
                     remedy="Place the whole table on every device, or place only shards of the table",
                 )
         if missing := set(range(topology.num_devices)).difference(placement.device for placement in placements):

@@ -149,7 +149,7 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
         raise UserError(
             "table-rows-too-few",
             f"table {table.name!r} has {number_of(table.rows, 'row')}, too few to be row-wise over {count} devices",
-            limit=f"each block has ceil(rows / devices) = {number_of(size, 'row')}, so the last device would have no rows",
+            limit=f"each block has ceil(rows / devices) = {number_of(size, 'row')}, so the last block would be empty",
             remedy="Make the table column_wise or data_parallel",
         )
     return tuple((first, min(size, table.rows - first)) for first in range(0, table.rows, size))

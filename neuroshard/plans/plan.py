@@ -238,7 +238,7 @@ class Plan:
                 f"{len(fallen)} of {len(self.task.tables)} tables are not in device memory ({where}; such as "
                 f"{next(iter(fallen))!r})",
                 where="host memory",
-                limit="a step takes longer, because it waits for rows of these tables from host memory",
+                limit="a step takes longer, because rows of these tables come from host memory",
                 remedy="Use more devices or more device memory. If these tables are meant to be in host memory, set "
                 "tiers=[uvm_caching] or tiers=[uvm] in rules for the tables",
             ),

@@ -164,7 +164,7 @@ class Target:
                 "export-host-memory",
                 broken[0],
                 where="plan",
-                limit=f"this counts tables in host memory as {self.title} stores them, and the task counts them differently",
+                limit=f"the need counts tables in host memory as {self.title} stores these tables",
                 remedy=f"Search for another plan with target={self.name}",
             )
 
