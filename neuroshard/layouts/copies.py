@@ -52,7 +52,7 @@ class Copies(Layout):
             if placement.shard.dim < table.dim:
                 raise UserError(
                     "plan-copies-and-shard",
-                    f"device {placement.device} has a shard that begins at {place_of(table, placement.shard.column, 0)}, "
+                    f"device {placement.device} has a shard from {place_of(table, placement.shard.column, 0)}, "
                     "but other devices have the whole table",
                     limit="a table must be in shards that do not overlap, or whole on every device (data_parallel)",
                     remedy="Place the whole table on every device, or place only shards of the table",

@@ -80,7 +80,7 @@ def _warn(name: str, value: float, models: CostModels) -> None:
             f"{name}={value:.4g} bytes per ms has no effect",
             where="topology",
             limit=f"the cost models {models.label!r} have bandwidths of their own for exchanges",
-            remedy="Pass cost models that were measured on links of this bandwidth, or analytic cost models of your GPU, "
-            "such as models='roofline:h100'",
+            remedy="Pass cost models that were measured on links of this bandwidth, or analytic cost models of your "
+            "GPU, such as models='roofline:h100'",
         )
     )

@@ -171,7 +171,7 @@ def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool
         if failing >= COPIED:
             raise parameter.failing_error(types, num_devices)
         why = (
-            f"TorchRec trains a table of {dim} columns, which is not a multiple of {DIM_MULTIPLE}, only as data_parallel "
+            f"TorchRec trains a table of {dim} columns (not a multiple of {DIM_MULTIPLE}) only as data_parallel, "
             f"with the compute kernel {DENSE!r}"
         )
         remedy = f", or give the table {padded(dim)} columns"
@@ -233,7 +233,10 @@ def _check_offered(parameter: Parameter, device: str) -> None:
         elsewhere = list(dict.fromkeys(sharder.sharding_types(ANY_DEVICE)))
         remedy = f"Remove {sharder_name} from sharders= to leave the module unsharded"
         if elsewhere:
-            remedy += f", or pass a topology of {ANY_DEVICE} devices, on which {sharder_name} has the sharding types {', '.join(elsewhere)}"
+            remedy += (
+                f", or pass a topology of {ANY_DEVICE} devices, on which {sharder_name} "
+                f"has the sharding types {', '.join(elsewhere)}"
+            )
         raise UserError(
             "delegated-sharder-without-types",
             f"{sharder_name} cannot shard {table} on {device}",

@@ -65,7 +65,7 @@ class Groups:
                 "groups-hosts-unequal",
                 f"num_groups={self.num_groups} divides the {host} devices of a host unequally between groups",
                 limit=f"the number of {number} must divide {host}, or be a multiple of {host}",
-                remedy=f"Set num_groups such that {count} divides {host} or is a multiple of {host}, or set num_groups to 'auto'",
+                remedy=f"Set num_groups such that {count} divides {host} or is a multiple of {host}, or to 'auto'",
             )
 
     @property

@@ -99,7 +99,7 @@ def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None
         _log.warning(
             Message(
                 "statistics-shapes-changed",
-                f"tables= describes {number_of(len(other), 'table')} whose numbers of rows or columns differ from the model "
+                f"tables= describes {number_of(len(other), 'table')} whose rows or columns differ from the model "
                 f"({listed(shapes)})",
                 limit="the planner still uses the lookups in these statistics",
                 remedy="Profile the tables again",

@@ -183,8 +183,8 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
         if sharding.sharding_spec is not None and len(shards_of(sharding)) != len(ranks):
             raise UserError(
                 "given-shards-without-ranks",
-                f"{table} has {number_of(len(shards_of(sharding)), 'shard')} and {number_of(len(ranks), 'rank')} in the given "
-                "plan",
+                f"{table} has {number_of(len(shards_of(sharding)), 'shard')} and {number_of(len(ranks), 'rank')} "
+                "in the given plan",
                 where="given",
                 limit="each shard needs exactly one rank",
                 remedy="Pass as given= a plan that was made for this job",
@@ -192,7 +192,8 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
         if sharding.sharding_type in _ON_ALL and len(set(ranks)) < size:
             raise UserError(
                 "given-ranks-missing",
-                f"{table} is {sharding.sharding_type!r} on {len(set(ranks))} of the job's {size} ranks in the given plan",
+                f"{table} of the given plan is {sharding.sharding_type!r} on {len(set(ranks))} of the "
+                f"job's {size} ranks",
                 where="given",
                 limit=f"a {sharding.sharding_type!r} table must be on all ranks",
                 remedy="Pass as given= a plan that was made for this job",

@@ -85,8 +85,8 @@ class Division:
                 Message(
                     "tables-delegated",
                     f"TorchRec's EmbeddingShardingPlanner, not NeuroShard, plans {delegated}",
-                    limit=f"predicted costs do not count {number_of(len(self.delegated), 'such parameter')}",
-                    remedy="If the parentheses name a setting, change the setting to have NeuroShard plan the parameter",
+                    limit=f"predicted costs do not count {_these(len(self.delegated))}",
+                    remedy="If parentheses name a setting, change that setting to have NeuroShard plan the parameter",
                 )
             )
         if self.fixed:
@@ -94,7 +94,7 @@ class Division:
                 Message(
                     "tables-fixed-by-given",
                     f"the plan in given= fixes {listed([parameter.qualified_name for parameter in self.fixed])}",
-                    limit=f"predicted costs do not count {number_of(len(self.fixed), 'such parameter')}",
+                    limit=f"predicted costs do not count {_these(len(self.fixed))}",
                     remedy="Remove a table from given= to have NeuroShard plan the table",
                 )
             )
@@ -213,6 +213,10 @@ def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
         if served.num_devices == 1:
             unknown = "on one device NeuroShard plans table-wise only"
     return ": ".join(filter(None, (", ".join(types + kernels), unknown)))
+
+
+def _these(count: int) -> str:
+    return "this parameter" if count == 1 else f"these {number_of(count, 'parameter')}"
 
 
 def listed(texts: Sequence[str]) -> str:

@@ -374,9 +374,9 @@ class Parameter:
             set_in = "" if self.said.enforce_hbm else " in fused_params of the sharder"
             raise UserError(
                 "constraints-enforce-hbm",
-                f"enforce_hbm is True{set_in}, and compute_kernels is {self.said.compute_kernels}",
+                f"enforce_hbm is True{set_in}, but compute_kernels is {self.said.compute_kernels}",
                 where=f"constraints of table {self.qualified_name!r}",
-                limit="enforce_hbm=True keeps all weights in device memory, but these kernels keep weights in host memory",
+                limit="enforce_hbm=True keeps all weights in device memory, and these kernels use host memory",
                 remedy=f"Remove enforce_hbm or compute_kernels, or add {KERNELS[Tier.DEVICE]!r} to compute_kernels",
             )
         share = None if cache is None else cache.load_factor

@@ -109,11 +109,11 @@ def _refuse(table: str, name: str, value: object, limit: str) -> None:
     shown = getattr(value, "name", value)
     raise UserError(
         "dense-optimizer-setting",
-        f"the optimizer of table {table!r}, which has a dense kernel, does not support {name}={shown}",
+        f"table {table!r} has a dense kernel, for which data_parallel_optimizer does not support {name}={shown}",
         limit=limit,
-        remedy=f"Change the setting, for this table alone by data_parallel_optimizer(model, settings={{{table!r}: "
-        "...}), or plan the table without data_parallel. Or train data_parallel_parameters(model) with another "
-        "optimizer",
+        remedy=f"Do one of these: change the setting for this table alone with data_parallel_optimizer(model, "
+        f"settings={{{table!r}: ...}}); plan the table without data_parallel; or train data_parallel_parameters(model) "
+        "with another optimizer",
     )
 
 
