@@ -51,7 +51,7 @@ def late_remark(took_s: float, limit_s: int | None) -> Message | None:
     return Message(
         "planning-over-timeout",
         f"planning took {took_s:.1f} s",
-        limit=f"timeout_seconds is {limit_s}, but NeuroShard's search never stops early, so that plans are reproducible",
+        limit=f"timeout_seconds is {limit_s}, but NeuroShard's search never stops early, to be reproducible",
         remedy="Do one of these: set searcher='size_lookup_greedy'; set a smaller num_candidates; or set keep=FILE, "
         "which reuses the plan at a restart",
     )

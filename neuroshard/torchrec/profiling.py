@@ -65,8 +65,8 @@ def profile(
             "profile-model-without-tables",
             "the model has no tables that a sharder would shard",
             limit="without tables there are no lookups to count",
-            remedy="Pass the model before it is sharded, and pass sharders= if TorchRec's default sharders do not shard its "
-            "tables",
+            remedy="Pass the model before it is sharded, and pass sharders= if TorchRec's default sharders do not "
+            "shard its tables",
         )
     if isinstance(batches, KeyedJaggedTensor):
         raise UserError(
@@ -109,7 +109,7 @@ def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]
                 "profile-batch-variable",
                 "the keys of a batch have different numbers of samples",
                 limit="all keys of a batch must have the same number of samples",
-                remedy="Pass batches with the same number of samples for every key, such as batches before deduplication",
+                remedy="Pass batches with the same number of samples for every key, as before deduplication",
             )
         for key in tensor.keys():  # noqa: SIM118  # it is not a mapping
             if key in tensor_of and key in read:

@@ -144,8 +144,8 @@ def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> Paramet
             "reshard-table-wise-split",
             f"table {name!r} is {WHOLE} now, but split into shards in the new plan",
             limit="TorchRec cannot change the sharding types of a running job",
-            remedy=f"Start the job with sharding_types=[{SPLIT!r}]: a {SPLIT} table in one shard is the same as a {WHOLE} "
-            "table, but TorchRec can split the table later",
+            remedy=f"Start the job with sharding_types=[{SPLIT!r}]: a {SPLIT} table in one shard is the same as a "
+            f"{WHOLE} table, but TorchRec can split the table later",
         )
     return replace(was, ranks=now.ranks, sharding_spec=now.sharding_spec)
 
@@ -186,7 +186,7 @@ def _check_widths(path: str, after: ShardingPlan) -> None:
             raise UserError(
                 "reshard-widths-unequal",
                 f"table {name!r} is split into shards of {' and '.join(map(str, widths))} columns",
-                limit="TorchRec's reshard assumes that all shards of a table have the same width, and would mix up columns",
+                limit="TorchRec's reshard assumes that all shards of a table have the same width",
                 remedy="Make a plan with shards of equal width: set min_partition in constraints to a divisor of the "
                 f"table's {dim} columns, such as {equal}",
             )
@@ -239,8 +239,7 @@ def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShard
                 raise UserError(
                     "reshard-gloo-own-message",
                     f"a part of table {name!r} would stay on its device",
-                    limit="TorchRec would send this part from a process to the same process, which works over NCCL but not over "
-                    "gloo",
+                    limit="TorchRec would send this part from a process to itself, which works over NCCL but not over gloo",
                     remedy="Run the job with NCCL, or make a plan in which the whole table moves",
                 )
 

@@ -62,6 +62,6 @@ def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -
                     "sequence-shard-widths",
                     f"sequence {names} shards of {wide} and {width} columns",
                     where=f"collection {path!r}",
-                    limit="TorchRec assumes that all column shards of the sequence tables of a collection have the same width",
+                    limit="TorchRec assumes that column shards of a collection's sequence tables have the same width",
                     remedy="Split all sequence tables of the collection into shards of the same width",
                 )

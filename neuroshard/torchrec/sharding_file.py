@@ -233,7 +233,7 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
             where=where,
             limit=f"the collections of the model are {', '.join(map(repr, sorted(known)))}"
             if known
-            else "the model has none",
+            else "the model has no collections",
             remedy="Correct the path of the collection, or load the plan for the model that it was made for",
         )
     for table, parameter in modules.get("", {}).items():
