@@ -58,14 +58,14 @@ class Groups:
         check_sizes(self.job)
         if not self._has_equal_parts_of(self.job.local_world_size):
             host = self.job.local_world_size
-            number, count = "groups", "num_groups"
+            number, goal = "groups", "to a number that"
             if self.use_inter_host_allreduce:
-                number, count = "ranks in a group", f"{self.job.world_size} / num_groups"
+                number, goal = "ranks in a group", f"such that {self.job.world_size} / num_groups"
             raise UserError(
                 "groups-hosts-unequal",
                 f"num_groups={self.num_groups} divides the {host} devices of a host unequally between groups",
                 limit=f"the number of {number} must divide {host}, or be a multiple of {host}",
-                remedy=f"Set num_groups such that {count} divides {host} or is a multiple of {host}, or to 'auto'",
+                remedy=f"Set num_groups {goal} divides {host} or is a multiple of {host}, or set 'auto'",
             )
 
     @property

@@ -106,10 +106,10 @@ class Division:
             _log.warning(  # TorchRec ignores such constraints without a warning
                 Message(
                     "constraints-table-unknown",
-                    f"constraints are set for table {name!r}, but no collection of the model has such a table",
+                    f"there is an entry for table {name!r}, but no collection of the model has this table",
                     where="constraints",
-                    limit="these constraints have no effect",
-                    remedy="Correct the name, or remove the constraints",
+                    limit="the entry has no effect",
+                    remedy="Correct the name, or remove the entry",
                 )
             )
 

@@ -549,7 +549,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 _log.warning(
                     Message(
                         "kept-plan-callback-field",
-                        f"the plan is not saved in {self._keep}",
+                        f"the plan is not saved in the file {str(self._keep)!r}",
                         limit=f"a callback set {lost}, which the file cannot store",
                         remedy="Set that field in constraints instead of the callback, or remove keep=",
                     )

@@ -51,7 +51,7 @@ def late_remark(took_s: float, limit_s: int | None) -> Message | None:
     return Message(
         "planning-over-timeout",
         f"planning took {took_s:.1f} s",
-        limit=f"timeout_seconds is {limit_s}, but NeuroShard's search never stops early, to be reproducible",
+        limit=f"timeout_seconds is {limit_s}, but NeuroShard's search ignores timeouts, so plans are reproducible",
         remedy="Do one of these: set searcher='size_lookup_greedy'; set a smaller num_candidates; or set keep=FILE, "
         "which reuses the plan at a restart",
     )
@@ -105,7 +105,7 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
         limit="this optimizer runs inside fused kernels only, so these tables get your dense optimizer if you select "
         "parameters with in_backward_optimizer_filter, and no optimizer if you select parameters by name",
         remedy="Do one of these: train these tables with neuroshard.torchrec.data_parallel_optimizer(model); or have "
-        f"fused kernels train these tables, for which {_ways_out(lost)}",
+        f"fused kernels train these tables: {_ways_out(lost)}",
     )
 
 

@@ -239,7 +239,7 @@ def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShard
                 raise UserError(
                     "reshard-gloo-own-message",
                     f"a part of table {name!r} would stay on its device",
-                    limit="TorchRec would send this part from a process to itself, which works over NCCL but not over gloo",
+                    limit="TorchRec sends this part from a process to itself, which works over NCCL but not over gloo",
                     remedy="Run the job with NCCL, or make a plan in which the whole table moves",
                 )
 

@@ -89,7 +89,9 @@ def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
         given["beta1"], given["beta2"] = given["betas"]
     for name in NUMBERS:
         if not isinstance(given.get(name, 0.0), Real):
-            _refuse(table, name, given[name], "a number is expected")
+            _refuse(
+                table, name, given[name], f"{name} must be a number, and the value is a {type(given[name]).__name__}"
+            )
     settings = RowSettings(**{name: value for name, value in given.items() if name in _SETTINGS})
     if settings.optimizer not in RULES:
         _refuse(

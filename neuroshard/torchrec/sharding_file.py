@@ -234,14 +234,14 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
             limit=f"the collections of the model are {', '.join(map(repr, sorted(known)))}"
             if known
             else "the model has no collections",
-            remedy="Correct the path of the collection, or load the plan for the model that it was made for",
+            remedy="Correct the path of the collection, or load the plan for the model that the plan was made for",
         )
     for table, parameter in modules.get("", {}).items():
         places = paths.get(table, [])
         if len(places) != 1:
             remedy = "Export the plan with module=PATH of the table's collection"
             if not places:
-                remedy = "Correct the name of the table, or load the plan for the model that it was made for"
+                remedy = "Correct the name of the table, or load the plan for the model that the plan was made for"
             raise UserError(
                 "sharding-plan-table-ambiguous",
                 f"the model has {number_of(len(places), 'collection')} with a table {table!r}",
