@@ -313,7 +313,7 @@ class Plan:
                 "plan-file-directory",
                 f"the path {str(path)!r} is a directory",
                 limit="the path of a plan file is expected",
-                remedy=f"Pass a plan file{f', such as {plans[0]}' if plans else ''}",
+                remedy=f"Pass the path of a plan file{f', such as {plans[0]}' if plans else ''}",
             )
         content = read_json(Path(path), "plan")
         if is_kept(content):

@@ -286,7 +286,7 @@ class Parameter:
             fails_with = f"row-wise tables of {rows} over {num_devices} CPUs, because some devices would have no rows"
         remedy = "Allow other sharding types in constraints"
         if self.unlike_kernels:
-            remedy = f"Give the table {padded(self.config.embedding_dim)} columns, for which other sharding types are possible"
+            remedy = f"Give the table {padded(self.config.embedding_dim)} columns, which allows other sharding types"
         return UserError(
             "table-types-fail-on-cpu",
             f"table {self.qualified_name!r} can only be {' or '.join(types)}",
