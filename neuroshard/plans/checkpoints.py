@@ -45,11 +45,11 @@ def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
     if dense:
         tables = number_of(len(dense), "table")
         conditions.append(
-            f"loads for {tables} only if data_parallel_optimizer trains the data-parallel tables ({_listed(dense)})"
+            f"for {tables} ({_listed(dense)}) loads only if data_parallel_optimizer trains the data-parallel tables"
         )
     if split:
         tables = number_of(len(split), "table")
-        conditions.append(f"does not load for {tables} with another number of column shards ({_listed(split)})")
+        conditions.append(f"for {tables} ({_listed(split)}) does not load, because the number of column shards changes")
     if not conditions:
         return None
     return Message(
@@ -58,8 +58,7 @@ def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
         f"{number_of(len(dense) + len(split), 'table')}",
         where="checkpoints",
         limit=f"optimizer state that was saved under the previous plan {', and '.join(conditions)}",
-        remedy="Set keep_types=true to keep the sharding types and the numbers of column shards, unless constraints "
-        "forbid them",
+        remedy="Set keep_types=true to keep the sharding types and the numbers of column shards that constraints allow",
     )
 
 

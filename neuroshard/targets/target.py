@@ -62,15 +62,18 @@ class Exported:
         if path.suffix != self.suffix:
             raise UserError(
                 "export-out-suffix",
-                f"out is {out}",
-                limit=f"this export is a *{self.suffix} file",
+                f"out is {str(out)!r}",
+                limit=f"this export writes a *{self.suffix} file",
                 remedy=f"Set out=FILE{self.suffix}",
             )
         paths = (path,) if self.snippet is None else (path, path.with_suffix(".json"))
         for one in paths:
             if one.is_dir():
                 raise UserError(
-                    "export-out-directory", f"{one} is a directory", remedy=f"Set another out=FILE{self.suffix}"
+                    "export-out-directory",
+                    f"the path {str(one)!r} is a directory",
+                    limit="the export writes a file of this name",
+                    remedy=f"Set another out=FILE{self.suffix}",
                 )
         return paths
 
@@ -132,7 +135,7 @@ class Target:
         if plan.violations:
             raise UserError(
                 "export-plan-breaks-task",
-                "the plan does not fit its task",
+                "the plan breaks a limit of its task",
                 where=name,
                 limit=plan.violations[0],
                 remedy="Search again, or correct the task",
@@ -161,7 +164,7 @@ class Target:
                 "export-host-memory",
                 broken[0],
                 where="plan",
-                limit=f"this is the memory that {self.title} takes for tables in host memory",
+                limit=f"the need counts tables in host memory as {self.title} stores these tables",
                 remedy=f"Search for another plan with target={self.name}",
             )
 
@@ -214,7 +217,7 @@ class Target:
         if self.steps == "other" and models.of_whole_steps:
             raise UserError(
                 "target-other-framework",
-                f"costs by {models.label} count the overhead of TorchRec",
+                f"the cost models {models.label!r} count the overhead of TorchRec",
                 limit=f"{self.title} trains without TorchRec",
                 remedy="Remove framework=torchrec, or search with target=torchrec",
             )
@@ -232,9 +235,9 @@ class Target:
         return (
             Message(
                 "memory-weights-only",
-                f"plans for {self.title} count only the weights",
+                f"plans for {self.title} count only the memory of the weights",
                 where="memory",
-                limit="training may run out of memory",
+                limit="optimizer state and batches need memory too, so training may run out of memory",
                 remedy="Pass memory=ns.MemoryUse('rowwise_adagrad', batches_in_flight=1) to the task, or "
                 "memory=training on the command line",
             ),
@@ -282,7 +285,10 @@ class Target:
             has = " and ".join(name for name in SHARDING_TYPES if name in types)
             return f"is {layout.sharding_type(placed, task.topology)}", f"{self.title} has only {has} {which}"
         if (tier := placed[0].tier_assignment.tier) not in self.tiers:
-            return f"is in tier {tier.value}", f"{self.title} has only {' and '.join(sorted(self.tiers))}"
+            return (
+                f"is in tier {tier.value}",
+                f"{self.title} has tables only in tier {' and '.join(sorted(self.tiers))}",
+            )
         return self._refused_widths(placed) if self.equal_widths else None
 
     def _refused_widths(self, placed: Sequence[Placement]) -> tuple[str, str] | None:
@@ -290,9 +296,9 @@ class Target:
         widths = {placement.shard.dim for placement in placed}
         if len(widths) > 1:
             wide = " and ".join(map(str, sorted(widths)))
-            return f"is in shards of {wide} columns", f"{self.title} needs equal widths"
+            return f"is in shards of {wide} columns", f"{self.title} needs column shards of equal width"
         if len({placement.device for placement in placed}) < len(placed):
-            return "has several shards on one device", f"{self.title} has one shard of a table on a device"
+            return "has several shards on one device", f"{self.title} allows only one shard of a table on each device"
         return None
 
 
@@ -332,9 +338,9 @@ def target_named(name: str | None, module: str = "") -> Target:
     if name != _TORCHREC:
         raise UserError(
             "target-without-modules",
-            f"module is {module!r}",
-            limit=f"{target.title} has no modules",
-            remedy="Remove module, or export to torchrec",
+            f"module is set to {module!r}",
+            limit=f"module applies to exports to TorchRec only, not to {target.title}",
+            remedy="Remove module, or export with to=torchrec",
         )
     return replace(target, write=partial(held.write, module=module))
 
@@ -436,14 +442,15 @@ class Export:
             if path.samefile(self.plan):
                 raise UserError(
                     "export-out-is-plan",
-                    f"{path} is the plan that is exported",
+                    f"the export would overwrite {str(path)!r}, which is the plan that is exported",
                     remedy=f"Set another out=FILE{exported.suffix}",
                 )
         for path in there:
             if not _is_like(path, exported):
                 raise UserError(
                     "export-out-other-file",
-                    f"{path} exists, and is not an earlier export to {target.name}",
+                    f"the file {str(path)!r} exists and is not an earlier export to {target.name}",
+                    limit="an export overwrites only an earlier export to the same target",
                     remedy=f"Set another out=FILE{exported.suffix}, or delete the file",
                 )
         check_file(paths[0])

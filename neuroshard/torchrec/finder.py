@@ -121,8 +121,8 @@ class Finder:
         if fixed := {"start", "rest"}.intersection(settings):
             raise UserError(
                 "replan-setting-fixed",
-                f"{min(fixed)} cannot be set",
-                limit="replan() changes the previous plan with the planner's own searcher",
+                f"{min(fixed)}= cannot be passed to replan()",
+                limit="replan() starts from the plan in previous= and uses the planner's own searcher",
                 remedy=f"Remove {min(fixed)}=...",
             )
         given = {"acceptance": self.searcher.acceptance} if hasattr(self.searcher, "acceptance") else {}
@@ -196,8 +196,8 @@ class Finder:
         size = readable_bytes(moved_bytes(plan, moved))
         return Message(
             "kept-plan-gain-of-moving",
-            f"the adapted kept plan is predicted to take {now:.2f} ms{before}",
-            limit=f"moving {size} would reduce that to {then:.2f} ms ({1 - then / now:.1%} less)",
+            f"a step with the adapted kept plan is predicted to take {now:.2f} ms{before}",
+            limit=f"moving {size} of tables would reduce this time to {then:.2f} ms ({1 - then / now:.1%} less)",
             remedy="Call planner.replan(model, previous=...) to move tables, or remove the kept file to have the "
             "planner search from nothing",
         )
@@ -213,7 +213,7 @@ def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) ->
         "kept-plan-outdated",
         f"the kept plan was made for different inputs: {', '.join(others)}",
         limit=f"the planner searches again{failed}",
-        remedy="If several jobs share the file of keep=, set a file of its own for each job",
+        remedy="If several jobs share the file of keep=, set keep= to a different file for each job",
     )
 
 

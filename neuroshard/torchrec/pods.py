@@ -49,8 +49,8 @@ def check_sizes(topology: TorchRecTopology) -> None:
             "topology-host-size-not-divisor",
             f"local_world_size is {host}",
             where="topology",
-            limit=f"the number must divide the job's {world} ranks, else TorchRec takes all ranks for one host",
-            remedy="Set local_world_size to the number of ranks on a host, and start as many ranks on every host",
+            limit=f"local_world_size must divide the job's {world} ranks, else TorchRec treats all ranks as one host",
+            remedy="Set local_world_size to the number of ranks on each host, which must be the same for all hosts",
         )
     if topology.intra_group_size < host:
         raise UserError(
@@ -85,7 +85,7 @@ def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
         "topology-pods-ignored",
         f"pods of {pod // host} hosts ({pod} ranks) do not divide the job's {world} ranks",
         where="topology",
-        limit=f"the plan counts fast links within hosts only, and TorchRec refuses {POD_SIZE}={pod // host}",
+        limit=f"so predicted costs count fast links within hosts only, and TorchRec refuses {POD_SIZE}={pod // host}",
         remedy=f"Set pod_size to a number that divides the job's {world // host} hosts",
     )
 
@@ -105,9 +105,9 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
     return Message(
         "pod-size-differs",
         f"the plan has {number_of(len(tables), 'table')} ({listed(tables)}) whose rows are sharded over {pod} ranks "
-        f"({host} on each of {number_of(pod // host, 'host')}), but {POD_SIZE} {found} here, with {started} ranks on "
-        "a host",
-        limit="TorchRec would fail, or train other rows without an error",
+        f"({host} on each of {number_of(pod // host, 'host')}), but in this process {POD_SIZE} {found}, and a host "
+        f"has {number_of(started, 'rank')}",
+        limit="with these settings TorchRec would fail, or train wrong rows without an error",
         remedy=f"Set {' and '.join(settings)} in every process that runs the plan",
     )
 
@@ -131,12 +131,13 @@ def check_by_pod(table: str, sharding: ParameterSharding, topology: TorchRecTopo
     for column, its in grouped(blocks, lambda block: block[0].shard_offsets[1]).items():
         ranks = [rank for _, rank in its]
         if ranks[0] % pod or ranks != list(range(ranks[0], ranks[0] + pod)):
+            more = f", or {pod} to {2 * pod - 1}, and so on" if pod < topology.world_size else ""
             raise UserError(
                 "table-blocks-outside-pod",
                 f"table {table!r} is {sharding.sharding_type}, and the blocks of rows at column {column} are on ranks "
                 f"{listed([str(rank) for rank in ranks])}",
                 where=where,
-                limit=f"in this job TorchRec shards rows over {pod} successive ranks, of which the first is a multiple "
-                f"of {pod}",
+                limit=f"in this job the blocks must be on {number_of(pod, 'rank')} that fast links join: ranks 0 "
+                f"to {pod - 1}{more}",
                 remedy="Make a plan for this job",
             )
