@@ -252,7 +252,8 @@ def _path_in(message: str) -> str:
 def _wanted(text: str) -> tuple[str, str]:
     """Return the limit that the beginning of a message of msgspec's names, as a clause; and a right value, if any."""
     if match := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
-        right = " or ".join(_WORDS.get(name, name) for name in match[1].split(" | "))
+        types = match[1].split(" | ")
+        right = " or ".join(_WORDS.get(name, name) for name in types if name != "int" or "float" not in types)
         return f"{right} is expected", right
     if match := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):
         return f"a multiple of {match[2]} is expected", f"a multiple of {match[2]}"

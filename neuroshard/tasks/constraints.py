@@ -87,7 +87,7 @@ class TableRule:
                     "rule-limit-too-small",
                     f"{name} of the rule for {self.tables!r} is {value!r}",
                     where="constraints",
-                    limit="the limit must be a whole number, 1 or more",
+                    limit=f"{name} must be a whole number, 1 or more",
                     remedy=f"Set {name} to a whole number, 1 or more",
                 )
 
@@ -424,10 +424,11 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
         restricted = not table.pooled or Tier.DEVICE not in limits.tiers
         raise UserError(
             "table-no-sharding-type",
-            f"the rules for table {table.name!r} allow no sharding type that the table can have",
+            f"the rules for table {table.name!r} together allow no sharding type that the table can have"
+            if restricted
+            else f"no sharding type is allowed by all rules for table {table.name!r}",
             where="constraints",
-            limit="all of these rules must allow the sharding type"
-            + (f", and {not_copied} cannot be data_parallel" if restricted else ""),
+            limit=f"{not_copied} cannot be data_parallel" if restricted else "",
             remedy="Allow the same sharding type, such as column_wise, in all rules for the table",
         )
     if not limits.tiers:

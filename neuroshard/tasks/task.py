@@ -354,7 +354,7 @@ class _Checks:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
                 raise UserError(
                     "pins-share-devices",
-                    f"the rules and pins for table {name!r} do not allow a different device for each shard",
+                    f"the rules and pins for table {name!r} allow too few devices for the shards of the table",
                     where="constraints",
                     limit="each shard of a table needs a different device",
                     remedy="Pin each shard to a different device, or allow the table on more devices",
