@@ -48,7 +48,7 @@ class Journal(Generic[Value]):
         try:
             value = parse(of_format(read_json(path, self.name), self._format, where), self.holds, where)
             if wrong := self.wrong(number, value):
-                raise UserError("journal-value-wrong", f"the {self.name} file {path} {wrong}")
+                raise UserError("journal-value-wrong", f"{where} {wrong}")
         except UserError as error:
             remedy = f"Delete {path} and run the command again; then {self.after_deletion}"
             raise error.changed(remedy=remedy) from None
