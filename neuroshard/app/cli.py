@@ -133,8 +133,8 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
 
 def _refused(error: Exception) -> UserError:
     """Make the UserError of an error by which Hydra or OmegaConf refuses the settings."""
-    remedy = "Correct the setting that the message names"
-    return UserError("hydra-refused", "Hydra cannot use the settings", limit=str(error), remedy=remedy)
+    remedy = "Correct the setting that the message of Hydra names"
+    return UserError("hydra-refused", "Hydra refuses the settings", limit=str(error), remedy=remedy)
 
 
 def _run(config: Any) -> None:

@@ -26,10 +26,10 @@ def report_of(error: BaseException) -> Message:
         return mistake.message
     if _is_of_the_system(error):
         # a full disk, or a directory that can't be written, is the user's to mend too
-        remedy = "Correct this, then run the command again: finished work is kept"
-        return Message("system-refused", str(error), remedy=remedy)
+        what, remedy = "the operating system reports an error", "Remove the cause and run the command again"
+        return Message("system-refused", what, limit=str(error), remedy=f"{remedy}; finished work is kept")
     if isinstance(error, MemoryError):
-        remedy = "Give fewer or smaller tables, or use a larger machine; finished work is kept"
+        remedy = "Give fewer or smaller tables, or use a machine with more memory; finished work is kept"
         return Message("memory-exhausted", "this machine is out of memory", remedy=remedy)
     what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return Message("neuroshard-defect", what, limit="this is a defect of neuroshard", remedy=_kept(error))
@@ -84,5 +84,5 @@ def _kept(error: BaseException) -> str:
         ) as file:
             file.write("".join(traceback.format_exception(error)))
     except OSError:
-        return "Report the defect; the traceback could not be written"
-    return f"Report the defect with the traceback in {Path(file.name)}"
+        return "Report the defect; the traceback could not be written to a file"
+    return f"Report the defect, and attach the traceback, which is in the file {Path(file.name)}"

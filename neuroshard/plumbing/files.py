@@ -146,15 +146,16 @@ def check_file(path: Path) -> None:
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
     """Raise UserError unless the first of some places that exists is a directory that can be written to."""
     nearest = next(place for place in places if os.path.lexists(place))
+    remedy = f"Set out to another {kind.lower()}: out={kind}"
     if not nearest.is_dir():
-        remedy = f"Set out to another place: out={kind}"
-        raise UserError("out-under-file", f"{nearest} is not a directory", where=f"out={out}", remedy=remedy)
+        what = f"{nearest} exists, but is not a directory"
+        raise UserError("out-under-file", what, where=f"out={out}", remedy=remedy)
     try:
         with TemporaryFile(dir=nearest):  # which tells: root may write to /proc, and can't
             pass
     except OSError as error:
-        what = f"{nearest} {'has no space left' if error.errno == errno.ENOSPC else 'cannot be written to'}"
-        remedy = f"Set out to another place: out={kind}"
+        reason = "has no space left" if error.errno == errno.ENOSPC else "cannot be written to"
+        what = f"the directory {nearest} {reason}"
         raise UserError("out-unwritable", what, where=f"out={out}", remedy=remedy) from None
 
 
@@ -193,16 +194,17 @@ def _locked(lock: Path, directory: Path) -> int:
             file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         except OSError as error:
             reason = "the file is a symbolic link" if lock.is_symlink() else str(error.strerror)
-            remedy = f"Delete {lock}, or set out to another place: out=DIRECTORY"
-            raise UserError("out-lock-refused", f"{lock} cannot be locked", limit=reason, remedy=remedy) from None
+            what = f"the lock file {lock} cannot be opened"
+            remedy = f"Delete {lock}, or set out to another directory: out=DIRECTORY"
+            raise UserError("out-lock-refused", what, limit=reason, remedy=remedy) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), lock.lstat()):
                 return file
         except BlockingIOError:
             os.close(file)
-            what = f"another run is writing to {directory}"
-            remedy = "Wait for the other run to end, or set out to another place: out=DIRECTORY"
+            what = f"another run is writing to the directory '{directory}'"
+            remedy = "Wait for the other run to end, or set out to another directory: out=DIRECTORY"
             raise UserError("out-in-use", what, remedy=remedy) from None
         except FileNotFoundError:
             pass

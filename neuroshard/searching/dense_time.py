@@ -71,7 +71,7 @@ def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
     return Message(
         "dense-time-unknown",
         "the time of the dense network per step is unknown",
-        limit=f"the plan suits all times from 0 to {_LONGEST_MS:.0f} ms, but if the time is {' or '.join(times)}, "
-        f"another plan costs up to {saved_ms.max():.2f} ms less",
-        remedy="Give the time in ms, such as dense_ms=8",
+        limit=f"so the search chose a plan for all times from 0 to {_LONGEST_MS:.0f} ms; if the time is "
+        f"{' or '.join(times)}, another plan costs up to {saved_ms.max():.2f} ms less",
+        remedy="Set dense_ms to the time in ms, such as dense_ms=8",
     )

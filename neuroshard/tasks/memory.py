@@ -158,9 +158,9 @@ class MemoryUse:
         if (sets.totals(size.astype(np.float64)) > MAX_BYTES).any():
             raise UserError(
                 "memory-caches-too-large",
-                "the caches of a device take more than 2^60 bytes",
+                "the tables on one device, with the caches of tables in host memory, take more than 2^60 bytes",
                 where="memory",
-                remedy="Cache fewer tables on a device",
+                remedy="Cache fewer tables, or set a smaller cache_load_factor",
             )
         return size
 
@@ -212,12 +212,17 @@ class MemoryUse:
         size = size + _times(indices, held.permuted + held.prefetched * cached) + _times(outputs, held.outputs)
         size = size + gradient * min(held.outputs, 1)
         if (size > MAX_BYTES).any():
+            batches = (
+                "lower memory.batches_in_flight"
+                if self.pipeline is None
+                else "set memory.pipeline to a pipeline with fewer batches in flight"
+            )
             raise UserError(
                 "memory-table-too-large",
                 f"a table takes more than 2^60 bytes with optimizer state ({self.optimizer}) and the buffers of "
                 f"{number_of(max(held), 'batch', 'batches')} of {number_of(int(loads.samples.max()), 'sample')}",
                 where="memory",
-                remedy="Lower batch_size or memory.batches_in_flight, or set a memory.optimizer with less state",
+                remedy=f"Do one of these: lower batch_size; {batches}; or set a memory.optimizer with less state",
             )
         return size
 

@@ -165,7 +165,7 @@ def _check(framework: str | None, exchange_dtype: str | None, optimizer: str | N
             raise UserError(
                 "exchange-dtype-count",
                 f"exchange_dtype={exchange_dtype!r} names {len(dtypes)} data types",
-                limit="the maximum is 2: the first for forward, the second for backward",
+                limit="the maximum is 2: the first for the forward pass, the second for the backward pass",
                 remedy="Set exchange_dtype to one or two data types, such as fp16/bf16",
             )
         for one in dtypes:

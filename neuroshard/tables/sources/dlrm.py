@@ -49,7 +49,7 @@ def dlrm(
         raise UserError(
             "dlrm-file-missing",
             f"there is no DLRM data set at {source}",
-            remedy="Set tables.path=FILE.pt or tables.path=FILE.pt.gz to the path of the downloaded file",
+            remedy="Set tables.path to the path of the downloaded file: tables.path=FILE.pt or tables.path=FILE.pt.gz",
         )
     with _uncompressed(source) as file:
         indices, offsets, lengths = _load(file, source)
@@ -125,8 +125,11 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
             "dlrm-file-offsets",
             f"offsets do not fit lengths of shape {tuple(lengths.shape)} and {len(indices)} indices",
             where=str(source),
-            limit=f"{tables * batch_size + 1} offsets must rise, from 0 or more to {len(indices)} or less",
-            remedy="Correct the offsets, or download the file again",
+            limit=f"offsets must have {tables * batch_size + 1} values that do not decrease, each from 0 "
+            f"to {len(indices)}, the number of indices"
+            if batch_size
+            else "each table must have lengths for at least one sample",
+            remedy=f"Correct the {'offsets' if batch_size else 'lengths'}, or download the file again",
         )
     return indices, offsets, lengths
 
@@ -166,7 +169,7 @@ def _tables(
         if lookups.min() < 0 or rows > MAX_ROWS:
             raise UserError(
                 "dlrm-file-index-outside",
-                f"table {t} has an index outside 0..2^40-1",
+                f"table {t} has an index that is not from 0 to 2^40 - 1",
                 where=str(source),
                 remedy="Correct the indices of the table, or download the file again",
             )

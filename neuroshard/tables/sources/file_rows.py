@@ -145,7 +145,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
             "the line is not valid CSV",
             where=f"{path}, line {reader.line_num}",
             limit=str(error),
-            remedy="Correct the line, such as its quotation marks",
+            remedy="Correct the line, such as the quotation marks in the line",
         ) from None
 
 
@@ -193,7 +193,7 @@ def _of_columns(columns: dict[str, Any], path: Path) -> list[dict[str, object]]:
     if any(label != labels[0] for label in labels) or any(len(column) != len(cells[0]) for column in cells):
         raise UserError(
             "tables-file-json-rows",
-            "the columns do not have the same rows",
+            "the columns do not have cells for the same tables",
             where=str(path),
             remedy="Give every column one cell for each table, in the same order",
         )
