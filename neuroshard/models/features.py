@@ -108,8 +108,9 @@ class FeatureSet:
         if tuple(columns) != features.columns:
             raise UserError(
                 "features-of-other-version",
-                f"the model is for other features ({', '.join(columns)})",
-                limit=f"the features {name!r} of this version are {', '.join(features.columns)}",
+                f"the model's feature set {name!r} has the features {', '.join(columns)}",
+                limit=f"in this version of neuroshard, the feature set {name!r} has the features "
+                f"{', '.join(features.columns)}",
                 remedy="Make the model again with `neuroshard pretrain`",
             )
         return features
