@@ -145,8 +145,8 @@ class ModelSet:
                 "models-lack-framework",
                 "these cost models do not know the framework overhead of TorchRec",
                 remedy="Do one of these: leave out framework=torchrec; choose the installed cost models cpu or h100; "
-                "or collect data with this overhead (`neuroshard collect num_local_samples=400`) and pretrain cost models "
-                "on the data",
+                "or collect data with this overhead (`neuroshard collect num_local_samples=400`) and pretrain cost "
+                "models on the data",
             )
         compute = WithParts(self.compute, factor=self.framework.factor)
         return self.wrapped(compute=compute, framework=None, more=(*self.more, *self.framework.parts))
