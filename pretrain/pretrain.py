@@ -100,7 +100,7 @@ class Pretrain:
                 raise UserError(
                     "exchanges-already-measured",
                     f"exchanges={self.exchanges} is set, but data contains measured exchanges",
-                    limit="the setting exchanges is only for data without measured exchanges",
+                    limit="the setting 'exchanges' is only for data without measured exchanges",
                     remedy=f"Leave out exchanges={self.exchanges}",
                 )
             calls = None if self.calls is None else [call_named(name) for name in self.calls]
@@ -225,8 +225,8 @@ def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
         raise UserError(
             "bundle-lost",
             what,
-            limit=f"{unchanged}, but the fitted cost models are lost, because the directory '{tempfile.gettempdir()}' "
-            "has no room for them either",
+            limit=f"{unchanged}, but the fitted cost models are lost, because writing to the directory "
+            f"'{tempfile.gettempdir()}' failed, too",
             remedy="Make room on the disk, or choose another directory with out=DIRECTORY; then run "
             "`neuroshard pretrain` again",
         ) from None

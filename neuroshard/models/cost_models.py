@@ -95,7 +95,7 @@ class CostModels(ModelSet):
         if not self.dense_is_unknown:
             given = told({"dense_ms": float(dense_ms)})
             if any(isinstance(part, HostWait) for part in self.more):
-                limit = "these cost models already count the time of a dense network"
+                limit = "these cost models already have a dense_ms"
                 remedy = "Leave out dense_ms, or load the cost models again with the new dense_ms"
             else:
                 limit = (
