@@ -67,7 +67,7 @@ class Fit:
             if name in pieces and (kind is None or not isinstance(pieces[name], kind)):
                 if kind is None:
                     limit = f"this {setting}_model trains models only from scratch"
-                    remedy = f"Remove init, or set {setting}_model={_FINE_TUNED[setting]}, which can fine-tune"
+                    remedy = f"Set {setting}_model to {_FINE_TUNED[setting]!r}, which can fine-tune, or remove init"
                 else:
                     limit = f"this {setting}_model can fine-tune only the kind of model that it trains"
                     remedy = (

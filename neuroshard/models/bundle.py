@@ -360,7 +360,7 @@ def _read(path: Path) -> tuple[_Content, bytes, str]:
         if read_bytes(path / _NAME, "model bundle") == described and not file.is_file():
             raise UserError(
                 "bundle-weights-missing",
-                f"the file '{file.name}' is missing",
+                f"there is no file '{file.name}'",
                 where=f"model bundle {path}",
                 limit=f"{_NAME} says that the weights are in this file",
                 remedy=_RESTORE,
@@ -422,7 +422,7 @@ def _restored(path: Path, name: str, described: Described, tensors: Tensors) -> 
     except ValueError as error:
         raise UserError(
             "bundle-model-malformed",
-            f"the cost model {name!r} is malformed",
+            f"the {name} model is malformed",
             where=f"model bundle {path}",
             limit=str(error),
             remedy=_AGAIN,

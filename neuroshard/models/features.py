@@ -108,9 +108,9 @@ class FeatureSet:
         if tuple(columns) != features.columns:
             raise UserError(
                 "features-of-other-version",
-                f"the model's feature set {name!r} has the features {', '.join(columns)}",
-                limit=f"in this version of neuroshard, the feature set {name!r} has the features "
-                f"{', '.join(features.columns)}",
+                f"the feature set {name!r} of the model has other features ({', '.join(columns)}) than in this version of "
+                "neuroshard",
+                limit=f"in this version the features of {name!r} are {', '.join(features.columns)}",
                 remedy="Make the model again with `neuroshard pretrain`",
             )
         return features

@@ -196,13 +196,13 @@ class Range:
             return None
         worst = outside[np.argmax(np.maximum(outside / max(self.most, 1e-9), self.least / np.maximum(outside, 1e-9)))]
         least, most, farthest = map(readable_number, (self.least, self.most, float(worst)))
-        fitted = f"the training range of the cost models ({least} to {most})"
+        fitted = f"{least} to {most}, the training range of the cost models"
         if amounts.size == 1:
             what = f"{farthest} is outside {fitted}"
         else:
             verb = "is" if outside.size == 1 else "are"
             some = f"{outside.size:,} of {amounts.size:,} values"
-            what = f"{some} {verb} outside {fitted}, and the farthest value is {farthest}"
+            what = f"{some} {verb} outside {fitted} (the farthest value is {farthest})"
         return Message(
             "values-outside-training-range",
             what,

@@ -235,7 +235,7 @@ def _need_files(folder: Path, *names: str) -> None:
         if not (folder / name).is_file():
             raise UserError(
                 "run-file-missing",
-                f"the file '{folder / name}' is missing",
+                f"there is no file '{folder / name}'",
                 limit="a finished run has this file",
                 remedy=f"Delete the directory '{folder}', or run the command that wrote this run again",
             )

@@ -62,7 +62,7 @@ class Evaluate(ModelSettings):
             first = next((entry.error for entry in entries if entry.error is not None), None)
             raise UserError(
                 "evaluate-nothing-to-run",
-                f"none of the given plans can be run ({number_of(len(entries), 'plan')})",
+                f"0 of {number_of(len(entries), 'given plan')} can be run",
                 limit="" if first is None else f"the first error is: {first}",
                 remedy="Give plans that fit their tasks and this machine's memory",
             )
