@@ -58,7 +58,8 @@ class SplitMeasurements:
                 "split-empty",
                 f"the {self.empty[0]} split has no {what}",
                 where=where,
-                limit=f"{number_of(len(self.everything), 'sample')} found in all splits together, and each split needs 1 or more",
+                limit=f"{number_of(len(self.everything), 'sample')} found in all splits together, and each split needs "
+                "1 or more",
                 remedy="Collect more samples",
             )
 
