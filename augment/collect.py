@@ -102,9 +102,10 @@ class Collect:
             raise UserError(
                 "collect-batch-size-too-small",
                 f"batch_sizes has {min(self.batch_sizes)}",
-                limit=f"the largest of comm.num_devices={list(self.comm.num_devices)} is {max(self.comm.num_devices)}, "
-                "and each device needs a sample",
-                remedy=f"Set batch_sizes to {max(self.comm.num_devices)} or more, or remove that number of devices",
+                limit="each device needs a sample of the batch, and comm.num_devices="
+                f"{list(self.comm.num_devices)} has {max(self.comm.num_devices)}",
+                remedy=f"Set each of batch_sizes to {max(self.comm.num_devices)} or more, or remove the numbers above "
+                f"{min(self.batch_sizes)} from comm.num_devices",
             )
         split = split_tables(self.tables, self.seed)
         self.compute.check(split)

@@ -68,8 +68,8 @@ class CommAugmentation:
             raise UserError(
                 "comm-min-tables-above-max",
                 f"comm.min_tables is {self.min_tables}",
-                limit=f"comm.max_tables is {self.max_tables}",
-                remedy="Set comm.min_tables to comm.max_tables or less",
+                limit=f"comm.min_tables must not be above comm.max_tables, which is {self.max_tables}",
+                remedy=f"Set comm.min_tables to {self.max_tables} or less, or raise comm.max_tables",
             )
         if self.max_gradient_bytes < _LEAST_GRADIENT_BYTES:
             raise UserError(
@@ -87,8 +87,8 @@ class CommAugmentation:
             if devices_per_host is None and collective_named(name) in BETWEEN_HOSTS:
                 raise UserError(
                     "comm-collective-needs-hosts",
-                    f"comm.collectives has {name}",
-                    limit="this collective needs several hosts, and all devices are on one host",
+                    f"comm.collectives has {name!r}",
+                    limit="this collective needs several hosts, but all devices are on one host",
                     remedy=f"Start the command with torchrun on several hosts, or remove {name} from comm.collectives",
                 )
 

@@ -101,8 +101,8 @@ class ComputeAugmentation:
             raise UserError(
                 "compute-min-tables-above-max",
                 f"compute.min_tables is {self.min_tables}",
-                limit=f"compute.max_tables is {self.max_tables}",
-                remedy="Set compute.min_tables to compute.max_tables or less",
+                limit=f"compute.min_tables must not be above compute.max_tables, which is {self.max_tables}",
+                remedy=f"Set compute.min_tables to {self.max_tables} or less, or raise compute.max_tables",
             )
 
     def check(self, split: Split) -> None:
@@ -112,7 +112,7 @@ class ComputeAugmentation:
             if size > self.max_bytes:
                 raise UserError(
                     "compute-table-too-large",
-                    f"table {table.name!r} takes {size} bytes with {self._narrowest(table).dim} columns",
+                    f"table {table.name!r} takes {size} bytes even with only {self._narrowest(table).dim} columns",
                     limit=f"compute.max_bytes is {self.max_bytes}",
                     remedy=f"Set compute.max_bytes to {size} or more, or remove the table",
                 )
@@ -121,14 +121,15 @@ class ComputeAugmentation:
                 raise UserError(
                     "compute-copies-too-large",
                     f"all tables of the {name} split are too large to be data_parallel",
-                    limit=f"compute.max_copy_bytes is {self.max_copy_bytes}",
-                    remedy="Set compute.max_copy_bytes to more, or remove data_parallel from compute.sharding_types",
+                    limit=f"data-parallel tables may take at most compute.max_copy_bytes={self.max_copy_bytes} bytes",
+                    remedy="Raise compute.max_copy_bytes, or remove data_parallel from compute.sharding_types",
                 )
             for sharers in self.sharers if layout.blocks else ():
                 if not self._shared(layout, group, sharers):
                     raise UserError(
                         "compute-tables-few-rows",
-                        f"no table of the {name} split has rows for each of {sharers} blocks",
+                        f"all tables of the {name} split have too few rows for row_wise sharding over {sharers} "
+                        "devices",
                         limit=f"compute.sharers has {sharers}",
                         remedy=f"Remove {sharers} from compute.sharers, or row_wise from compute.sharding_types",
                     )

@@ -72,9 +72,9 @@ class PlanAugmentation:
             if Precision(one).element_bytes < 2:
                 raise UserError(
                     "local-precision-too-narrow",
-                    f"local.precisions has {one}",
+                    f"local.precisions has {one!r}",
                     limit=f"TorchRec cannot exchange the outputs of row-wise tables in {one}",
-                    remedy="Replace this data type by fp16 or bf16",
+                    remedy=f"Replace {one} by fp16 or bf16 in local.precisions",
                 )
 
     def check(self, split: Split) -> None:
@@ -86,7 +86,7 @@ class PlanAugmentation:
                     "local-tables-too-large",
                     f"local.max_bytes is {self.max_bytes}",
                     limit=f"the smallest table of the {name} split, {least.name!r}, takes {least.size_bytes} bytes "
-                    f"with {least.dim} columns",
+                    f"even with only {least.dim} columns",
                     remedy=f"Set local.max_bytes to {least.size_bytes} or more",
                 )
 

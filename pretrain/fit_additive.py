@@ -109,8 +109,9 @@ class AdditiveNetwork(nn.Module):
         if (model.weight * self._signs.numpy() < 0).any():
             raise UserError(
                 "init-correction-signs",
-                "the compute model of init has corrections whose signs differ from those of this compute_model",
-                limit="such a model can't be fine-tuned",
+                "the corrections in the compute model of init have other signs than the corrections in this "
+                "compute_model",
+                limit="fine-tuning needs the same signs",
                 remedy="Remove init, or start from other models, such as init=cpu",
             )
         moved = model.moved[self._moved] * self._typical[:, None]
@@ -163,13 +164,19 @@ class Additive(HiddenLayers, ComputeFitter):
 
     def __post_init__(self) -> None:
         known = FeatureSet(self.features).columns
-        if self.kernel_widths and (DIM not in known or sorted({*self.kernel_widths}) != [*self.kernel_widths]):
+        widths = [*self.kernel_widths]
+        if widths and (DIM not in known or sorted({*widths}) != widths):
+            if DIM in known:
+                limit = "the widths must increase"
+                remedy = f"Set kernel_widths=[{','.join(map(str, sorted({*widths})))}]"
+            else:
+                limit = f"kernel_widths needs features that include {DIM}"
+                remedy = "Set features=physical_reuse, or set kernel_widths=[]"
             raise UserError(
                 "kernel-widths-invalid",
-                f"kernel_widths={list(self.kernel_widths)} is not allowed with features={self.features}",
-                limit=f"the widths must increase, and the features must contain {DIM}",
-                remedy="List each width once in increasing order, such as kernel_widths=[32,64,128], and set "
-                "features=physical_reuse; or set kernel_widths=[]",
+                f"kernel_widths={widths} is not allowed with features={self.features}",
+                limit=limit,
+                remedy=remedy,
             )
 
     @property

@@ -81,8 +81,8 @@ class _Devices:
         if not exchanges:
             raise UserError(
                 "exchanges-between-devices-missing",
-                "the training or validation samples have no exchange between devices",
-                limit="the model is fitted to exchanges between 2 or more devices",
+                "the training samples or the validation samples have no exchange between devices",
+                limit="the communication model is fitted to exchanges between 2 or more devices",
                 remedy="Collect exchanges with comm.num_devices=[2,4], or use the exchanges of a datasheet: set "
                 "exchanges=roofline:h100",
             )

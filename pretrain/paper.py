@@ -83,7 +83,8 @@ class PaperComm(HiddenLayers, CommFitter):
         Raises:
             UserError: the exchanges are of several batch sizes or numbers of devices.
         """
-        limit, remedy = "comm_model=paper serves one batch size and number of devices", "Set comm_model=set"
+        limit = "comm_model=paper needs samples of one batch size and one number of devices"
+        remedy = "Set comm_model=set"
         only_value([m.sample.batch_size for m in measured.everything], "batch sizes", limit, remedy)
         counts = [m.sample.num_devices for split in (measured.train, measured.valid, measured.test) for m in split]
         num_devices = only_value(counts, "numbers of devices", limit, remedy)

@@ -103,8 +103,8 @@ class Pretrain:
                 raise UserError(
                     "exchanges-already-measured",
                     f"exchanges={self.exchanges} is set, but data contains measured exchanges",
-                    limit="a datasheet's exchanges are for data without measured exchanges",
-                    remedy="Remove exchanges",
+                    limit="the setting 'exchanges' is only for data without measured exchanges",
+                    remedy=f"Leave out exchanges={self.exchanges}",
                 )
             calls = None if self.calls is None else [call_named(name) for name in self.calls]
             needed = () if given else (Collective.ALL_TO_ALL,)
@@ -140,17 +140,18 @@ class Pretrain:
         """Raise UserError if a part's error is larger than it was, by more than a few test samples may be off."""
         worse = [
             f"{part} {metrics[part].test.mape:.1%} instead of {its.relative_error():.1%} "
-            f"(noise {metrics[part].noise_mean:.1%})"
+            f"(noise of the measurements {metrics[part].noise_mean:.1%})"
             for part, its in before.items()
             if after[part].is_beaten_by(its)
         ]
         if worse:
             raise UserError(
                 "pretrain-models-worse",
-                f"the fitted models are worse than init={start} on the same test samples: {', '.join(worse)}",
-                limit=f"nothing was written to {self.out}",
-                remedy=f"Collect more samples on a quieter machine, or use {start} unchanged. To write the fitted "
-                "models anyway, set allow_regression=true",
+                f"the fitted cost models have larger errors than init={start} on the same test samples: "
+                f"{', '.join(worse)}",
+                limit=f"nothing was written to the directory '{self.out}'",
+                remedy=f"Do one of these: collect more samples on a quieter machine; use the cost models '{start}' "
+                "unchanged; or set allow_regression=true to write the fitted cost models anyway",
             )
 
     def _card(
@@ -193,8 +194,9 @@ def _common(directories: Sequence[DataDirectory]) -> Manifest:
         if not here.same_hardware(other.hardware):
             raise UserError(
                 "data-hardware-differs",
-                f"{directory.path} was measured on other hardware than {directories[0].path}",
-                limit="models are fitted to one type of machine",
+                f"the data in '{directory.path}' were measured on other hardware than the data in "
+                f"'{directories[0].path}'",
+                limit="cost models are fitted to data from one type of machine",
                 remedy="Set data to directories that were measured on the same hardware",
             )
     return first
@@ -215,8 +217,8 @@ def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
         save_bundle(path, models, card)
         return
     except OSError as error:
-        what = f"the bundle can't be written to {path} ({error.strerror or error})"
-    unchanged, kept = f"the earlier content of {path} is unchanged", None
+        what = f"the model bundle can't be written to the directory '{path}' ({error.strerror or error})"
+    unchanged, kept = "the earlier content of this directory is unchanged", None
     try:
         kept = Path(tempfile.mkdtemp(prefix="neuroshard-"))
         save_bundle(kept, models, card)
@@ -226,12 +228,14 @@ def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
         raise UserError(
             "bundle-lost",
             what,
-            limit=f"{unchanged}, but the fitted models are lost: there is no room in {tempfile.gettempdir()} either",
-            remedy="Make room, or set out to another directory, and run `neuroshard pretrain` again",
+            limit=f"{unchanged}, but the fitted cost models are lost, because writing to the directory "
+            f"'{tempfile.gettempdir()}' failed, too",
+            remedy="Make room on the disk, or choose another directory with out=DIRECTORY; then run "
+            "`neuroshard pretrain` again",
         ) from None
     raise UserError(
         "bundle-kept-elsewhere",
         what,
-        limit=f"{unchanged}, and the fitted models are in {kept}",
-        remedy=f"Make room and move the files of {kept} to {path}",
+        limit=f"{unchanged}, and the fitted cost models are in the directory '{kept}'",
+        remedy=f"Make room on the disk, and move the files from '{kept}' to '{path}'",
     )

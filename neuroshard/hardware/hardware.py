@@ -64,7 +64,7 @@ class Hardware:
             raise UserError(
                 "hardware-fbgemm-missing",
                 "FBGEMM is not installed",
-                limit="measuring needs FBGEMM",
+                limit="measurements need FBGEMM",
                 remedy=f"Run `pip install -e '.[{extra}]'` in a checkout of neuroshard",
             )
         if self.fingerprint.count == 0:
@@ -94,12 +94,13 @@ class Hardware:
         devices, wanted = topology.num_devices, topology.domain_size
         measured = self.devices_per_host(devices) or devices
         if wanted != measured:
+            setting = "devices_per_host" if topology.devices_per_domain is None else "devices_per_domain"
             raise UserError(
                 "hardware-hosts-differ",
                 f"the task has {wanted} of its {devices} devices on each host",
-                limit=f"exchanges are measured here with {number_of(measured, 'device')} on each host",
-                remedy="Set topology.devices_per_host to the devices of a host here, or measure on hosts like the "
-                "task's",
+                limit=f"here exchanges are measured with {number_of(measured, 'device')} on each host, and both "
+                "numbers must be the same",
+                remedy=f"Set topology.{setting}={measured}, or measure on hosts with {number_of(wanted, 'device')}",
             )
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
@@ -146,7 +147,7 @@ class Hardware:
             raise UserError(
                 "torchrun-processes-differ",
                 f"torchrun started {number_of(started, 'process', 'processes')}",
-                limit=f"num_devices is {num_devices}, and each device needs one process",
+                limit=f"num_devices is {num_devices}, and each device needs exactly one process",
                 remedy=f"Start {num_devices} processes with torchrun, or set num_devices to {started}",
             )
         from neuroshard.hardware.group import Torchrun  # imports torch: only where it is used

@@ -73,8 +73,8 @@ class StepProtocol:
             Message(
                 "steps-pipeline-differs",
                 f"steps are measured with pipeline={self.pipeline}",
-                limit=f"memory.pipeline is {other}"
-                + ("" if other in PIPELINES else ", and steps with that pipeline cannot be measured"),
+                limit=f"the task counts memory for memory.pipeline={other}"
+                + ("" if other in PIPELINES else ", but steps with this pipeline cannot be measured"),
                 remedy=f"Set protocol.pipeline={other}" if other in PIPELINES else "",
             )
             for other in counted

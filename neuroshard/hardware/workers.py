@@ -146,7 +146,8 @@ class WorkerGroup(Meter[Sample]):
                     Message(
                         "worker-stopped",
                         stopped.reason,
-                        limit="the sample that was being measured is recorded as failed, and new workers go on",
+                        limit="the sample that was being measured is recorded as failed, and new workers measure the "
+                        "other samples",
                     )
                 )
                 outcomes[missing[stopped.blamed]] = Outcome(None, stopped.reason, 0.0)
@@ -264,7 +265,7 @@ def _impossible(stopped: _Stopped) -> Exception:
             "workers-not-started",
             "the worker processes cannot be started",
             limit=stopped.reason,
-            remedy="Free memory, or correct what the system refuses, and start the command again",
+            remedy="Remove this cause (often too little free memory), and start the command again",
         )
     defect = RuntimeError(f"the worker processes cannot be started: {stopped.reason}")
     defect.add_note(f"In the worker:\n{stopped.trace}")

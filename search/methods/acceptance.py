@@ -127,16 +127,16 @@ def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> 
     if after.total_ms > before.total_ms * (1 - _WORTH_SAYING):
         return None
     if after.outside_training_range > before.outside_training_range:
-        why = "the imbalance of the rejected plan's exchanges is outside the models' training range"
+        why = "the imbalance of the rejected plan's exchanges is outside the training range of the cost models"
     elif has_own_margins(before):
-        why = "the gain is within the models' margins"
+        why = "the gain is within the error margins of the cost models"
     else:
         assumed = with_assumed_margins(before, simulator.models).margin_ms / before.total_ms
-        why = f"the models know no margins, and the gain is within the margin assumed for such models ({assumed:.0%})"
+        why = f"the cost models have no error margins, and the gain is within the assumed margin ({assumed:.0%})"
     return Message(
         "search-cheaper-plan-rejected",
-        f"the search found a plan with a predicted cost {1 - after.total_ms / before.total_ms:.1%} lower "
-        f"({after.total_ms:.2f} ms, not {before.total_ms:.2f} ms), and rejected that plan",
+        f"the search rejected a plan whose predicted cost is {1 - after.total_ms / before.total_ms:.1%} lower "
+        f"({after.total_ms:.2f} ms instead of {before.total_ms:.2f} ms)",
         limit=why,
         remedy="Set searcher.acceptance=null to accept every predicted gain",
     )

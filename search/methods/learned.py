@@ -68,8 +68,8 @@ class PolicySearch(Searcher):
                 "the policy found no device for one of the tables",
                 where=f"policy {self.policy}",
                 limit="no device that may hold the table has enough memory left",
-                remedy="Give each device more memory (topology.memory_bytes), try searcher.samples=32, or split tables "
-                "with searcher=neuroshard",
+                remedy="Do one of these: give each device more memory (topology.memory_bytes); set "
+                "searcher.samples=32, to try more plans; or set searcher=neuroshard, which can split tables",
             )
         return Found(found[cheapest(simulator.costs(task, found))])
 

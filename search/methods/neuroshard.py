@@ -167,7 +167,7 @@ class NeuroShard(Searcher):
         try:
             return task.with_rules([TableRule("*", sharding_types=self.sharding_types)])
         except UserError as error:
-            rule = f"searcher.sharding_types=[{','.join(self.sharding_types)}] is a rule for every table"
+            rule = f"searcher.sharding_types=[{','.join(self.sharding_types)}] counts as a rule for every table"
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _on_hosts(self, asked: Task, simulator: Simulator) -> Found:

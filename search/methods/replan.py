@@ -85,8 +85,8 @@ class Replan(Searcher):
                 "replan-start-not-plan",
                 f"start is {shown(self.start)}",
                 where="searcher",
-                limit="the path of a plan file, or a Plan, was expected",
-                remedy="Set start to the running job's plan, such as start=plans/task-0000.json",
+                limit="start must be the path of a plan file, or a Plan",
+                remedy="Set start to the plan of the running job, such as start=plans/task-0000.json",
             )
         object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
@@ -129,7 +129,7 @@ class Replan(Searcher):
                 "replan-start-other-tables",
                 f"the starting plan ({number_of(len(before.task.tables), 'table')}) has no table of the task "
                 f"({number_of(len(task.tables), 'table')}, such as {task.tables[0].name!r})",
-                limit="tables are matched by name",
+                limit="the tables of a plan and of a task are matched by name",
                 remedy="Set start to this job's own plan, or search from nothing with searcher=neuroshard",
             )
         return self._beside(before, carried_over(before, task), simulator)
@@ -239,7 +239,7 @@ def _from_nothing(refused: UserError | None) -> Message:
     """Return the warning that the plan starts from nothing, because the search `refused` to keep the previous plan."""
     reason = "" if refused is None else str(refused.changed(remedy=""))
     remedy = "" if refused is None else refused.message.remedy
-    what = "the previous plan cannot stay, so the search planned all tables from nothing"
+    what = "the previous plan could not be kept, so the search planned all tables from nothing"
     return Message("replan-from-nothing", what, where="re-planning", limit=reason, remedy=remedy)
 
 

@@ -97,7 +97,7 @@ class TorchRecSearch(Searcher):
         if not plans:
             raise InfeasibleError(
                 "torchrec-search-no-plan",
-                "TorchRec's planner found no plan for this task, with whole tables or with split tables",
+                "TorchRec's planner found no plan for this task, neither with whole tables nor with split tables",
                 remedy="Give each device more memory (topology.memory_bytes), or set searcher=neuroshard",
             )
         kept = [plan for plan in plans if not plan.violations]
@@ -107,9 +107,9 @@ class TorchRecSearch(Searcher):
         if not kept:
             raise InfeasibleError(
                 "torchrec-search-breaks-constraints",
-                "every plan of TorchRec's planner breaks the task's constraints",
-                limit=f"in the first plan, {plans[0].violations[0]}",
-                remedy="Loosen the constraints, or set searcher=neuroshard",
+                "every plan of TorchRec's planner breaks a limit of the task",
+                limit=f"the first plan breaks this limit: {plans[0].violations[0]}",
+                remedy="Loosen this limit, or set searcher=neuroshard",
             )
         return Found(kept[cheapest(simulator.costs(task, kept))])
 

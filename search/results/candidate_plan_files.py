@@ -236,8 +236,8 @@ class CandidatePlanFiles:
             where = self._origins.path(self.task)
             raise UserError(
                 "candidate-plan-other-task",
-                f"{path} is a plan of another task",
-                remedy=f"Delete {where} and search again",
+                f"the file '{path}' has a plan of another task",
+                remedy=f"Delete the file '{where}' and search again",
             )
         return plan
 

@@ -20,7 +20,7 @@ from neuroshard.words.form import FORMS
 from neuroshard.words.model_choice import ModelChoice
 
 _NAN = float("nan")
-_BUSY = "this machine is busy, or differs from the machine that the models were measured on"
+_BUSY = "this machine is busy, or differs from the machine that the cost models were fitted to"
 _BIASED = 1.15  # beyond this factor, all predictions are off rather than some
 
 
@@ -195,9 +195,9 @@ def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterato
         each = ", ".join(f"{str(name)!r}: {_methods(its)}" for name, its in by_models.items())
         message = Message(
             "predicted-by-several-models",
-            f"predicted costs come from {len(by_models)} different models ({each})",
-            limit="such costs can't be compared",
-            remedy="Evaluate the plan files with model=NAME, so that one model predicts all costs",
+            f"predicted costs come from {len(by_models)} different sets of cost models ({each})",
+            limit="predicted costs can be compared only if they come from the same cost models",
+            remedy="Evaluate the plan files with model=NAME, so that the same cost models predict all costs",
         )
         yield f"warning: {message}"
 
@@ -229,7 +229,7 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
         message = Message(
             "predicted-scope-differs",
             f"predicted costs of {_methods(unlike_scope)} are not compared with measured costs",
-            limit=f"measured costs count {scopes}",
+            limit=f"measured costs count {scopes}, but these predicted costs count something else",
             remedy="To compare them, evaluate the plan files with model=NAME and without framework=",
         )
         yield str(message)
@@ -252,7 +252,7 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
         message = Message(
             "measured-costs-differ",
             f"measured costs are {ratio:.2f} times the predicted costs (median)",
-            limit="the models predict for other hardware" if other else _BUSY,
+            limit="the cost models predict for other hardware" if other else _BUSY,
             remedy=ADAPT,
         )
         yield f"warning: {message}"

@@ -42,9 +42,9 @@ class SimulatorCosts:
         if not isinstance(model, SumModel):
             raise UserError(
                 "policy-model-without-sum",
-                f"the compute model {type(model).__name__} is not a sum over tables",
-                limit="learned policies need a compute model that sums over tables",
-                remedy="Set model to models with such a compute model, such as model=cpu",
+                f"the compute model {type(model).__name__!r} is not a sum over tables",
+                limit="learned policies need a compute model that is a sum over tables",
+                remedy="Set model to cost models with such a compute model, such as model=cpu",
             )
         self._simulator = simulator
         self._model = model
@@ -74,7 +74,7 @@ class SimulatorCosts:
             raise UserError(
                 "policy-batch-sizes-differ",
                 f"the tasks have several batch sizes ({', '.join(map(str, sorted(sizes)))})",
-                limit="a policy places tasks of one batch size at a time",
+                limit="a policy needs tasks with the same batch size",
                 remedy="Give tasks with the same batch size",
             )
         traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)

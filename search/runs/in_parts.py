@@ -226,8 +226,8 @@ class InParts:
                 "evaluate-nothing-measured",
                 "none of the plans could be measured",
                 limit=f"the first error is: {first}",
-                remedy=f"Read the errors of all plans in {directory.path / 'results.parquet'}, correct the cause, and "
-                "evaluate the plans again in a new directory",
+                remedy=f"Read the errors of all plans in the file '{directory.path / 'results.parquet'}', correct the "
+                "cause, and evaluate the plans again with another out=DIRECTORY",
             )
         return result
 
@@ -240,8 +240,9 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
                 "count-input-differs",
                 f"the predicted cost {'leaves out' if count_input else 'counts'} the input dist (exchange of indices)",
                 where=entry.file or entry.method,
-                limit=f"measured costs would {'count' if count_input else 'leave out'} the input dist",
-                remedy="Remove count_input=true, or search with count_input=true"
+                limit=f"measured costs would {'count' if count_input else 'leave out'} the input dist, so the costs "
+                "could not be compared",
+                remedy="Leave out count_input=true, or search again with count_input=true"
                 if count_input
                 else "Set count_input=true",
             )

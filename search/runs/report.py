@@ -92,7 +92,7 @@ def _check_out(out: Path, runs: Sequence[Path]) -> None:
             "report-out-is-run",
             f"out={out} is the directory of a run to report",
             limit="the report needs a directory of its own",
-            remedy="Set out to another directory",
+            remedy="Set out=DIRECTORY to another directory",
         )
     check_nothing_else(out, ())
 

@@ -121,9 +121,9 @@ class Search(ModelSettings):
         if len(run.records) != len(self.tasks):
             raise UserError(
                 "search-run-task-count",
-                f"{path} has results of {number_of(len(run.records), 'task')}",
+                f"the directory '{path}' has results of {number_of(len(run.records), 'task')}",
                 limit=f"this search has {number_of(len(self.tasks), 'task')}",
-                remedy=f"Delete {path} and search again, or set out to another directory",
+                remedy=f"Delete the directory '{path}' and search again, or set out=DIRECTORY to another directory",
             )
         return run
 

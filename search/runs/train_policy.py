@@ -69,8 +69,8 @@ class TrainPolicy(ModelSettings):
             most = len(self.tasks) - 1
             raise UserError(
                 "num-valid-outside",
-                f"num_valid is {self.num_valid}, of {number_of(len(self.tasks), 'task')}",
-                limit="training and validation need 1 task or more each",
+                f"num_valid is {self.num_valid}, and there are {number_of(len(self.tasks), 'task')}",
+                limit="validation and training each need 1 task or more",
                 remedy=f"Set num_valid to a number from 1 to {most}" if most > 0 else "Give 2 tasks or more",
             )
         simulator = Simulator(CostModels.of(self.choice_of(self.model)))

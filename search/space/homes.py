@@ -147,7 +147,7 @@ class HomeOptions:
         error = memory_shortage(task, least_device, least_host, least)
         return error or InfeasibleError(
             "tiers-not-found",
-            "no tiers were found with which all tables fit in the memory of the devices and hosts",
+            "no choice of tiers was found with which all tables fit in the memory of the devices and hosts",
             limit=_needs_and_has(task),
             remedy=_RAISE_EITHER,
         )
@@ -195,8 +195,8 @@ def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: 
     if device_bytes > memory:
         return InfeasibleError(
             "device-memory-too-small",
-            f"devices need {readable_bytes(device_bytes)} for buffers, state and tables that may not be in host "
-            "memory, even with all other tables on hosts",
+            f"the devices need {readable_bytes(device_bytes)} for buffers, optimizer state and tables that may not be "
+            "in host memory, even if all other tables are in host memory",
             limit=has,
             remedy="Give each device more memory (topology.memory_bytes)",
         )
@@ -218,7 +218,7 @@ def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: 
 
 
 def _needs_and_has(task: Task) -> str:
-    return f"the tables take {readable_bytes(task.total_bytes)}; {_memory_of(task)}"
+    return f"the tables take {readable_bytes(task.total_bytes)}, and {_memory_of(task)}"
 
 
 def _memory_of(task: Task) -> str:
