@@ -146,7 +146,7 @@ def check_file(path: Path) -> None:
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
     """Raise UserError unless the first of some places that exists is a directory that can be written to."""
     nearest = next(place for place in places if os.path.lexists(place))
-    remedy = f"Set out to another {kind.lower()}: out={kind}"
+    remedy = f"Choose another {kind.lower()} with out={kind}"
     if not nearest.is_dir():
         what = f"{nearest} exists, but is not a directory"
         raise UserError("out-under-file", what, where=f"out={out}", remedy=remedy)
@@ -195,7 +195,7 @@ def _locked(lock: Path, directory: Path) -> int:
         except OSError as error:
             reason = "the file is a symbolic link" if lock.is_symlink() else str(error.strerror)
             what = f"the lock file {lock} cannot be opened"
-            remedy = f"Delete {lock}, or set out to another directory: out=DIRECTORY"
+            remedy = f"Delete {lock}, or choose another directory with out=DIRECTORY"
             raise UserError("out-lock-refused", what, limit=reason, remedy=remedy) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,7 +204,7 @@ def _locked(lock: Path, directory: Path) -> int:
         except BlockingIOError:
             os.close(file)
             what = f"another run is writing to the directory '{directory}'"
-            remedy = "Wait for the other run to end, or set out to another directory: out=DIRECTORY"
+            remedy = "Wait for the other run to end, or choose another directory with out=DIRECTORY"
             raise UserError("out-in-use", what, remedy=remedy) from None
         except FileNotFoundError:
             pass

@@ -35,7 +35,7 @@ def check_nothing_else(path: Path, own: Collection[str]) -> None:
                 "out-other-contents",
                 f"the directory '{path}' contains {what} ({name})",
                 limit="the files of this command must not be mixed with other files",
-                remedy="Set out to another directory: out=DIRECTORY",
+                remedy="Choose another directory with out=DIRECTORY",
             )
 
 
@@ -103,7 +103,7 @@ class RunDirectory:
                 "out-has-run",
                 f"the directory '{self.path}' contains a run",
                 limit="each run needs a directory of its own",
-                remedy="Set out to another directory (out=DIRECTORY), or delete this directory",
+                remedy="Choose another directory with out=DIRECTORY, or delete this directory",
             )
 
     def finish(self, kind: RunKind, facts: Mapping[str, Any]) -> None:
@@ -173,7 +173,7 @@ def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]
         raise UserError(
             "out-file-differs",
             f"the file '{path}' exists, and differs from the file that this run would write",
-            remedy="Move the file to another directory, or set out to another directory: out=DIRECTORY",
+            remedy="Move the file to another directory, or choose another directory with out=DIRECTORY",
         )
 
 
@@ -195,7 +195,7 @@ def begun_otherwise(directory: Path, what: str) -> UserError:
     return UserError(
         "out-begun-otherwise",
         f"the directory '{directory}' contains a run that was begun with {what}",
-        remedy="Do one of these: use the settings and files of that run, to resume the run; or set out to another "
+        remedy="Do one of these: use the settings and files of that run, to resume the run; or choose another "
         "directory (out=DIRECTORY)",
     )
 

@@ -83,7 +83,7 @@ class Manifest:
                 "data-other-hardware",
                 f"the data in the directory '{directory}' was measured on {there}",
                 limit=f"this machine is {here.kind} ({here.device}), and a directory has data of one type of machine",
-                remedy="Set out to another directory: out=DIRECTORY",
+                remedy="Choose another directory with out=DIRECTORY",
             )
 
     @property
