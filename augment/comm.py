@@ -35,8 +35,10 @@ class CommAugmentation:
         num_devices: list of numbers of devices that take part in an exchange, such as [2,4], with one process per
             device; every number gets the same share of the exchanges.
         max_dim: maximum number of columns of the tables whose embeddings are exchanged, a power of two and at least 4.
-        min_tables: minimum number of tables in an exchange of the collectives all_to_all and input.
-        max_tables: maximum number of tables in an exchange of the collectives all_to_all and input.
+        min_tables: minimum number of tables in one measured exchange; applies to the collectives all_to_all (exchange
+            of embeddings) and input (exchange of the indices before the lookup).
+        max_tables: maximum number of tables in one measured exchange; applies to the collectives all_to_all (exchange
+            of embeddings) and input (exchange of the indices before the lookup).
         max_start_ms: maximum random delay, in ms, before a device starts an exchange; the delays stand for devices that
             finish their kernels at different times. CPU kernels take longer than GPU kernels, and delays must cover
             their imbalance.

@@ -71,8 +71,9 @@ class OtherModels(ModelChange):
     """Another bundle's models.
 
     Attributes:
-        model: cost models that the search uses: an installed name (`neuroshard models` lists them) or a directory that
-            `neuroshard pretrain` wrote; the cost of the final plan is predicted by the models of model= instead.
+        model: required: cost models that guide the search, as an installed name (`neuroshard models` lists them) or a
+            directory that `neuroshard pretrain` wrote; the models of model= predict the reported cost of the final
+            plan.
     """
 
     model: str

@@ -61,9 +61,9 @@ class Replan(Searcher):
         improvement: settings of the local search.
         sharding_types: list of sharding types that tables may change to, if the cost models know them, such as
             [column_wise,row_wise]; [] keeps the sharding type of every table.
-        min_gain: minimum predicted gain of optional moves, as a fraction of the plan cost (0.01 is 1%); among plans
-            this close to the cheapest, the search takes the plan that moves the fewest bytes; 1 makes only required
-            moves.
+        min_gain: predicted gain that moving more bytes must bring, as a fraction of the plan cost (0.01 is 1%): of all
+            plans within this fraction of the cheapest, the search takes the one that moves the fewest bytes; 1 moves
+            only what must move.
         rest: searcher that places the shards that cannot stay where the running job's plan has them.
         keep_types: true keeps the sharding type and the number of column shards of every table, if constraints allow,
             so that optimizer state loads from checkpoints; false lets the search change both.

@@ -302,7 +302,7 @@ def test_splits_are_disjoint_and_complete():
             ComputeAugmentation,
             {"sharding_types": ("row_wise",), "sharers": (4096,)},
             "compute-tables-few-rows",
-            ["4096 blocks", "compute.sharers"],
+            [4096, "compute.sharers"],
         ),
         (CommAugmentation, {"num_devices": ()}, "value-outside-limits", ["num_devices", ()]),
         (CommAugmentation, {"num_devices": (0,)}, "value-outside-limits", ["num_devices[0]", 0]),

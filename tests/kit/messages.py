@@ -29,6 +29,7 @@ UPDATE = os.environ.get("NEUROSHARD_MESSAGES_UPDATE")  # a directory in which ev
 _DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and what the file has in their place
     (re.compile(r"[^ '=\[]*/pytest-of-[^/]+/pytest-[0-9]+/(popen-gw[0-9]+/)?[^/ ':,]+"), "TMP"),
     (re.compile(r"neuroshard-[a-z0-9_]{8}\b"), "neuroshard-RANDOM"),
+    (re.compile(r"worker [0-9]+ died"), "worker N died"),
     (re.compile(re.escape(str(Path(__file__).parents[2]))), "CHECKOUT"),
     (re.compile(r"TorchRec 1\.[0-9]+"), "TorchRec 1.x"),
 )

@@ -168,7 +168,7 @@ def test_a_silent_worker_is_given_up(tmp_path):
 
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [(partial(_fail, "no such port"), "OSError: no such port"), (_crash, "worker 0 died (exit code 7)")],
+    [(partial(_fail, "no such port"), "OSError: no such port"), (_crash, "died (exit code 7)")],
 )
 def test_workers_that_cannot_start_are_the_users_to_know(make, reason):
     with WorkerGroup(make, 2, PATIENCE_S, print) as group, refused("workers-not-started", names=[reason]):

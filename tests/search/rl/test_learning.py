@@ -138,7 +138,7 @@ def test_damaged_files_are_one_line(tmp_path, models):
     _run(tmp_path).run()
     policy = tmp_path / "run" / "policy.safetensors"
     policy.write_bytes(policy.read_bytes()[:500])
-    with refused("policy-file-damaged", names=[f"policy {tmp_path / 'run'}"]):
+    with refused("policy-file-damaged", names=[tmp_path / "run"]):
         load_agent(str(tmp_path / "run"))
     policy.unlink()
     with refused("file-missing", where=f"policy {tmp_path / 'run'}", names=[policy]):
