@@ -101,11 +101,11 @@ class Collect:
         if min(self.batch_sizes) < max(self.comm.num_devices):
             raise UserError(
                 "collect-batch-size-too-small",
-                f"batch_sizes has {min(self.batch_sizes)}",
-                limit="each device needs a sample of the batch, and comm.num_devices="
-                f"{list(self.comm.num_devices)} has {max(self.comm.num_devices)}",
-                remedy=f"Set each of batch_sizes to {max(self.comm.num_devices)} or more, or remove the numbers above "
-                f"{min(self.batch_sizes)} from comm.num_devices",
+                f"batch_sizes contains {min(self.batch_sizes)}, and comm.num_devices={list(self.comm.num_devices)} "
+                f"includes exchanges of {max(self.comm.num_devices)} devices",
+                limit="each device needs at least one sample of a batch",
+                remedy=f"Set every batch size to {max(self.comm.num_devices)} or more, or measure exchanges of at most "
+                f"{min(self.batch_sizes)} devices (comm.num_devices)",
             )
         split = split_tables(self.tables, self.seed)
         self.compute.check(split)

@@ -62,7 +62,7 @@ def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list
                 "flag-unknown",
                 f"unknown flag {flag!r}",
                 limit=f"the flags of neuroshard {command} are -m (a sweep) and --help",
-                remedy=f"Write settings without dashes: {meant}=..." if flag.startswith("--") else "Remove the flag",
+                remedy=f"Remove the flag; if {meant!r} is a setting, write {meant}=..." if meant else "Remove the flag",
             )
     return flags, [text for text in arguments if not text.startswith("-")]
 
@@ -95,7 +95,8 @@ def _is_no_experiment(override: Override) -> bool:
             "sweep-experiment-null",
             f"{override.text} lists null",
             limit="a sweep cannot list null",
-            remedy=f"Run the job without an experiment by itself, without {EXPERIMENT}=",
+            remedy="Remove null from the list. For a job without an experiment, start a separate command without "
+            f"{EXPERIMENT}=",
         )
     return True
 

@@ -176,7 +176,7 @@ class Range:
                 f"'least' is {self.least:g}",
                 where=f"training range of {self.name}",
                 limit=f"'least' must not be above 'most', which is {self.most:g}",
-                remedy=f"Set 'least' to {self.most:g} or less",
+                remedy="Make the file again with the command that wrote it",
             )
 
     @classmethod

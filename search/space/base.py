@@ -14,6 +14,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE, readable_bytes
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
@@ -167,7 +168,8 @@ def _check_devices(task: Task, used: IntArray) -> None:
             "device-memory-row-wise-tables",
             f"the row-wise and data-parallel tables take {readable_bytes(used[device])} on device {device} "
             f"({readable_bytes(used.sum())} on all devices)",
-            limit=f"device {device} has {readable_bytes(memory[device])}",
+            limit=f"device {device} has {readable_bytes(memory[device])}, which is "
+            f"{number_of(int(used[device] - memory[device]), 'byte')} too little",
             remedy="Give each device more memory (topology.memory_bytes), or allow column_wise for these tables",
         )
 
