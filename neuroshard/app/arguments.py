@@ -160,13 +160,20 @@ def with_reader(text: str) -> list[str]:
     if read_by == {None}:
         return [text]
     if len(read_by) > 1:
+        sweeps = [_sweep(group, reader, files) for reader in sorted(read_by, key=str)]
         raise UserError(
             "files-of-several-types",
             f"{text} lists files of several types",
             limit="a sweep takes files of one type",
-            remedy=f"Sweep the files of each type separately: {group}.path={','.join(files)}",
+            remedy=f"Run one sweep for each type: {' and, separately, '.join(sweeps)}",
         )
     return [f"{group}={read_by.pop()}", f"{group}.path={','.join(map(quoted, files))}"]
+
+
+def _sweep(group: str, reader: str | None, files: list[str]) -> str:
+    """Write the arguments that sweep those of some files that a choice reads; None is for names of choices."""
+    its = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
+    return f"{group}={','.join(its)}" if reader is None else f"{group}={reader} {group}.path={','.join(its)}"
 
 
 def file_error(group: str, value: str) -> UserError | None:
@@ -215,8 +222,8 @@ def _override(text: str) -> Override:
         raise UserError(
             "run-setting",
             f"{key} cannot be set",
-            limit="the value is made of other settings",
-            remedy="Set those; `neuroshard COMMAND --help` lists them",
+            limit="the command fills 'run' from its other settings",
+            remedy="Set those other settings; `neuroshard COMMAND --help` lists them",
         )
     if key == _SWEPT or key.startswith(f"{_SWEPT}."):
         raise UserError(

@@ -68,11 +68,12 @@ def check_settings(command: str, overrides: Sequence[Override]) -> None:
             raise unknown_name(f"setting of neuroshard {command}", key, _setting_names(composed.settings))
         _check_one(override, held[key], "null" in said_of(composed, key))
         if joins(held[key], composed.settings):
+            joined = str(held[key])[2:-1]
             raise UserError(
                 "setting-joins",
                 f"{key} cannot be set",
-                limit=f"the value is {held[key]}",
-                remedy=f"Set {str(held[key])[2:-1]}, or a setting in that group",
+                limit=f"{key} always has the value of the settings group {joined!r}",
+                remedy=f"Set {joined}=..., or a setting in the group, such as {joined}.NAME=...",
             )
 
 

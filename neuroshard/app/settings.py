@@ -71,8 +71,8 @@ def needed(composed: Composed, key: str) -> UserError:
     """Make the error for a setting without a value, with the help line of the setting."""
     what = next((setting.what for setting in settings_of(composed) if setting.key == key), "")
     remedy = f"Add {key}=... to the command"
-    unset = f"neuroshard {composed.command} needs {key}=..."
-    return UserError("setting-missing", unset, limit=f"{key} means: {what}" if what else "", remedy=remedy)
+    unset = f"neuroshard {composed.command} needs a value of the setting {key!r}"
+    return UserError("setting-missing", f"{unset}: {what}" if what else unset, remedy=remedy)
 
 
 def joins(value: Any, config: Mapping[str, Any]) -> bool:

@@ -54,11 +54,11 @@ def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
         return None
     return Message(
         "checkpoint-state-lost",
-        f"the new plan changes the sharding type or the number of column shards of "
-        f"{number_of(len(dense) + len(split), 'table')}",
+        "the new plan changes the sharding type or the number of column shards of tables",
         where="checkpoints",
-        limit=f"optimizer state that was saved under the previous plan {', and '.join(conditions)}",
-        remedy="Set keep_types=true to keep the sharding types and the numbers of column shards that constraints allow",
+        limit=f"the optimizer state that was saved under the previous plan {', and '.join(conditions)}",
+        remedy="Search again with keep_types=true, which keeps the sharding types and the numbers of column shards "
+        "that constraints allow",
     )
 
 

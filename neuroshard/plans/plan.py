@@ -40,6 +40,7 @@ _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
 _SHOWN_TABLES = 5  # that a warning names
 _IN_HOST_MEMORY = {Tier.UVM_CACHING: "behind a cache", Tier.UVM: "in host memory"}
+_WITH_CACHE = {Tier.UVM_CACHING: "in host memory behind a device cache", Tier.UVM: "in host memory without a cache"}
 
 
 @dataclass(frozen=True)
@@ -231,16 +232,16 @@ class Plan:
         if not fallen:
             return ()
         tiers = list(fallen.values())
-        where = ", ".join(f"{tiers.count(tier)} {word}" for tier, word in _IN_HOST_MEMORY.items() if tier in tiers)
+        where = ", ".join(f"{tiers.count(tier)} {word}" for tier, word in _WITH_CACHE.items() if tier in tiers)
         return (
             Message(
                 "plan-tables-in-host-memory",
-                f"{len(fallen)} of {len(self.task.tables)} tables are not in device memory ({where}; such as "
-                f"{next(iter(fallen))!r})",
+                f"{len(fallen)} of {len(self.task.tables)} tables, such as {next(iter(fallen))!r}, are not in device "
+                f"memory ({where})",
                 where="host memory",
                 limit="a step takes longer, because rows of these tables come from host memory",
-                remedy="Use more devices or more device memory. If these tables are meant to be in host memory, set "
-                "tiers=[uvm_caching] or tiers=[uvm] in rules for the tables",
+                remedy="Use more devices or more device memory. If this is meant, set tiers=[uvm_caching] or "
+                "tiers=[uvm] in rules for these tables",
             ),
         )
 
@@ -404,8 +405,8 @@ def _crowded(table: Table, device: int) -> UserError:
     return UserError(
         "plan-shards-on-one-device",
         f"two shards of table {table.name!r} are on device {device}",
-        limit="a device may have several shards of a table only if they are column shards with together more than "
-        f"{MAX_SHARD_DIM} columns, the maximum for one shard",
+        limit="shards of one table on the same device must be one shard, unless they are column shards with more than "
+        f"{MAX_SHARD_DIM} columns together",
         remedy="Merge the two shards into one shard, or move one of the two to another device",
     )
 

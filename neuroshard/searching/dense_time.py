@@ -70,8 +70,8 @@ def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
     times += [f"{_JUDGED_MS[long[0]]:.0f} ms or more"] if len(long) else []
     return Message(
         "dense-time-unknown",
-        "the time of the dense network per step is unknown",
-        limit=f"so the search chose a plan for all times from 0 to {_LONGEST_MS:.0f} ms; if the time is "
-        f"{' or '.join(times)}, another plan costs up to {saved_ms.max():.2f} ms less",
+        "the time of the dense network per step is unknown, so the chosen plan is a compromise for times from 0 to "
+        f"{_LONGEST_MS:.0f} ms",
+        limit=f"if the time is {' or '.join(times)}, another plan costs up to {saved_ms.max():.2f} ms less",
         remedy="Set dense_ms to the time in ms, such as dense_ms=8",
     )

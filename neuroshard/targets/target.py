@@ -164,7 +164,7 @@ class Target:
                 "export-host-memory",
                 broken[0],
                 where="plan",
-                limit=f"the need counts tables in host memory as {self.title} stores these tables",
+                limit=f"{self.title} needs more memory for tables in host memory than the plan assumes",
                 remedy=f"Search for another plan with target={self.name}",
             )
 

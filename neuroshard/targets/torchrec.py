@@ -38,7 +38,8 @@ def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
             "export-dotted-names",
             f"the plan has {number_of(len(dotted), 'table')} with a dot in the name",
             limit=f"TorchRec allows no dot in names, so {dotted[0]!r} is read as table {name!r} of module {path!r}",
-            remedy="Rename each of these tables, unless the part before the last dot is the path of a module",
+            remedy="If the part before the last dot is the path of a module, change nothing; otherwise rename each of "
+            "these tables",
         ),
     )
 
@@ -58,9 +59,9 @@ def _pod_remarks(plan: Plan) -> tuple[Message, ...]:
         Message(
             "export-pod-size",
             f"the plan has {number_of(len(tables), 'row-wise table')} (such as {tables[0]!r}) on "
-            f"{topology.domain_size} devices of {hosts} hosts",
+            f"{hosts} hosts with {number_of(topology.host_size, 'device')} each",
             limit="TorchRec does not read the pod size from the plan, and would train wrong rows without an error",
-            remedy=f"Set TORCHREC_RESOLVED_POD_SIZE={hosts} in every process of the job",
+            remedy=f"Set TORCHREC_RESOLVED_POD_SIZE={hosts} (the number of hosts in a pod) in every process of the job",
         ),
     )
 

@@ -192,14 +192,14 @@ class Finder:
         now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))
         if then > now * (1 - _WORTH_SAYING):
             return None
-        before = "" if kept.prediction is None else f" ({kept.prediction.cost_ms:.2f} ms when it was kept)"
+        before = "" if kept.prediction is None else f" ({kept.prediction.cost_ms:.2f} ms when it was saved)"
         size = readable_bytes(moved_bytes(plan, moved))
         return Message(
             "kept-plan-gain-of-moving",
-            f"a step with the adapted kept plan is predicted to take {now:.2f} ms{before}",
-            limit=f"moving {size} of tables would reduce this time to {then:.2f} ms ({1 - then / now:.1%} less)",
-            remedy="Call planner.replan(model, previous=...) to move tables, or remove the kept file to have the "
-            "planner search from nothing",
+            f"the kept plan, adapted to this job, is predicted to take {now:.2f} ms per step{before}",
+            limit=f"moving {size} of tables would lower this to {then:.2f} ms ({1 - then / now:.1%} less)",
+            remedy="To move tables, call planner.replan(model, previous=...); to search a new plan, delete the "
+            "kept file",
         )
 
 

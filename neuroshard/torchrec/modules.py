@@ -84,18 +84,22 @@ class Division:
             _log.warning(
                 Message(
                     "tables-delegated",
-                    f"TorchRec's EmbeddingShardingPlanner, not NeuroShard, plans {delegated}",
-                    limit=f"predicted costs do not count {_these(len(self.delegated))}",
-                    remedy="If parentheses name a setting, change that setting to have NeuroShard plan the parameter",
+                    "TorchRec's EmbeddingShardingPlanner, not NeuroShard, plans "
+                    f"{_these(len(self.delegated))}: {delegated}",
+                    limit=f"predicted costs do not count {_them(len(self.delegated))}",
+                    remedy="To have NeuroShard plan a parameter, change the setting in parentheses behind its name, "
+                    "if a setting is there",
                 )
             )
         if self.fixed:
             _log.warning(
                 Message(
                     "tables-fixed-by-given",
-                    f"the plan in given= fixes {listed([parameter.qualified_name for parameter in self.fixed])}",
-                    limit=f"predicted costs do not count {_these(len(self.fixed))}",
-                    remedy="Remove a table from given= to have NeuroShard plan the table",
+                    f"the plan in given= fixes {_these(len(self.fixed))}: "
+                    f"{listed([parameter.qualified_name for parameter in self.fixed])}",
+                    limit=f"NeuroShard does not plan {_them(len(self.fixed))}, and predicted costs do not count "
+                    f"{_them(len(self.fixed))}",
+                    remedy="To have NeuroShard plan a table, remove the table from given=",
                 )
             )
 
@@ -217,6 +221,10 @@ def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
 
 def _these(count: int) -> str:
     return "this parameter" if count == 1 else f"these {number_of(count, 'parameter')}"
+
+
+def _them(count: int) -> str:
+    return "it" if count == 1 else "them"
 
 
 def listed(texts: Sequence[str]) -> str:

@@ -192,9 +192,9 @@ class NeuroShardPlanner(ShardingPlanner):
         if timeout_seconds is not None and not (isinstance(timeout_seconds, Real) and timeout_seconds > 0):
             raise UserError(
                 "planner-timeout-not-positive",
-                f"timeout_seconds is {timeout_seconds!r}",
+                f"timeout_seconds is {_said(timeout_seconds)}",
                 limit="timeout_seconds must be a number above 0",
-                remedy="Set timeout_seconds to a number above 0, or leave timeout_seconds out",
+                remedy="Set timeout_seconds to a number above 0, without quotes, or leave timeout_seconds out",
             )
         _check_type("topology", topology, TorchRecTopology)
         _check_type("models", models, CostModels | str)
@@ -212,9 +212,9 @@ class NeuroShardPlanner(ShardingPlanner):
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UserError(
                 "planner-batch-size-invalid",
-                f"batch_size is {batch_size!r}",
+                f"batch_size is {_said(batch_size)}",
                 limit="batch_size must be a whole number, 1 or more",
-                remedy="Set batch_size to the number of samples per step on one device",
+                remedy="Set batch_size to the number of samples per step on one device, without quotes",
             )
         if not isinstance(given, ShardingPlan | None):
             raise UserError(
@@ -646,6 +646,11 @@ def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
         raise answer
     found: _Answer = answer
     return found
+
+
+def _said(value: object) -> str:
+    """Return a value as an error names it: a text is called so, because quotes alone are easily overlooked."""
+    return f"the text {value!r}" if isinstance(value, str) else repr(value)
 
 
 def _check_type(name: str, value: object, wanted: type | UnionType) -> None:

@@ -102,9 +102,9 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
     return Message(
         "tables-optimizer-not-applied",
         f"TorchRec does not apply the optimizer ({optimizers}) to {tables} {what}",
-        limit="this optimizer runs inside fused kernels only; if you choose the parameters of your dense optimizer "
-        "with in_backward_optimizer_filter, that optimizer trains these tables, and if you choose them by name, "
-        "nothing does",
+        limit="this optimizer runs inside fused kernels only, so that only your dense optimizer can train these "
+        "tables: it does if you select its parameters with in_backward_optimizer_filter, and it does not if you select "
+        "them by name",
         remedy="Do one of these: train these tables with neuroshard.torchrec.data_parallel_optimizer(model); or have "
         f"fused kernels train these tables: {_ways_out(lost)}",
     )

@@ -83,10 +83,12 @@ def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
         return None
     return Message(
         "topology-pods-ignored",
-        f"pods of {pod // host} hosts ({pod} ranks) do not divide the job's {world} ranks",
+        f"pod_size is {pod // host} hosts ({pod} ranks), which does not divide the job's {world // host} hosts "
+        f"({world} ranks)",
         where="topology",
-        limit=f"so predicted costs count fast links within hosts only, and TorchRec refuses {POD_SIZE}={pod // host}",
-        remedy=f"Set pod_size to a number that divides the job's {world // host} hosts",
+        limit="predicted costs ignore the pods and count fast links within hosts only, and TorchRec refuses "
+        f"{POD_SIZE}={pod // host}",
+        remedy=f"Set pod_size to a divisor of {world // host}",
     )
 
 
@@ -131,13 +133,13 @@ def check_by_pod(table: str, sharding: ParameterSharding, topology: TorchRecTopo
     for column, its in grouped(blocks, lambda block: block[0].shard_offsets[1]).items():
         ranks = [rank for _, rank in its]
         if ranks[0] % pod or ranks != list(range(ranks[0], ranks[0] + pod)):
-            more = f", or {pod} to {2 * pod - 1}, and so on" if pod < topology.world_size else ""
+            more = f", {pod} to {2 * pod - 1}, and so on" if pod < topology.world_size else ""
             raise UserError(
                 "table-blocks-outside-pod",
-                f"table {table!r} is {sharding.sharding_type}, and the blocks of rows at column {column} are on ranks "
-                f"{listed([str(rank) for rank in ranks])}",
+                f"table {table!r} is {sharding.sharding_type}, but its row blocks at column {column} are on ranks "
+                f"{listed([str(rank) for rank in ranks])}, which are not one whole group of ranks with fast links, in "
+                "order",
                 where=where,
-                limit=f"in this job the blocks must be on {number_of(pod, 'rank')} that fast links join: ranks 0 "
-                f"to {pod - 1}{more}",
+                limit=f"in this job such a group has {number_of(pod, 'rank')} (0 to {pod - 1}{more})",
                 remedy="Make a plan for this job",
             )

@@ -109,7 +109,8 @@ def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]
                 "profile-batch-variable",
                 "the keys of a batch have different numbers of samples",
                 limit="all keys of a batch must have the same number of samples",
-                remedy="Pass batches with the same number of samples for every key, as before deduplication",
+                remedy="If the batches are deduplicated, pass the batches from before deduplication; otherwise give "
+                "every key the same number of samples",
             )
         for key in tensor.keys():  # noqa: SIM118  # it is not a mapping
             if key in tensor_of and key in read:

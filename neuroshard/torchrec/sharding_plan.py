@@ -234,7 +234,8 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
             f"table {table.name!r} is {sharding_type.value}, but its shards are placed as those of a "
             f"{layout.sharding_type(placed, task.topology)} table",
             where="sharding plan",
-            limit=f"in the task a host (or a pod of hosts) has {number_of(task.topology.domain_size, 'device')}",
+            limit="the type can depend on the number of devices on a host (or a pod of hosts), which is "
+            f"{task.topology.domain_size} in the task",
             remedy="Correct the sharding type, or the number of devices on a host",
         )
     return placed

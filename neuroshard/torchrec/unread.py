@@ -195,7 +195,7 @@ def no_data_parallel_remark(served: Served, forms: Collection[Form]) -> Message 
         limit, remedy = "the cost models have no costs of data_parallel tables", "other cost models with models="
     return Message(
         "data-parallel-not-searched",
-        "data_parallel=True has an effect only on tables that are left to TorchRec's planner",
+        "data_parallel=True has no effect on the tables that NeuroShard plans",
         limit=limit,
         remedy=f"Set {remedy}, or remove data_parallel=True",
     )
@@ -239,7 +239,7 @@ def unused_arguments(
         elif value != default:
             yield Message(
                 "planner-verifier-argument-unused",
-                f"{name}={value} has no effect, because verify= is an object",
-                limit="the Verifier object has its own settings",
-                remedy=f"Pass the value to {type(verify).__name__} instead",
+                f"{name}={value} has no effect",
+                limit=f"verify= is an object ({type(verify).__name__}), which has its own settings",
+                remedy="Give the setting to that object",
             )
