@@ -98,14 +98,15 @@ class Collect:
 
     def __post_init__(self) -> None:
         check_unique_names(self.tables)
-        if min(self.batch_sizes) < max(self.comm.num_devices):
+        if (least := min(self.batch_sizes)) < max(self.comm.num_devices):
+            fewer = any(2 <= count <= least for count in self.comm.num_devices)
             raise UserError(
                 "collect-batch-size-too-small",
-                f"batch_sizes contains {min(self.batch_sizes)}, and comm.num_devices={list(self.comm.num_devices)} "
+                f"batch_sizes contains {least}, and comm.num_devices={list(self.comm.num_devices)} "
                 f"includes exchanges of {max(self.comm.num_devices)} devices",
                 limit="each device needs at least one sample of a batch",
-                remedy=f"Set every batch size to {max(self.comm.num_devices)} or more, or measure exchanges of at most "
-                f"{min(self.batch_sizes)} devices (comm.num_devices)",
+                remedy=f"Set every batch size to {max(self.comm.num_devices)} or more"
+                + (f", or remove the numbers above {least} from comm.num_devices" if fewer else ""),
             )
         split = split_tables(self.tables, self.seed)
         self.compute.check(split)

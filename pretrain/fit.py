@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from rich.progress import Progress
 
+from neuroshard.bundles import ROOFLINE
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
@@ -68,11 +69,17 @@ class Fit:
                 if kind is None:
                     limit = f"this {setting}_model trains models only from scratch"
                     remedy = f"Set {setting}_model to {_FINE_TUNED[setting]!r}, which can fine-tune, or remove init"
+                elif (start.name or "").startswith(ROOFLINE):
+                    limit = f"it is analytic, and {setting}_model can fine-tune only trained models"
+                    remedy = (
+                        f"Set init to cost models that {setting}_model can fine-tune, such as init=cpu for "
+                        f"{setting}_model={_FINE_TUNED[setting]}"
+                    )
                 else:
                     limit = f"this {setting}_model can fine-tune only the kind of model that it trains"
                     remedy = (
-                        "Set compute_model and comm_model to the kinds that trained the models of init (analytic "
-                        "models were not trained), or set init to other cost models, such as init=cpu"
+                        "Set compute_model and comm_model to the kinds that trained the models of init, or set init to "
+                        "other cost models, such as init=cpu"
                     )
                 raise UserError(
                     "init-model-kind",

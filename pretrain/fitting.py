@@ -82,8 +82,9 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
         only_value(
             [m.sample.batch_size for m in measured.everything],
             "batch sizes",
-            f"features={features.name} does not include the batch size, so all samples must have the same batch size",
-            "Set the features of compute_model to physical or physical_reuse",
+            f"features={features.name} (in compute_model) does not include the batch size, so all samples must have "
+            "the same batch size",
+            "Set features (in compute_model) to physical or physical_reuse",
         )
     return ComputeTable.of(measured.train, features), ComputeTable.of(measured.valid, features)
 

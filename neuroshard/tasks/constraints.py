@@ -372,9 +372,10 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
             least = table.dim // parts // DIM_MULTIPLE * DIM_MULTIPLE
             raise UserError(
                 "wide-table-min-dim",
-                f"{what}, and a rule for {rule.tables!r} sets min_dim to {rule.min_dim}",
+                f"{what}, and a rule for {rule.tables!r} sets min_dim (the minimum number of columns of a shard) to "
+                f"{rule.min_dim}",
                 where="constraints",
-                limit=f"{widest}, so the table needs {parts} or more shards, the narrowest of at most {least} columns",
+                limit=f"{widest}, so the table needs {parts} or more shards, and min_dim can be at most {least}",
                 remedy=f"Set min_dim (in ParameterConstraints: min_partition) to {least} or less, or make the table "
                 "narrower",
             )
@@ -458,8 +459,8 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
         allowed = number_of(len(limits.devices), "device")
         raise UserError(
             "table-shard-counts",
-            f"table {table.name!r} ({table.dim} columns, {allowed} allowed) needs {number_of(least, 'shard')}, "
-            f"but can have at most {most}",
+            f"table {table.name!r} ({table.dim} columns, at least {limits.min_dim} in a shard, {allowed} allowed) "
+            f"needs {number_of(least, 'shard')}, but can have at most {most}",
             where="constraints",
             limit=limit,
             remedy="Do one of these: lower min_shards, min_blocks or min_dim; raise max_shards; "

@@ -63,7 +63,7 @@ class Task:
                 "task-tables-too-large",
                 f"the tables take {readable_bytes(total)} with optimizer state and buffers",
                 where="task",
-                limit="the maximum is 2^60 bytes",
+                limit=f"the maximum is 2^60 bytes ({readable_bytes(MAX_BYTES)})",
                 remedy="Give fewer or smaller tables, or lower batch_size or memory.batches_in_flight",
             )
         check_unique_names(self.tables)

@@ -237,10 +237,10 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
 
 def _from_nothing(refused: UserError | None) -> Message:
     """Return the warning that the plan starts from nothing, because the search `refused` to keep the previous plan."""
-    reason = "" if refused is None else str(refused.changed(remedy=""))
+    reason = "" if refused is None else f": {refused.changed(remedy='')}"
     remedy = "" if refused is None else refused.message.remedy
-    what = "the previous plan could not be kept, so the search planned all tables from nothing"
-    return Message("replan-from-nothing", what, where="re-planning", limit=reason, remedy=remedy)
+    what = f"the search planned all tables from nothing, because the previous plan could not be kept{reason}"
+    return Message("replan-from-nothing", what, where="re-planning", remedy=remedy)
 
 
 def _both(first: Message | None, second: Message | None) -> Message | None:

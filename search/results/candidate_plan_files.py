@@ -237,7 +237,8 @@ class CandidatePlanFiles:
             raise UserError(
                 "candidate-plan-other-task",
                 f"the file '{path}' has a plan of another task",
-                remedy=f"Delete the file '{where}' and search again",
+                remedy=f"Delete the file '{where}', which records that this search has ended, and search again; the "
+                "search then writes its plans again",
             )
         return plan
 

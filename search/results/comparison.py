@@ -226,11 +226,15 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
     of_kind = [entry for entry in entries if _models_of(entry) not in unlike]
     if unlike_scope := [entry for entry in of_kind if entry.differs_in_scope]:
         scopes = " or ".join(dict.fromkeys(e.measured.scope for e in unlike_scope if e.measured is not None))
+        predicted_scopes = " or ".join(
+            dict.fromkeys(e.prediction.scope for e in unlike_scope if e.prediction is not None and e.prediction.scope)
+        )
         message = Message(
             "predicted-scope-differs",
             f"predicted costs of {_methods(unlike_scope)} are not compared with measured costs",
-            limit=f"measured costs count {scopes}, but these predicted costs count something else",
-            remedy="To compare them, evaluate the plan files with model=NAME and without framework=",
+            limit=f"they count different parts of a step: the measured costs count {scopes}, and the predicted costs "
+            f"count {predicted_scopes}",
+            remedy="To compare them, evaluate the plan files again with model=NAME and without framework=",
         )
         yield str(message)
     like = [entry for entry in of_kind if not entry.differs_in_scope]

@@ -12,6 +12,7 @@ from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.perceptron import perceptron
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total, check_whole
@@ -57,11 +58,14 @@ class TaskBatch:
         items = tuple(Items.of(Base.empty(task)) for task in tasks)
         shapes = {(len(some), some.task.topology.num_devices) for some in items}
         if len(shapes) > 1:
-            different = ", ".join(f"{tables} and {devices} in some tasks" for tables, devices in sorted(shapes))
+            different = ", ".join(
+                f"some tasks have {number_of(tables, 'table')} and {number_of(devices, 'device')}"
+                for tables, devices in sorted(shapes)
+            )
             devices_differ = len({devices for _, devices in shapes}) > 1
             raise UserError(
                 "policy-task-shapes-differ",
-                f"the numbers of tables and devices are {different}",
+                different,
                 limit="a policy needs tasks with the same number of tables and the same number of devices",
                 remedy="Give tasks with the same number of devices"
                 if devices_differ

@@ -242,7 +242,7 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
                 where=entry.file or entry.method,
                 limit=f"measured costs would {'count' if count_input else 'leave out'} the input dist, so the costs "
                 "could not be compared",
-                remedy="Leave out count_input=true, or search again with count_input=true"
+                remedy="Remove count_input=true from this evaluation, or search again with count_input=true"
                 if count_input
                 else "Set count_input=true",
             )

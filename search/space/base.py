@@ -164,11 +164,13 @@ def _check_devices(task: Task, used: IntArray) -> None:
     memory = device_memory(task)
     if (memory < used).any():
         device = int((memory - used).argmin())
+        takes, has = readable_bytes(used[device]), readable_bytes(memory[device])
+        if takes == has:
+            takes, has = number_of(int(used[device]), "byte"), number_of(int(memory[device]), "byte")
         raise InfeasibleError(
             "device-memory-row-wise-tables",
-            f"the row-wise and data-parallel tables take {readable_bytes(used[device])} on device {device} "
-            f"({readable_bytes(used.sum())} on all devices)",
-            limit=f"device {device} has {readable_bytes(memory[device])}, which is "
+            f"the row-wise and data-parallel tables take {takes} on device {device}",
+            limit=f"device {device} has {has}, which is "
             f"{number_of(int(used[device] - memory[device]), 'byte')} too little",
             remedy="Give each device more memory (topology.memory_bytes), or allow column_wise for these tables",
         )

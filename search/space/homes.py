@@ -191,20 +191,19 @@ def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: 
         both_bytes: fewest bytes of both memories together.
     """
     memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
-    has = _memory_of(task)
     if device_bytes > memory:
         return InfeasibleError(
             "device-memory-too-small",
             f"the devices need {readable_bytes(device_bytes)} for buffers, optimizer state and tables that may not be "
             "in host memory, even if all other tables are in host memory",
-            limit=has,
+            limit=_memory_of(task),
             remedy="Give each device more memory (topology.memory_bytes)",
         )
     if host_bytes > hosts:
         return InfeasibleError(
             "host-memory-required-tables",
-            f"the tables that must be in host memory take {readable_bytes(host_bytes)}",
-            limit=has,
+            f"the tables that must be in host memory take {readable_bytes(host_bytes)} of it",
+            limit=f"the hosts have {readable_bytes(hosts)} in all",
             remedy="Raise topology.host_memory_bytes",
         )
     if both_bytes > memory + hosts:

@@ -147,7 +147,8 @@ def check_total(sizes: Sizes) -> None:
             "tables-exceed-devices",
             f"the tables take {readable_bytes(total)}{_of_bounds(items)}",
             limit=memory_in_all(memory),
-            remedy=f"{_advice(sizes)}, or use more devices",
+            remedy=_advice(sizes, "tables cannot always be divided evenly" if len(memory) > 1 else "")
+            + ", or use more devices",
         )
     _, least, room = narrowest_shards(sizes)
     if (tight := np.flatnonzero(least > room)).size:
@@ -189,10 +190,12 @@ def _of_bounds(items: Items) -> str:
     return " (if every cache counts as wide as the widest cached table)" if has_bounds(items) else ""
 
 
-def _advice(sizes: Sizes) -> str:
-    """Return the remedy for devices with too little memory, with an amount that suffices if one was found."""
+def _advice(sizes: Sizes, why: str = "") -> str:
+    """Return the remedy for too little memory, with an amount that suffices, and `why` so much, if one was found."""
     named = memory_that_does(sizes)
-    return f"Give each device {'more memory' if named is None else f'at least {named}'} (topology.memory_bytes)"
+    if named is None:
+        return "Give each device more memory (topology.memory_bytes)"
+    return f"Give each device at least {named} (topology.memory_bytes{f'; {why}' if why else ''})"
 
 
 def packed(sizes: Sizes) -> IntArray:
@@ -230,8 +233,8 @@ def shortage(sizes: Sizes, proven: bool = False) -> InfeasibleError:
         return InfeasibleError(
             "constraints-no-plan-found",
             "no plan was found that keeps the constraints",
-            limit="with more memory per device, no plan was found either",
-            remedy="Loosen some of the constraints, or choose the devices of some shards with constraints.pins",
+            limit="memory is probably not the cause: with more memory per device, no plan was found either",
+            remedy="Loosen some of the constraints, or choose the devices of some shards with constraints.pinned",
         )
     largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
     tables = ", ".join(f"{sizes.items.name(index)} ({readable_bytes(size[index])})" for index in largest)

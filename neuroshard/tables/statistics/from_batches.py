@@ -242,7 +242,7 @@ def _assumed(
         yield Message(
             "tables-never-looked-up",
             f"the batches have no lookups in {len(never)} of {number_of(len(shapes), 'table')}, such as {never[0]!r}",
-            limit=f"each table without lookups counts as if it had 1 lookup in {number_of(samples, 'sample')}",
+            limit=f"for each such table, NeuroShard assumes a total of 1 lookup in {number_of(samples, 'sample')}",
             remedy="Give more batches if the job looks up these tables",
         )
 
