@@ -86,7 +86,8 @@ class Summary:
             raise UserError(
                 "measurements-too-noisy",
                 f"two measurements of the same samples differ too much ({noisy})",
-                limit=f"max_noise is {max_noise:g}, and all measurements are kept in the directory '{self.directory}'",
+                limit=f"the limit is {max_noise:.0%} (max_noise={max_noise:g}); all measurements are kept in the "
+                f"directory '{self.directory}'",
                 remedy="Do one of these: run the same command again when this machine is less busy, to measure the "
                 "disturbed samples again; or set max_noise=null to keep the data as they are",
             )
