@@ -1,6 +1,6 @@
 """Errors and warnings as messages in parts, which are rendered here and nowhere else."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,10 @@ class Message:
 def number_of(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun, such as "1 table" or "3 tables"."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def both_in_one(first: Message | None, second: Message | None) -> Message | None:
+    """Return one message that renders both, with the code of the first; None if there is neither."""
+    if first is None or second is None:
+        return first or second
+    return replace(first, remedy=". ".join(filter(None, (first.remedy, str(second)))))

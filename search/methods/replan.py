@@ -16,7 +16,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import digest_of
-from neuroshard.plumbing.messages import Message, number_of
+from neuroshard.plumbing.messages import Message, both_in_one, number_of
 from neuroshard.plumbing.schema import ByteSize, NonNegative, readable_bytes, shown
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
@@ -117,7 +117,7 @@ class Replan(Searcher):
         rejected = replace(found[cheapest(costs)].plan, task=task)
         plan = replace(best.plan, task=task)
         said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
-        warning = _both(begun.warning or best.warning, checkpoint_remark(before, plan))
+        warning = both_in_one(begun.warning or best.warning, checkpoint_remark(before, plan))
         return Found(plan, warning, rejected if cheapest(costs) not in accepted else None, said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
@@ -241,13 +241,6 @@ def _from_nothing(refused: UserError | None) -> Message:
     remedy = "" if refused is None else refused.message.remedy
     what = f"the search planned all tables from nothing, because the previous plan could not be kept{reason}"
     return Message("replan-from-nothing", what, where="re-planning", remedy=remedy)
-
-
-def _both(first: Message | None, second: Message | None) -> Message | None:
-    """Return one message that renders two, with the code of the first; None if there is neither."""
-    if first is None or second is None:
-        return first or second
-    return replace(first, remedy=". ".join(filter(None, (first.remedy, str(second)))))
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
