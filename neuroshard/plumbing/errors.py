@@ -105,6 +105,11 @@ def raised_by(error: BaseException, *packages: str) -> bool:
     return bool(callers) and callers[-1] in packages
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its class if it has no text: what a library says."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str] = ()) -> UserError:
     """Make the error for a name that is not in `valid`, with the nearest name that is; or a list with those `first`.
 

@@ -62,6 +62,11 @@ def write_json(path: Path, content: object) -> None:
     write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
+def ending_of(path: Path) -> str:
+    """Return how the name of a file ends, as a clause for errors."""
+    return f"the file name ends in {path.suffix!r}" if path.suffix else "the file name has no suffix"
+
+
 def regular_file(path: Path, what: str) -> Path:
     """Check that `path` is a regular file, and return it; `what` names it ("plan", "manifest", ...).
 

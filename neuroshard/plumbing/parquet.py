@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import UserError, first_line
 from neuroshard.plumbing.files import MAX_FILE_BYTES, read_bytes, write_atomically
 from neuroshard.plumbing.messages import number_of
 
@@ -66,6 +66,6 @@ def _read(path: Path, what: str, taken: Callable[[pa.Table], _Read]) -> _Read:
     except UserError:
         raise
     except (OSError, ValueError, KeyError, IndexError, OverflowError, MemoryError, pa.ArrowException) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        reason = first_line(error)
         remedy = "Restore the file from a copy, or write the file again"
         raise UserError("parquet-damaged", f"{what} {path} is damaged", limit=reason, remedy=remedy) from None

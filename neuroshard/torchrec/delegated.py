@@ -18,7 +18,7 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
-from neuroshard.plumbing.errors import InfeasibleError, UserError, raised_by
+from neuroshard.plumbing.errors import InfeasibleError, UserError, first_line, raised_by
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, padded
 from neuroshard.torchrec.asked import Asked
@@ -103,7 +103,7 @@ def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         raise InfeasibleError(
             "delegated-no-plan",
             f"TorchRec's planner finds no plan for {_described(parameters)}",
-            limit=str(error).splitlines()[0].rstrip(". "),
+            limit=first_line(error),
             remedy="Give the devices more memory, or allow more sharding types and compute kernels in constraints",
         ) from error
     except (RuntimeError, ValueError, AssertionError) as error:

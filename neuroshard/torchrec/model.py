@@ -22,7 +22,7 @@ from torchrec.types import DataType
 
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError, raised_by
+from neuroshard.plumbing.errors import UserError, first_line, raised_by
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, parse
 from neuroshard.torchrec.asked import Asked
@@ -313,7 +313,7 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         raise UserError(
             "plan-loader-failed",
             "the stored plan cannot be loaded for this job",
-            limit=str(error).strip().splitlines()[0],
+            limit=first_line(error),
             remedy="Store a plan that was made for this job, or remove plan_loader=",
         ) from error
 

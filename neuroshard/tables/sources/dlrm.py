@@ -19,7 +19,7 @@ import torch
 
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import UserError, first_line
 from neuroshard.plumbing.schema import MAX_ROWS, BytesPerElement, Dim, PositiveCount
 from neuroshard.tables.reuse import histogram
 from neuroshard.tables.table import Table
@@ -93,12 +93,11 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
     try:
         content = _load_mapped(file)
     except Exception as error:  # whatever torch makes of it
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             "dlrm-file-unreadable",
             "torch.load cannot read the file",
             where=str(source),
-            limit=reason,
+            limit=first_line(error),
             remedy="Use a file that torch.save((indices, offsets, lengths), path) wrote",
         ) from None
     if not isinstance(content, tuple) or [_dimensions(tensor) for tensor in content] != [1, 1, 2]:

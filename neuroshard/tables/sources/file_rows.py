@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import read_bytes, read_json
+from neuroshard.plumbing.files import ending_of, read_bytes, read_json
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.parquet import read_rows as read_parquet
 from neuroshard.plumbing.schema import shown
@@ -44,7 +44,7 @@ def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) ->
     if suffix not in SUFFIXES:
         raise UserError(
             "tables-file-suffix",
-            f"the file name ends in {path.suffix!r}" if path.suffix else "the file name has no suffix",
+            ending_of(path),
             where=str(path),
             limit=f"tables are read from {', '.join(SUFFIXES)} files",
             remedy="Save the tables as a CSV, Parquet or JSON file",
