@@ -279,7 +279,7 @@ class Parameter:
         return self if left == named else replace(self, constraints=replace(self.said, sharding_types=left))
 
     def failing_error(self, types: Sequence[str], num_devices: int) -> UserError:
-        """Return the error for a table with only these types left, all of which fail on so many devices."""
+        """Return the error for a table whose only possible types fail on this number of devices."""
         fails_with = f"data_parallel tables of {type(self.module).__name__} on CPUs"
         if COPIED.isdisjoint(types):
             rows = number_of(self.config.num_embeddings, "row")

@@ -21,9 +21,9 @@ from neuroshard.app import cli
 from neuroshard.app.failures import complain
 from neuroshard.plumbing.errors import NeuroShardWarning, UserError
 from neuroshard.plumbing.messages import Message
+from tests.golden.gather_messages import FILE
 from tests.kit.commands import run_command
 
-FILE = Path(__file__).parents[1] / "golden" / "messages.json"
 _WRITTEN_WITH = "1.8."  # the release of TorchRec with which the file is written: a few messages depend on the release
 UPDATE = os.environ.get("NEUROSHARD_MESSAGES_UPDATE")  # a directory in which every process writes what it has seen
 _DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and what the file has in their place
