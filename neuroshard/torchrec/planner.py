@@ -182,20 +182,8 @@ class NeuroShardPlanner(ShardingPlanner):
         model_optimizer: str | None = None,
         **settings: Any,
     ) -> None:
-        if keep is not None and plan_loader is not None:
-            raise UserError(
-                "planner-keep-with-loader",
-                "keep= and plan_loader= are both set",
-                limit="each of the two supplies the plan",
-                remedy="Remove keep= or plan_loader=",
-            )
-        if timeout_seconds is not None and not (isinstance(timeout_seconds, Real) and timeout_seconds > 0):
-            raise UserError(
-                "planner-timeout-not-positive",
-                f"timeout_seconds is {_said(timeout_seconds)}",
-                limit="timeout_seconds must be a number above 0",
-                remedy="Set timeout_seconds to a number above 0, without quotes, or leave timeout_seconds out",
-            )
+        _check_one_source(keep, plan_loader)
+        _check_timeout(timeout_seconds)
         _check_type("topology", topology, TorchRecTopology)
         _check_type("models", models, CostModels | str)
         _check_type("storage_reservation", storage_reservation, StorageReservation)
@@ -208,14 +196,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _check_type("data_parallel", data_parallel, bool)
         _check_type("keep_types", keep_types, bool)
         topology = topology or _topology_of_group()
-        batch_size = _BATCH_SIZE if batch_size is None else batch_size
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise UserError(
-                "planner-batch-size-invalid",
-                f"batch_size is {_said(batch_size)}",
-                limit="batch_size must be a whole number, 1 or more",
-                remedy="Set batch_size to the number of samples per step on one device, without quotes",
-            )
+        batch_size = _checked_batch_size(batch_size)
         if not isinstance(given, ShardingPlan | None):
             raise UserError(
                 "planner-given-type",
@@ -663,6 +644,41 @@ def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
             limit=f"the type must be {words}",
             remedy=f"Set {name} to a value of that type, or leave {name} out",
         )
+
+
+def _check_one_source(keep: str | Path | None, plan_loader: PlanLoader | None) -> None:
+    """Raise UserError if both arguments bring a plan."""
+    if keep is not None and plan_loader is not None:
+        raise UserError(
+            "planner-keep-with-loader",
+            "keep= and plan_loader= are both set",
+            limit="each of the two supplies the plan",
+            remedy="Remove keep= or plan_loader=",
+        )
+
+
+def _check_timeout(timeout_seconds: int | None) -> None:
+    """Raise UserError unless a timeout is a number above 0, or None."""
+    if timeout_seconds is not None and not (isinstance(timeout_seconds, Real) and timeout_seconds > 0):
+        raise UserError(
+            "planner-timeout-not-positive",
+            f"timeout_seconds is {_said(timeout_seconds)}",
+            limit="timeout_seconds must be a number above 0",
+            remedy="Set timeout_seconds to a number above 0, without quotes, or leave timeout_seconds out",
+        )
+
+
+def _checked_batch_size(batch_size: int | None) -> int:
+    """Return the samples of one device per step, TorchRec's default for None; raise UserError unless 1 or more."""
+    batch_size = _BATCH_SIZE if batch_size is None else batch_size
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UserError(
+            "planner-batch-size-invalid",
+            f"batch_size is {_said(batch_size)}",
+            limit="batch_size must be a whole number, 1 or more",
+            remedy="Set batch_size to the number of samples per step on one device, without quotes",
+        )
+    return batch_size
 
 
 def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
