@@ -48,7 +48,7 @@ class Agent:
         """Take weights that `tensors` gave.
 
         Raises:
-            UserError: the weights are those of another agent, or not finite.
+            UserError: the weights belong to another agent, or are not finite.
         """
         expected = self.tensors()
         if strange := expected.keys() ^ {name for name in tensors if name.startswith(("policy.", "costs."))}:

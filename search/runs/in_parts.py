@@ -257,7 +257,7 @@ def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
     """Open the journal of what an evaluation measured of each task; `plans` are those of the one that is asked for."""
 
     def wrong(_number: int, one: Pass) -> str | None:
-        """Return what is wrong with a pass; None if the pass may be of these plans."""
+        """Return the fault of a pass as text; None if the pass fits these plans."""
         in_steps = any(its.step_ms is not None for its in one.plans)
         return "has times of training steps, not of kernels" if in_steps else one.wrong(plans)
 
